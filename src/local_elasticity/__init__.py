@@ -1,0 +1,72 @@
+"""local_elasticity: if a network took one step on this example, whose predictions would move, and how far?
+
+Names are loaded when they are first used, so that importing the package, and the command's `--help`, stay quick.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from local_elasticity import data as data
+    from local_elasticity import models as models
+    from local_elasticity.engine import SGD as SGD
+    from local_elasticity.engine import Adam as Adam
+    from local_elasticity.engine import Estimate as Estimate
+    from local_elasticity.engine import FromOptimizer as FromOptimizer
+    from local_elasticity.engine import Linearized as Linearized
+    from local_elasticity.engine import Looped as Looped
+    from local_elasticity.engine import Problem as Problem
+    from local_elasticity.engine import Response as Response
+    from local_elasticity.engine import Vmapped as Vmapped
+    from local_elasticity.engine import estimate as estimate
+    from local_elasticity.engine import respond as respond
+    from local_elasticity.labelled import load as load
+    from local_elasticity.labelled import similarity as similarity
+    from local_elasticity.measures.activation import activation as activation
+    from local_elasticity.measures.change import euclidean as euclidean
+    from local_elasticity.measures.change import kl as kl
+    from local_elasticity.measures.change import manhattan as manhattan
+    from local_elasticity.measures.kernel import kernel as kernel
+    from local_elasticity.measures.kernel import normalized as normalized
+    from local_elasticity.measures.kernel import ntk as ntk
+    from local_elasticity.measures.kernel import self_kernel as self_kernel
+    from local_elasticity.measures.kernel import symmetrized as symmetrized
+    from local_elasticity.measures.relative import noise_floor as noise_floor
+    from local_elasticity.measures.relative import relative as relative
+    from local_elasticity.measures.relative import source_change as source_change
+    from local_elasticity.measures.stiffness import stiffness as stiffness
+    from local_elasticity.measures.summary import class_pairs as class_pairs
+
+_PLACES = {
+    "engine": ("Problem SGD Adam FromOptimizer respond Response estimate Estimate Looped Vmapped Linearized"),
+    "measures.change": "euclidean manhattan kl",
+    "measures.relative": "relative source_change noise_floor",
+    "measures.kernel": "kernel self_kernel normalized symmetrized ntk",
+    "measures.stiffness": "stiffness",
+    "measures.activation": "activation",
+    "measures.summary": "class_pairs",
+    "labelled": "similarity load",
+}
+_PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
+_ROOMS = ("data", "models")
+
+__all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
+
+try:
+    __version__ = version("local-elasticity")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"local_elasticity.{name}")
+    if name not in _PLACE_OF:
+        raise AttributeError(f"module 'local_elasticity' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,82 @@
+"""Climbing: rows that rounding hides in the model's precision are computed again in float64."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.progress import Progress
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.table import Table, as_response, fill
+
+logger = logging.getLogger("local_elasticity")
+
+SCOUTS = 8
+"""Where none of so many first rows is resolved, the others are not tried in the low precision."""
+
+
+def respond_and_climb(job: Job, bar: Progress) -> Response:
+    """Exact rows by the fastest engine; those whose change is not clear of the noise again in float64."""
+    runner = AutoRunner(job)
+    noise = Noise.measure(job, runner)
+
+    def resolved(table: Table) -> Tensor:
+        change = table.source_change[: table.done]
+        noise_of_rows = noise.of_rows(change, table.loss_gradient[: table.done], table.realized[: table.done])
+        before = noise.source_before[: table.done]
+        kind = job.moment.problem.kind
+        return resolved_rows(kind, before, change, noise_of_rows, runner.target_before, noise.target)
+
+    def hopeless(table: Table) -> bool:
+        return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not resolved(table).any()
+
+    table = fill(job, runner, bar, enough=None if job.moment.dtype == torch.float64 else hopeless)
+    clear = torch.zeros(job.n, dtype=torch.bool, device=job.moment.device)
+    clear[: table.done] = resolved(table)
+    response = as_response(job, table, noise, runner, runner.name, tuple(runner.notes))
+    if job.moment.dtype == torch.float64 or clear.all():
+        return response
+    return _again_in_float64(job, runner, noise, response, torch.nonzero(~clear).flatten(), bar)
+
+
+def _again_in_float64(
+    job: Job, runner: AutoRunner, noise: Noise, response: Response, rows: Tensor, bar: Progress
+) -> Response:
+    low = str(job.moment.dtype).removeprefix("torch.")
+    try:
+        with job.moment.problem.to(torch.float64).moment() as moment:
+            higher = job.again(moment, rows)
+            bar.total += len(rows) - (bar.total - bar.done)
+            again = runner.again(higher)
+            better = as_response(
+                higher, fill(higher, again, bar), noise.again(rows, torch.float64), again, runner.name, ()
+            )
+    except (RuntimeError, TypeError) as error:
+        note = f"{len(rows)} rows are below the noise of {low}, and float64 is not possible here ({error})"
+        logger.warning(note)
+        return replace(response, notes=(*response.notes, note))
+    note = f"{len(rows)} of {job.n} rows are below the noise of {low} and were computed again in float64"
+    logger.info(note)
+    return _merged(response, better, rows, note)
+
+
+def _merged(response: Response, better: Response, rows: Tensor, note: str) -> Response:
+    """The rows of `better` put in place; the tensors are still this measurement's own."""
+    assert response.loss_gradient is not None
+    assert better.loss_gradient is not None
+    quieter = better.target_noise.norm() / response.target_noise.norm().clamp_min(torch.finfo(torch.float32).tiny)
+    dtype = response.target_change.dtype
+    response.target_change[rows] = better.target_change.to(dtype)
+    response.source_change[rows] = better.source_change.to(dtype)
+    if response.targets_are_sources:
+        response.source_change[rows] = response.target_change[rows, rows]
+    response.loss_gradient[rows] = better.loss_gradient.to(dtype)
+    response.source_noise[rows] = better.source_noise.to(dtype)
+    response.noise_scale[rows] = quieter.to(dtype)
+    return replace(response, notes=(*response.notes, note))

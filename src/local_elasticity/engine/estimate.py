@@ -1,0 +1,111 @@
+"""estimate: what a measurement will cost, before anything long begins."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.inputs import take
+from local_elasticity.engine.jacobian import inner, jacobian_factors
+from local_elasticity.engine.job import Engine, Job, Runner
+from local_elasticity.engine.linearized import LinearizedRunner
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.respond import resolve_engine
+from local_elasticity.engine.update import SGD, Update
+
+TRIED = 8
+"""Examples on which Jacobians are timed."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Which engine, about how many seconds, at most how many bytes (result and working memory), and why."""
+
+    engine: str
+    seconds: float
+    bytes: int
+    reason: str
+
+
+def estimate(
+    problem: Problem,
+    sources: Any,
+    targets: Any = None,
+    *,
+    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    engine: str | Engine = "auto",
+    approximate: bool = False,
+    source_batch_size: int | None = None,
+    memory: int | None = None,
+) -> Estimate:
+    """Time a few rows as `respond` would compute them and scale up. Takes the arguments of `respond`.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
+    >>> cost = le.estimate(problem, (torch.randn(100, 4), torch.zeros(100).long()))
+    >>> cost.engine in ("looped", "vmapped") and cost.seconds < 60
+    True
+    """
+    chosen = resolve_engine(engine, approximate)
+    with problem.moment() as moment:
+        job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+        runner = chosen.runner(job)
+        if isinstance(runner, AutoRunner):
+            per_row, reason = _race(job, runner)
+            name, seconds = runner.name, job.n * per_row
+        else:
+            name = type(chosen).__name__.lower()
+            seconds, reason = _linearized(job, runner) if isinstance(runner, LinearizedRunner) else _timed(job, runner)
+    result = job.n * job.m * runner.target_before[0].numel() * runner.target_before.element_size()
+    return Estimate(name, seconds, result + min(runner.bytes, job.memory), reason)
+
+
+def _race(job: Job, runner: AutoRunner) -> tuple[float, str]:
+    """Run the trials of auto and take its best time."""
+    done = 0
+    while runner.trials and done < job.n:
+        stop = min(done + runner.chunk, job.n)
+        runner.rows(done, stop)
+        done = stop
+    why = "".join(f"{note}; " for note in runner.notes)
+    if runner.seconds == float("inf"):
+        seconds, reason = _timed(job, runner.best.runner)
+        return seconds / job.n, why + reason
+    return runner.seconds, why + "rows that the model's precision does not resolve are computed again in float64"
+
+
+def _timed(job: Job, runner: Runner) -> tuple[float, str]:
+    """The second of two chunks, scaled to all rows."""
+    rows = min(runner.chunk, job.n)
+    for _ in range(2):
+        began = _now(job)
+        runner.rows(0, rows)
+        took = _now(job) - began
+    return took * job.n / rows, f"timed on {rows} of {job.n} rows"
+
+
+def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
+    """Backward passes for every example, and one product of matrices with p columns for every pair."""
+    few = take(job.target_inputs, slice(0, TRIED))
+    for _ in range(2):
+        began = _now(job)
+        factors = jacobian_factors(job.moment, runner.layout, few)
+        passes = _now(job) - began
+    began = _now(job)
+    inner(factors, factors)
+    products = _now(job) - began
+    tried = min(TRIED, job.m)
+    blocks = -(-job.m // runner.block)
+    examples = job.m if job.targets_are_sources and blocks == 1 else job.m + job.n * job.batch * blocks
+    pairs = job.n * job.m / runner.target_before.shape[1]
+    return passes * examples / tried + products * pairs / tried**2, f"timed on {tried} of {examples} backward passes"
+
+
+def _now(job: Job) -> float:
+    if job.moment.device.type == "cuda":
+        torch.cuda.synchronize(job.moment.device)
+    return time.perf_counter()

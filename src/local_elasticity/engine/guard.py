@@ -1,0 +1,79 @@
+"""What is held still while measuring, and put back after: global torch flags, random state, train and eval modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@contextmanager
+def held_still(device: torch.device) -> Iterator[None]:
+    """Full float32 precision, no autocast, gradients on, random state untouched; all of it restored on the way out.
+
+    The fused attention path of `nn.MultiheadAttention` is off as well: it knows no derivatives.
+    """
+    with ExitStack() as stack:
+        cuda = [device] if device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in {"cpu", device.type}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_full_precision())
+        stack.enter_context(_plain_attention())
+        yield
+
+
+@contextmanager
+def mode_of(module: Any, training: bool) -> Iterator[None]:
+    """Every submodule of `module` in train or eval mode, each put back as it was."""
+    modules = list(module.modules()) if isinstance(module, nn.Module) else []
+    before = [m.training for m in modules]
+    try:
+        for m in modules:
+            m.training = training
+        yield
+    finally:
+        for m, was in zip(modules, before, strict=True):
+            m.training = was
+
+
+def vectorizable_attention() -> AbstractContextManager[None]:
+    """Attention in plain operations, which vmap can take; the fused kernels have no batching rule."""
+    manager: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return manager
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """TF32 and other shortened float32 products off (CUDA, cuDNN and the CPU's oneDNN)."""
+    backends = [
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+        torch.backends.cudnn.rnn,
+        torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
+    ]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.fp32_precision = was
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

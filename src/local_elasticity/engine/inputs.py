@@ -1,0 +1,127 @@
+"""Reading sources and targets: tensors, pytrees of tensors, a Dataset or a DataLoader, checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from local_elasticity.engine.problem import Inputs
+
+LOADED_AT_ONCE = 256
+
+
+def read_sources(sources: Any, device: torch.device, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
+    """(inputs, labels), one label for each example."""
+    if isinstance(sources, (Dataset, DataLoader)):
+        inputs, labels = _loaded(sources, _labelled, device)
+    elif isinstance(sources, (tuple, list)) and len(sources) == 2:
+        inputs, labels = _as_tensors(sources[0]), _as_tensors(sources[1])
+    else:
+        raise TypeError(
+            f"sources: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
+        )
+    inputs = _checked(inputs, "sources", device, dtype)
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"sources: labels must be a tensor, not {type(labels).__name__}")
+    if labels.ndim == 0 or len(labels) != count(inputs):
+        raise ValueError(
+            f"sources: {count(inputs)} inputs but labels of shape {tuple(labels.shape)}; give one for each"
+        )
+    if labels.device != device:
+        raise ValueError(f"sources: labels are on {labels.device}, the model on {device}; pass labels.to('{device}')")
+    if labels.is_floating_point():
+        labels = labels.to(dtype)
+        if not labels.isfinite().all():
+            raise ValueError("sources: labels contain NaN or infinity; remove those examples")
+    return inputs, labels
+
+
+def read_targets(targets: Any, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """Inputs alone; the labels of a Dataset or DataLoader are left out."""
+    if isinstance(targets, (Dataset, DataLoader)):
+        inputs = _loaded(targets, _unlabelled, device)
+    else:
+        inputs = _as_tensors(targets)
+    return _checked(inputs, "targets", device, dtype)
+
+
+def count(inputs: Inputs) -> int:
+    """How many examples there are."""
+    return len(tree_flatten(inputs)[0][0])
+
+
+def take(inputs: Inputs, rows: slice | int | Tensor | None) -> Inputs:
+    """The examples at `rows`; None adds an axis in front."""
+    return tree_map(lambda leaf: leaf[rows], inputs)
+
+
+def same(a: Inputs, b: Inputs) -> bool:
+    """Whether two inputs are the very same tensors in memory."""
+    (left, one), (right, other) = tree_flatten(a), tree_flatten(b)
+    return one == other and all(
+        x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype) -> Inputs:
+    leaves = tree_flatten(inputs)[0]
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise TypeError(f"{name}: inputs must be a tensor or a pytree of tensors")
+    if any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+        raise ValueError(f"{name}: inputs of shapes {shapes} must have one first axis of the same length, the examples")
+    if len(leaves[0]) == 0:
+        raise ValueError(f"{name}: there are no examples; give at least one")
+    return tree_map(lambda leaf: _checked_leaf(leaf, name, device, dtype), inputs)
+
+
+def _checked_leaf(leaf: Tensor, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    if leaf.device != device:
+        raise ValueError(f"{name}: inputs are on {leaf.device}, the model on {device}; pass inputs.to('{device}')")
+    leaf = leaf.detach()
+    if not leaf.is_floating_point():
+        return leaf
+    if not leaf.isfinite().all():
+        raise ValueError(f"{name}: inputs contain NaN or infinity; remove those examples")
+    return leaf.to(dtype)
+
+
+def _as_tensors(inputs: Any) -> Inputs:
+    """NumPy arrays become tensors and other mappings dicts; everything else stays."""
+    if isinstance(inputs, Mapping) and not isinstance(inputs, dict):
+        inputs = dict(inputs)
+    return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
+
+
+def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any], device: torch.device) -> Any:
+    batches: Iterable[Any]
+    if isinstance(examples, DataLoader):
+        batches = examples
+    else:
+        batches = DataLoader(examples, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
+    picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
+    if not picked:
+        raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")
+    return tree_map(lambda *leaves: torch.cat(leaves), *picked)
+
+
+def _labelled(batch: Any) -> tuple[Inputs, Tensor]:
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, labels = batch
+        return inputs, labels
+    raise TypeError('sources: each item of a Dataset must be a pair (inputs, label) or a dict with "labels"')
+
+
+def _unlabelled(batch: Any) -> Inputs:
+    if isinstance(batch, Mapping) or (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        return _labelled(batch)[0] if not isinstance(batch, Mapping) or "labels" in batch else dict(batch)
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch

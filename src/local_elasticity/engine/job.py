@@ -1,0 +1,196 @@
+"""A job: one measurement, checked and laid out; and the rows that an engine's runner fills in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.inputs import count, read_sources, read_targets, same, take
+from local_elasticity.engine.memory import Footprint, budget_of, footprint
+from local_elasticity.engine.problem import Inputs, Moment, Params
+from local_elasticity.engine.update import Rule, Update
+from local_elasticity.shapes import Float
+
+
+@dataclass(frozen=True)
+class Job:
+    """n updates to take and m targets to read, at one moment of training.
+
+    `source_inputs` and `source_labels` have the axes [n, B, …]: one step is taken on each batch of B examples, B = 1
+    unless minibatches were asked for.
+    """
+
+    moment: Moment
+    update: Update
+    rule: Rule
+    source_inputs: Inputs
+    source_labels: Tensor
+    target_inputs: Inputs
+    targets_are_sources: bool
+    minibatches: bool
+    memory: int
+    footprint: Footprint
+
+    @classmethod
+    def read(
+        cls,
+        moment: Moment,
+        sources: Any,
+        targets: Any,
+        update: Update,
+        *,
+        source_batch_size: int | None = None,
+        memory: int | None = None,
+    ) -> Job:
+        """Read and check everything a user hands in; errors name the argument and say what to do."""
+        if not isinstance(update, Update):
+            raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
+        inputs, labels = read_sources(sources, moment.device, moment.dtype)
+        target_inputs = inputs if targets is None else read_targets(targets, moment.device, moment.dtype)
+        batch = 1 if source_batch_size is None else source_batch_size
+        _check_batches(count(inputs), batch)
+        footprint_of_one = _check_network(
+            moment, take(inputs, slice(0, 1)), take(target_inputs, slice(0, 1)), labels[:1]
+        )
+        return cls(
+            moment=moment,
+            update=update,
+            rule=update.rule(moment.problem),
+            source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
+            source_labels=labels.unflatten(0, (-1, batch)),
+            target_inputs=target_inputs,
+            targets_are_sources=source_batch_size is None and same(inputs, target_inputs),
+            minibatches=source_batch_size is not None,
+            memory=budget_of(memory, moment.device),
+            footprint=footprint_of_one,
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.source_labels)
+
+    @property
+    def m(self) -> int:
+        return count(self.target_inputs)
+
+    @property
+    def batch(self) -> int:
+        return self.source_labels.shape[1]
+
+    def source(self, row: int) -> tuple[Inputs, Tensor]:
+        """The batch that row `row` steps on."""
+        return take(self.source_inputs, row), self.source_labels[row]
+
+    def predict(self, params: Params, inputs: Inputs, at_once: int) -> Float[Tensor, "b k"]:
+        """Predictions without gradients, at most `at_once` examples in a pass."""
+        with torch.no_grad():
+            parts = [
+                self.moment.predict(params, take(inputs, slice(i, i + at_once)))
+                for i in range(0, count(inputs), at_once)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def again(self, moment: Moment, rows: Tensor) -> Job:
+        """The same job for some of its sources, in the precision of another moment of the same problem."""
+
+        def cast(leaf: Tensor) -> Tensor:
+            return leaf.to(moment.dtype) if leaf.is_floating_point() else leaf
+
+        return replace(
+            self,
+            moment=moment,
+            rule=self.update.rule(moment.problem),
+            source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
+            source_labels=cast(self.source_labels[rows]),
+            target_inputs=tree_map(cast, self.target_inputs),
+            targets_are_sources=False,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one update on each of c sources did.
+
+    `realized` is the part of the intended first-order decrease of the loss that survived when the new weights were
+    rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 where steps are large beside the spacing of floating-point numbers.
+    """
+
+    source_change: Float[Tensor, "c batch k"]
+    target_change: Float[Tensor, "c m k"]
+    loss_gradient: Float[Tensor, "c batch k"]
+    realized: Float[Tensor, " c"]
+
+
+def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tensor, "c 1 k"]:
+    """The sources' own changes, where the targets are the sources and the first row is that of source `start`."""
+    rows = torch.arange(len(target_change), device=target_change.device)
+    return target_change[rows, rows + start][:, None]
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """An engine at work on one job."""
+
+    @property
+    def chunk(self) -> int:
+        """How many sources it wants at a time."""
+
+    subtracts: bool
+    """Whether a change is the difference of two predictions, and so carries their rounding."""
+
+    target_before: Tensor
+
+    @property
+    def bytes(self) -> int:
+        """Memory it works in, beyond the result."""
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Compute the rows of sources start … stop − 1."""
+
+    def shrink(self) -> bool:
+        """Use less memory from now on; False where that is not possible."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A way to compute responses. All exact engines agree with the plain loop."""
+
+    @property
+    def exact(self) -> bool: ...
+
+    def runner(self, job: Job) -> Runner: ...
+
+
+def _check_batches(n: int, batch: int) -> None:
+    if batch < 1:
+        raise ValueError(f"source_batch_size: a positive whole number is wanted, not {batch!r}")
+    if n % batch:
+        raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
+
+
+def _check_network(moment: Moment, source: Inputs, target: Inputs, label: Tensor) -> Footprint:
+    """Run one source and one target through the network; say plainly what does not fit."""
+    size = footprint(moment, target)
+    with torch.no_grad():
+        outputs = moment.outputs(moment.params, source)
+        expected = moment.outputs(moment.params, target).shape[1:]
+    if outputs.ndim == 0 or len(outputs) != 1:
+        raise ValueError(
+            f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
+        )
+    if not outputs.is_floating_point():
+        raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
+    if outputs.shape[1:] != expected:
+        raise ValueError(
+            f"targets: outputs have shape {tuple(expected)}, those of sources {tuple(outputs.shape[1:])}; "
+            "sources and targets must give the same number of outputs"
+        )
+    loss = moment.loss(outputs, label)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss: it returns {shape}, not a scalar; take the mean, for example loss.mean()")
+    return size

@@ -1,0 +1,128 @@
+"""Looped: the definition, word for word. Any module, any rule; the engine that all others answer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.job import Job, Rows
+from local_elasticity.engine.problem import Params
+
+SAMPLED_ROWS, SAMPLED = 16, 1 << 14
+"""How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
+
+
+@dataclass(frozen=True)
+class Looped:
+    """For each source: gradient, step, predictions of all targets, subtract. Exact.
+
+    `at_once` limits how many targets go through the network in a pass, `channels_last` keeps the weights of
+    convolutions in that layout; both are questions of speed alone.
+    """
+
+    at_once: int | None = None
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(f"at_once: a positive whole number is wanted, not {self.at_once!r}")
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def runner(self, job: Job) -> LoopedRunner:
+        return LoopedRunner(job, self.at_once, self.channels_last)
+
+
+class LoopedRunner:
+    """One row at a time; the stepped weights live in one set of buffers that every row reuses."""
+
+    chunk = 1
+    subtracts = True
+
+    def __init__(self, job: Job, at_once: int | None = None, channels_last: bool = False) -> None:
+        self.job = job
+        self.channels_last = channels_last
+        self.fixed = 4 * job.footprint.parameters + job.footprint.backward(job.batch)
+        fitting = (job.memory - self.fixed) // job.footprint.forward()
+        self.at_once = max(1, min(job.m, fitting, at_once or job.m))
+        self.params = {name: _laid_out(p, channels_last) for name, p in job.moment.params.items()}
+        self.leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        self.after = {name: torch.empty_like(p) for name, p in self.params.items()}
+        self.target_before = job.predict(self.params, job.target_inputs, self.at_once)
+
+    @property
+    def bytes(self) -> int:
+        return self.fixed + self.job.footprint.forward(self.at_once)
+
+    def shrink(self) -> bool:
+        smaller = max(1, self.at_once // 2)
+        shrunk = smaller < self.at_once
+        self.at_once = smaller
+        self.target_before = self.job.predict(self.params, self.job.target_inputs, self.at_once)
+        return shrunk
+
+    def rows(self, start: int, stop: int) -> Rows:
+        rows = [self._row(row) for row in range(start, stop)]
+        return Rows(*(torch.stack(part) for part in zip(*rows, strict=True)))
+
+    def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        job = self.job
+        before, loss_gradient, gradient = self._gradient(row)
+        with torch.no_grad():
+            realized = self._step(gradient)
+            target_change = job.predict(self.after, job.target_inputs, self.at_once) - self.target_before
+            if job.targets_are_sources:
+                source_change = target_change[row, None]
+            else:
+                source_change = job.moment.predict(self.after, job.source(row)[0]) - before
+        return source_change, target_change, loss_gradient, realized
+
+    def _step(self, gradient: Params) -> Tensor:
+        """Put w⁺ into the buffers; plain steps in one pass over memory. Returns the share that rounding left of it."""
+        params, update = self.params, self.job.update
+        moved, scale = (gradient, -update.step_size) if update.plain else (self.job.rule(params, gradient), 1.0)
+        for name, p in params.items():
+            torch.add(p, moved[name], alpha=scale, out=self.after[name])
+        return realized_step(params, self.after, gradient, moved, scale)
+
+    def _gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
+        """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
+        inputs, labels = self.job.source(row)
+        moment = self.job.moment
+        outputs = moment.outputs(self.leaves, inputs)
+        read = outputs.detach().requires_grad_()
+        (loss_gradient,) = torch.autograd.grad(moment.loss(read, labels), read)
+        gradients = torch.autograd.grad(
+            outputs, list(self.leaves.values()), loss_gradient, allow_unused=True, materialize_grads=True
+        )
+        batch = len(outputs)
+        named = dict(zip(self.leaves, gradients, strict=True))
+        return read.detach().reshape(batch, -1), loss_gradient.reshape(batch, -1), named
+
+
+def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
+    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 where there is no step."""
+    got, wanted = [], []
+    for name, p in params.items():
+        before = _sampled(p)
+        g = _sampled(gradient[name]) * (p.numel() / before.numel())
+        got.append((g * (_sampled(after[name]) - before)).sum())
+        wanted.append((g * _sampled(moved[name])).sum() * scale)
+    total = torch.stack(wanted).sum()
+    return torch.where(total == 0, torch.ones_like(total), torch.stack(got).sum() / total)
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """Some rows, evenly spaced, and the first columns of each."""
+    if tensor.ndim == 0:
+        return tensor
+    rows = tensor[:: max(1, len(tensor) // SAMPLED_ROWS)]
+    return rows if tensor.ndim == 1 else rows[:, : max(1, SAMPLED // rows[:, 0].numel())]
+
+
+def _laid_out(p: Tensor, channels_last: bool) -> Tensor:
+    return p.contiguous(memory_format=torch.channels_last) if channels_last and p.ndim == 4 else p

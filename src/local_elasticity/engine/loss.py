@@ -1,0 +1,81 @@
+"""Losses by name, and what each one says about the network's outputs.
+
+A loss is a function (outputs [b, ...], labels [b, ...]) → scalar, the mean over the b examples; a source stepped on
+its own is a batch of one.
+
+| name            | formula for one example                     | the outputs are        |
+|-----------------|---------------------------------------------|------------------------|
+| `mse`           | mean over outputs of (f − y)²               | numbers                |
+| `half_mse`      | ½ ‖f − y‖², the squared loss of He & Su     | numbers                |
+| `cross_entropy` | −log softmax(f)_y                           | logits                 |
+| `bce`           | −y log f − (1 − y) log(1 − f)               | binary probabilities   |
+| `bce_logits`    | the same at f = sigmoid(z)                  | binary logits          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Kind = Literal["numbers", "logits", "probabilities", "binary_logits", "binary_probabilities"]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.mse_loss(outputs, _like(labels, outputs))
+
+
+def half_mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    return 0.5 * (outputs - _like(labels, outputs)).square().flatten(1).sum(1).mean()
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point() and labels.shape != outputs.shape:
+        raise TypeError(
+            f"sources: cross_entropy wants whole-number class labels, not {labels.dtype}; pass labels.long()"
+        )
+    return F.cross_entropy(outputs, labels)
+
+
+def bce(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy(outputs, _like(labels, outputs))
+
+
+def bce_logits(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, _like(labels, outputs))
+
+
+LOSSES: dict[str, tuple[LossFunction, Kind]] = {
+    "mse": (mse, "numbers"),
+    "half_mse": (half_mse, "numbers"),
+    "cross_entropy": (cross_entropy, "logits"),
+    "bce": (bce, "binary_probabilities"),
+    "bce_logits": (bce_logits, "binary_logits"),
+}
+
+
+def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, LossFunction, Kind]:
+    """The loss's name, the function, and the kind of output it is for (`kind` wins where it is given)."""
+    if kind is not None and kind not in get_args(Kind):
+        raise ValueError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ValueError(f"loss: {loss!r} is not one of {', '.join(LOSSES)}; a callable (outputs, labels) will do")
+        function, usual = LOSSES[loss]
+        return loss, function, kind or usual
+    if not callable(loss):
+        raise TypeError(f"loss: a name or a callable (outputs, labels) → scalar is wanted, not {type(loss).__name__}")
+    return getattr(loss, "__name__", type(loss).__name__), loss, kind or "numbers"
+
+
+def _like(labels: Tensor, outputs: Tensor) -> Tensor:
+    """Labels in the shape and dtype of the outputs, so that [b] beside [b, 1] never broadcasts to [b, b]."""
+    if labels.numel() != outputs.numel():
+        raise ValueError(
+            f"sources: labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(outputs.shape)}; "
+            "this loss wants one number for every output"
+        )
+    return labels.reshape(outputs.shape).to(outputs.dtype)

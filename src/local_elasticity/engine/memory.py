@@ -1,0 +1,113 @@
+"""How much memory there is, how much one example takes, and what to do when it runs out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.problem import Inputs, Moment
+
+SHARE_OF_FREE = 0.5
+"""Of the memory that is free, how much a measurement may use unless `memory=` says otherwise."""
+
+LIVE_AT_ONCE = 4
+"""How many tensors of the largest size a forward pass holds at a time, workspaces included."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes: of the stepped parameters, of the largest activation of one example, of all its activations."""
+
+    parameters: int
+    largest: int
+    activations: int
+
+    def forward(self, examples: int = 1) -> int:
+        return LIVE_AT_ONCE * self.largest * examples
+
+    def backward(self, examples: int = 1) -> int:
+        return 2 * self.activations * examples
+
+
+def footprint(moment: Moment, one: Inputs) -> Footprint:
+    """Measured on a forward pass of one example."""
+    with torch.no_grad(), _Allocations() as seen:
+        moment.outputs(moment.params, one)
+    parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
+    return Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
+
+
+def examples_at_once(
+    moment: Moment, inputs: Inputs, memory: int | None, *, gradients: int = 0, columns: int = 0
+) -> int:
+    """How many examples half the memory holds, with `gradients` vectors of `columns` numbers each and their passes."""
+    size = footprint(moment, take(inputs, slice(0, 1)))
+    vectors = 3 * gradients * columns * torch.finfo(moment.dtype).bits // 8
+    budget = budget_of(memory, moment.device) // 2
+    return max(1, min(count(inputs), budget // (vectors + 2 * size.backward(max(1, gradients)))))
+
+
+def budget_of(memory: int | None, device: torch.device) -> int:
+    """The bytes a measurement may use: what was asked for, or a share of what is free."""
+    if memory is None:
+        return int(SHARE_OF_FREE * available(device))
+    if memory <= 0:
+        raise ValueError(f"memory: a positive number of bytes is wanted, not {memory!r}")
+    return int(memory)
+
+
+def available(device: torch.device) -> int:
+    """Bytes free on the device now."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    return min(_free_in_machine(), _free_in_container())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA, MPS and the CPU allocator each say it their own way."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("not enough memory", "out of memory", "can't allocate memory")
+    )
+
+
+class _Allocations(TorchFunctionMode):
+    """Collects the sizes of all tensors that functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.sizes += [t.numel() * t.element_size() for t in tree_leaves(result) if isinstance(t, Tensor)]
+        return result
+
+
+def _free_in_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _free_in_container() -> int:
+    """What the control group of a container leaves; unlimited where there is none."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62

@@ -1,0 +1,152 @@
+"""The noise of a difference: how much of a change may be rounding alone.
+
+A change computed as f(x; w⁺) − f(x; w) carries the rounding of two forward passes and of the weights themselves. Both
+are *measured*, by moving every weight up or down by one unit in the last place and looking how far predictions move
+when nothing was learned. Two more terms belong to the row: the part of the step that was rounded away (`realized`),
+which is coherent and can be far larger than random rounding, and, for several outputs, the rounding of the loss
+gradient, which turns the step. An engine that does not subtract has only a few units of relative rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.job import Job, Runner
+from local_elasticity.engine.loss import Kind
+from local_elasticity.engine.problem import Inputs, Params
+from local_elasticity.shapes import Bool, Float
+
+RESOLVED = 1000.0
+"""A source's own change is resolved where it exceeds its noise by this factor: ten standard deviations of rounding
+are then one percent of it, and five, the most that is seen in practice, half a percent."""
+
+NULL_SAMPLES = 32
+"""Examples times null steps that the noise is estimated from at least."""
+
+PATTERN = 65537
+"""Length of the random pattern of null steps; prime, so that it falls out of step with rows and channels."""
+
+ROUNDING = 8
+"""Units of relative rounding in a change that was computed without subtracting."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Predictions before the step, and the standard deviation of rounding in a change of each."""
+
+    source_before: Float[Tensor, "n batch k"]
+    source: Float[Tensor, "n batch k"]
+    target: Float[Tensor, "m k"]
+
+    @classmethod
+    def measure(cls, job: Job, runner: Runner) -> Noise:
+        """Null steps at the sources and targets of a job; none where the runner does not subtract."""
+        at_once = max(1, min(job.m, job.memory // job.footprint.forward()))
+        target_before = runner.target_before
+        target = _null_noise(job, job.target_inputs, target_before, at_once) if runner.subtracts else None
+        if job.targets_are_sources:
+            source_before, source = target_before, target
+        else:
+            inputs = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
+            source_before = job.predict(job.moment.params, inputs, at_once)
+            source = _null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
+        batches = (-1, job.batch, target_before.shape[1])
+        return cls(
+            source_before.reshape(batches),
+            (torch.zeros_like(source_before) if source is None else source).reshape(batches),
+            torch.zeros_like(target_before) if target is None else target,
+        )
+
+    def again(self, rows: Tensor, dtype: torch.dtype) -> Noise:
+        """The noise of some rows in another precision: rounding goes with the unit in the last place."""
+        finer = torch.finfo(dtype).eps / torch.finfo(self.target.dtype).eps
+        scaled = (
+            self.source_before[rows].to(dtype),
+            finer * self.source[rows].to(dtype),
+            finer * self.target.to(dtype),
+        )
+        return Noise(*scaled)
+
+    def of_rows(
+        self,
+        change: Float[Tensor, "c batch k"],
+        gradient: Float[Tensor, "c batch k"],
+        realized: Float[Tensor, " c"],
+    ) -> Float[Tensor, "c batch k"]:
+        """The noise of the first c sources' own changes, with the terms that belong to the row."""
+        eps = torch.finfo(change.dtype).eps
+        share = (realized - 1).abs() + ROUNDING * eps
+        if gradient[0].numel() > 1:
+            size = _size(gradient)
+            share = share + eps / size.clamp_min(torch.finfo(size.dtype).tiny)
+        typical = _size(change) / change[0].numel() ** 0.5
+        of_row = (share * typical)[:, None, None]
+        return torch.hypot(self.source[: len(change)], of_row)
+
+
+def resolved_rows(
+    kind: Kind,
+    source_before: Float[Tensor, "c batch k"],
+    source_change: Float[Tensor, "c batch k"],
+    source_noise: Float[Tensor, "c batch k"],
+    target_before: Float[Tensor, "m k"],
+    target_noise: Float[Tensor, "m k"],
+) -> Bool[Tensor, " c"]:
+    """Whether each source's own change stands clear of its noise and of every target's.
+
+    Logits are looked at through the softmax as well, where KL ≈ ½ Σ p_i (d_i − p·d)²: a change that is clear as a
+    vector may still be hidden there.
+    """
+    clear = _stands_clear(source_change, source_noise, target_noise)
+    if kind == "logits":
+        p = source_before.softmax(-1)
+        seen = p.sqrt() * (source_change - (p * source_change).sum(-1, keepdim=True))
+        clear &= _stands_clear(
+            seen, _through_softmax(p, source_noise), _through_softmax(target_before.softmax(-1), target_noise)
+        )
+    return clear & (source_change != 0).flatten(1).any(1)
+
+
+def _stands_clear(change: Tensor, noise: Tensor, target_noise: Tensor) -> Tensor:
+    return _size(change) >= RESOLVED * _size(noise).clamp_min(_size(target_noise).max())
+
+
+def _through_softmax(p: Tensor, noise: Tensor) -> Tensor:
+    return (p * (1 - p)).sqrt() * noise
+
+
+def _size(rows: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    return size
+
+
+def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:
+    """Standard deviation of f(x; w′) − f(x; w) for weights w′ that differ from w by rounding only.
+
+    Few null steps give a rough figure for a single example, so it is never taken to be below the root mean square
+    over all of them.
+    """
+    generator = torch.Generator(before.device).manual_seed(0)
+    squares = torch.zeros_like(before)
+    steps = -(-NULL_SAMPLES // len(before))
+    scale = before.abs().amax().clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
+    for _ in range(steps):
+        moved = job.predict(_rounded_otherwise(job.moment.params, generator), inputs, at_once)
+        squares += ((moved - before) / scale).square()
+    own = (squares / steps).sqrt()
+    typical = (squares / steps).mean().sqrt()
+    return scale * own.clamp_min(typical)
+
+
+def _rounded_otherwise(params: Params, generator: torch.Generator) -> Params:
+    """Every weight up, down or not at all by one unit; a long random pattern, repeated, is random enough."""
+    moved = {}
+    for name, p in params.items():
+        pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
+        units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)
+        moved[name] = p * (1 + torch.finfo(p.dtype).eps * units)
+    return moved

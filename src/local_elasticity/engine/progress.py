@@ -1,0 +1,69 @@
+"""Progress of long work: a bar on a terminal, log lines elsewhere, or a function of yours; silent when quick."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger("local_elasticity")
+
+ProgressOption = bool | Callable[[int, int], None] | None
+"""None: a bar where stderr is a terminal; False: nothing; a function (done, total): called after every chunk."""
+
+QUIET_SECONDS = 2.0
+LOG_EVERY_SECONDS = 10.0
+
+
+class Progress:
+    """`with Progress(total, "what", option) as bar: bar.advance(count)`."""
+
+    def __init__(self, total: int, what: str, option: ProgressOption = None) -> None:
+        self.total, self.what, self.option = total, what, option
+        self.done = 0
+        self.started = self.logged = time.monotonic()
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+        if callable(self.option):
+            self.option(self.done, self.total)
+        elif self.option is not False and time.monotonic() - self.started > QUIET_SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        if self.bar is None and sys.stderr.isatty():
+            self.bar = _rich_bar()
+            if self.bar is not None:
+                self.bar.start()
+                self.task = self.bar.add_task(self.what, total=self.total)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done)
+        elif time.monotonic() - self.logged > LOG_EVERY_SECONDS:
+            self.logged = time.monotonic()
+            logger.info("%s: %d of %d", self.what, self.done, self.total)
+
+
+def _rich_bar() -> Any:
+    """A bar that leaves nothing behind when it ends; None where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bar(*columns, console=Console(stderr=True), transient=True)

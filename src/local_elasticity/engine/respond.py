@@ -1,0 +1,93 @@
+"""respond: one update on each source, read at every target. The engine does the expensive thing once, here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from local_elasticity.engine.auto import Auto
+from local_elasticity.engine.climb import respond_and_climb
+from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.linearized import Linearized
+from local_elasticity.engine.looped import Looped
+from local_elasticity.engine.noise import Noise
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.table import as_response, fill
+from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.vmapped import Vmapped
+
+ENGINES: dict[str, type] = {"auto": Auto, "looped": Looped, "vmapped": Vmapped, "linearized": Linearized}
+
+
+def respond(
+    problem: Problem,
+    sources: Any,
+    targets: Any = None,
+    *,
+    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    engine: str | Engine = "auto",
+    approximate: bool = False,
+    source_batch_size: int | None = None,
+    memory: int | None = None,
+    progress: ProgressOption = None,
+) -> Response:
+    """How one update on each source would move the prediction at every target. The model is not touched.
+
+    For source i, w⁺ = w + update(∇_w ℓ(f(x_i; w), y_i)); the response holds f(x′; w⁺) − f(x′; w) for every target x′
+    and the same at x_i itself (He & Su eq. 2.1, 2.2).
+
+    Args:
+        problem: the network and its loss, from `Problem.of`.
+        sources: (inputs, labels), or a Dataset or DataLoader of such pairs.
+        targets: inputs; by default the sources themselves.
+        update: `SGD`, `Adam` or `FromOptimizer`.
+        engine: `"auto"` (exact, chosen by a short measurement; rows that rounding hides are computed again in
+            float64), `"looped"`, `"vmapped"`, `"linearized"`, or an engine object.
+        approximate: let `auto` answer to first order in the step (`Linearized`).
+        source_batch_size: take one step on each consecutive batch of this many sources instead of on each source.
+        memory: bytes that may be used beyond the result itself; by default half of what is free.
+        progress: None for a bar on a terminal, False for none, or a function (done, total).
+
+    >>> import torch, local_elasticity as le
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([3.0, 5.0])
+    >>> response = le.respond(le.Problem.of(net, "half_mse"), sources=(x, y), update=le.SGD(0.1))
+    >>> le.relative(response)  # a linear model: |x·x′| / ‖x‖²
+    tensor([[1.0000, 1.0000],
+            [0.5000, 1.0000]])
+    """
+    chosen = resolve_engine(engine, approximate)
+    notes: tuple[str, ...] = ()
+    if isinstance(chosen, Auto) and _is_half(problem):
+        problem, notes = problem.to(torch.float32), ("the model is in half precision; it is measured in float32",)
+    with problem.moment() as moment:
+        job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+        with Progress(job.n, "updates", progress) as bar:
+            response = respond_and_climb(job, bar) if isinstance(chosen, Auto) else _respond(job, chosen, bar)
+    return replace(response, notes=(*notes, *response.notes))
+
+
+def resolve_engine(engine: str | Engine, approximate: bool) -> Engine:
+    """An engine object from a name or an object."""
+    if isinstance(engine, str):
+        if engine not in ENGINES:
+            raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
+        engine = ENGINES[engine]()
+    if not isinstance(engine, Engine):
+        raise TypeError(f"engine: a name or an engine such as le.Looped() is wanted, not {engine!r}")
+    return Linearized() if approximate and isinstance(engine, Auto) else engine
+
+
+def _respond(job: Job, engine: Engine, bar: Progress) -> Response:
+    runner = engine.runner(job)
+    noise = Noise.measure(job, runner)
+    return as_response(job, fill(job, runner, bar), noise, runner, type(engine).__name__.lower(), ())
+
+
+def _is_half(problem: Problem) -> bool:
+    parameters = problem.named_parameters()
+    return problem.dtype is None and parameters[problem.steps[0]].dtype in (torch.float16, torch.bfloat16)

@@ -1,0 +1,148 @@
+"""The response: what one update on each source did to every target's prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.loss import Kind
+from local_elasticity.engine.update import Update
+from local_elasticity.shapes import Float
+
+
+@dataclass(frozen=True)
+class Response:
+    """One update on each of n sources, read at m targets with k outputs each. Measures are functions of it.
+
+    Differences are stored, not predictions after the step, so that nothing cancels later. Where one step was taken on
+    each minibatch of B sources, a row is a batch and source arrays have the shape [n, B, k] instead of [n, k].
+
+    Attributes:
+        source_before: f(x; w), [n, k].
+        target_before: f(x′; w), [m, k].
+        source_change: f(x; w⁺) − f(x; w), [n, k].
+        target_change: f(x′; w⁺) − f(x′; w), [n, m, k]; w⁺ is that of the row's source.
+        loss_gradient: ∂ℓ/∂f at each source, [n, k]; None where the outputs were transformed so that there is none.
+        step_size: η of each row, [n].
+        source_noise, target_noise: standard deviation of the rounding error in a change, [n, k] and [m, k].
+        noise_scale: the share of `target_noise` that row i carries, [n]: 1 for differences taken in the model's
+            precision, less for rows computed in a higher one, 0 where nothing was subtracted.
+        kind: what the k outputs are; `update`: the rule; `engine`: what computed it; `policy`: how the model was run.
+        targets_are_sources: whether column j is the example of row j.
+        notes: what was decided on the way, in words.
+    """
+
+    source_before: Float[Tensor, "n *batch k"]
+    target_before: Float[Tensor, "m k"]
+    source_change: Float[Tensor, "n *batch k"]
+    target_change: Float[Tensor, "n m k"]
+    loss_gradient: Float[Tensor, "n *batch k"] | None
+    step_size: Float[Tensor, " n"]
+    source_noise: Float[Tensor, "n *batch k"]
+    target_noise: Float[Tensor, "m k"]
+    noise_scale: Float[Tensor, " n"]
+    kind: Kind
+    update: Update
+    engine: str
+    policy: str
+    targets_are_sources: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source_after(self) -> Float[Tensor, "n *batch k"]:
+        return self.source_before + self.source_change
+
+    @property
+    def target_after(self) -> Float[Tensor, "n m k"]:
+        return self.target_before + self.target_change
+
+    @property
+    def minibatches(self) -> bool:
+        return self.source_before.ndim == 3
+
+    def as_probabilities(self) -> Response:
+        """The same response after the softmax (or the sigmoid of binary logits), without subtracting.
+
+        With L = log Σ_j p_j e^{d_j}, the change of a probability is p⁺ − p = p · expm1(d − L).
+
+        >>> import torch, local_elasticity as le
+        >>> net = torch.nn.Linear(2, 3).double()
+        >>> x, y = torch.eye(2).double(), torch.tensor([0, 1])
+        >>> response = le.respond(le.Problem.of(net, "cross_entropy"), (x, y), update=le.SGD(0.1))
+        >>> probabilities = response.as_probabilities()
+        >>> torch.allclose(probabilities.target_after, response.target_after.softmax(-1))
+        True
+        """
+        if self.kind == "binary_logits":
+            return self._sigmoid()
+        if self.kind == "logits":
+            return self._softmax()
+        if self.kind in ("probabilities", "binary_probabilities"):
+            return self
+        raise ValueError(
+            "as_probabilities: the outputs are plain numbers; if they are logits, say so with "
+            'Problem.of(..., kind="logits")'
+        )
+
+    def _softmax(self) -> Response:
+        source, target = self.source_before.softmax(-1), self.target_before.softmax(-1)
+        return replace(
+            self,
+            source_before=source,
+            target_before=target,
+            source_change=_softmax_change(self.source_before, self.source_change),
+            target_change=_softmax_change(self.target_before, self.target_change),
+            loss_gradient=None,
+            source_noise=_softmax_noise(source, self.source_noise),
+            target_noise=_softmax_noise(target, self.target_noise),
+            kind="probabilities",
+        )
+
+    def _sigmoid(self) -> Response:
+        source, target = self.source_before.sigmoid(), self.target_before.sigmoid()
+        slope = source * (1 - source)
+        return replace(
+            self,
+            source_before=source,
+            target_before=target,
+            source_change=_sigmoid_change(self.source_before, self.source_change),
+            target_change=_sigmoid_change(self.target_before, self.target_change),
+            loss_gradient=None if self.loss_gradient is None else self.loss_gradient / slope,
+            source_noise=slope * self.source_noise,
+            target_noise=target * (1 - target) * self.target_noise,
+            kind="binary_probabilities",
+        )
+
+
+def _softmax_change(z: Tensor, d: Tensor) -> Tensor:
+    """p · expm1(d − L) with p = softmax(z), subtracted only where d is large."""
+    d = d.expand_as(z + d)
+    small = d.abs().amax(-1, keepdim=True) < 1
+    bounded = torch.where(small, d, torch.zeros_like(d))
+    p = z.softmax(-1)
+    log_mean = torch.log1p((p * torch.expm1(bounded)).sum(-1, keepdim=True))
+    exact = p * torch.expm1(bounded - log_mean)
+    return torch.where(small, exact, (z + d).softmax(-1) - p)
+
+
+def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
+    """First order, errors of different outputs independent: σ² = p_i² (σ_i² (1 − 2 p_i) + Σ_j p_j² σ_j²)."""
+    variance = noise.square() * (1 - 2 * p) + (p * noise).square().sum(-1, keepdim=True)
+    return p * variance.clamp_min(0).sqrt()
+
+
+def _sigmoid_change(z: Tensor, d: Tensor) -> Tensor:
+    """sigmoid(z + d) − sigmoid(z) = sinh(d/2) / (2 cosh(z/2) cosh((z + d)/2)), subtracted only where d is large."""
+    d = d.expand_as(z + d)
+    small = d.abs() < 1
+    bounded = torch.where(small, d, torch.zeros_like(d))
+    exact = torch.sinh(bounded / 2) / 2 * _sech_half(z) * _sech_half(z + bounded)
+    return torch.where(small, exact, torch.sigmoid(z + d) - torch.sigmoid(z))
+
+
+def _sech_half(z: Tensor) -> Tensor:
+    """1 / cosh(z/2), without overflow."""
+    decay = torch.exp(-z.abs() / 2)
+    return 2 * decay / (1 + decay.square())

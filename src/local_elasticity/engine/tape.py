@@ -1,0 +1,266 @@
+"""The tape: where parameters met inputs in a forward pass, so that one backward pass gives every example's gradient.
+
+At a linear layer with input a and gradient q at its output, an example's weight gradient is the outer product q aᵀ; at
+a convolution it is the sum of those over patches; at the affine part of a normalisation it is q ⊙ x̂. The functions
+themselves are watched (not the modules), so that it does not matter how a network is written. A parameter that is met
+anywhere else, or twice, is *left over* and is differentiated example by example.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.problem import Inputs, Moment, Params
+
+Matrices = dict[str, Tensor]
+"""Parameter name → [..., p_name], the columns that belong to that parameter; the sum of p_name is p."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A weight and perhaps a bias that met one input: y = f(weight, a) + bias.
+
+    Attributes:
+        kind: `"linear"`, `"conv2d"` or `"scale"` (weight ⊙ a, channels on the second axis or on the last ones).
+        weight, bias: names of the stepped parameters; None where there is none or it does not step.
+        a: the input, [b, …]; for `"scale"` the normalised input.
+        edge: where the gradient at the output arrives.
+        options: of the convolution; for `"scale"` the shape of the weight and whether channels come second.
+    """
+
+    kind: str
+    weight: str | None
+    bias: str | None
+    a: Tensor
+    edge: GradientEdge
+    options: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+    @property
+    def is_outer_product(self) -> bool:
+        """Whether the weight gradient of an example is q aᵀ, one vector times another."""
+        return self.kind == "linear" and self.a.ndim == 2
+
+    def gradients(self, q: Tensor) -> Matrices:
+        """Gradients of every example for r cotangents, q [b, r, …]: name → [b, r, p_name]."""
+        b, r = q.shape[:2]
+        found: Matrices = {}
+        if self.kind == "scale":
+            product = _spread(q * self.a[:, None], self.options)
+            weight, bias = product, _spread(q, self.options)
+        else:
+            patches, q = self._patches(q)
+            weight = torch.einsum("brol,bcl->broc", q, patches) if self.weight else q
+            bias = q.sum(-1)
+        if self.weight:
+            found[self.weight] = weight.reshape(b, r, -1)
+        if self.bias:
+            found[self.bias] = bias.reshape(b, r, -1)
+        return found
+
+    def _patches(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The input as columns [b, c, l] and the gradient as [b, r, o, l], one column for each place."""
+        if self.kind == "conv2d":
+            return F.unfold(self.a, **self.options), q.flatten(3)
+        rows = self.a.reshape(len(self.a), -1, self.a.shape[-1])
+        return rows.transpose(1, 2), q.reshape(*q.shape[:2], -1, q.shape[-1]).transpose(2, 3)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A forward pass of b examples: the predictions [b, k], with their graph, and the uses that were met."""
+
+    predictions: Tensor
+    uses: tuple[Use, ...]
+
+    def gradients_at_uses(self, cotangents: Tensor) -> list[Tensor]:
+        """q of every use, [b, r, …], for r cotangents of the predictions, [b, r, k]."""
+        if not self.uses:
+            return []
+        edges = [use.edge for use in self.uses]
+        rows = [
+            torch.autograd.grad(
+                self.predictions,
+                edges,
+                cotangents[:, i].contiguous(),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for i in range(cotangents.shape[1])
+        ]
+        return [torch.stack(q, dim=1) for q in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
+
+    understood: tuple[str, ...]
+    left_over: tuple[str, ...]
+
+    @classmethod
+    def of(cls, moment: Moment, inputs: Inputs) -> Layout:
+        """Record three examples, and compare the gradients of the middle one with autograd's own.
+
+        This catches inputs whose first axis is not the examples and functions that mix examples.
+        """
+        rows = torch.linspace(0, count(inputs) - 1, 3, device=moment.device).round().long()
+        leaves = _leaves(moment.params)
+        tape = _record(moment, leaves, take(inputs, rows), known=None)
+        cotangents = torch.zeros_like(tape.predictions)
+        cotangents[1] = torch.linspace(1, 2, cotangents.shape[1]).to(cotangents)
+        expected = torch.autograd.grad(
+            tape.predictions,
+            list(leaves.values()),
+            cotangents,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        right = dict(zip(leaves, expected, strict=True))
+        at_uses = tape.gradients_at_uses(cotangents[:, None])
+        understood = [
+            name
+            for use, q in zip(tape.uses, at_uses, strict=True)
+            if all(_only_the_middle_one(found[:, 0], right[name]) for name, found in use.gradients(q).items())
+            for name in use.names
+        ]
+        return cls(tuple(understood), tuple(name for name in leaves if name not in understood))
+
+    def record(self, moment: Moment, inputs: Inputs) -> Tape:
+        """Run the network on a batch and keep what its gradients need."""
+        return _record(moment, _leaves(moment.params), inputs, known=set(self.understood))
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes every function that a parameter goes into."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__()
+        self.names = {id(p): name for name, p in params.items()}
+        self.met: Counter[str] = Counter()
+        self.uses: list[Use] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        names = [self.names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.names]
+        if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(result)):
+            self.met.update(names)
+            if func in _READERS:
+                use = _READERS[func](self.names, result, *args, **(kwargs or {}))
+                self.uses += [] if use is None else [use]
+        return result
+
+
+def _record(moment: Moment, leaves: Params, inputs: Inputs, known: set[str] | None) -> Tape:
+    with torch.enable_grad(), _Recorder(leaves) as recorder:
+        predictions = moment.predict(leaves, inputs)
+    uses = [
+        use
+        for use in recorder.uses
+        if use.names
+        and all(recorder.met[name] == 1 and (known is None or name in known) for name in use.names)
+        and len(use.a) == len(predictions)
+    ]
+    return Tape(predictions, tuple(uses))
+
+
+def _linear(names: dict[int, str], result: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Use:
+    return Use("linear", names.get(id(weight)), names.get(id(bias)), input.detach(), get_gradient_edge(result), {})
+
+
+def _conv2d(
+    names: dict[int, str],
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Use | None:
+    if groups != 1 or isinstance(padding, str) or input.ndim != 4:
+        return None
+    options = {"kernel_size": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation}
+    edge = get_gradient_edge(result)
+    return Use("conv2d", names.get(id(weight)), names.get(id(bias)), input.detach(), edge, options)
+
+
+def _batch_norm(
+    names: dict[int, str],
+    result: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Use | None:
+    if training or running_mean is None or running_var is None:
+        return None
+    channels = (1, -1, *[1] * (input.ndim - 2))
+    normal = (input.detach() - running_mean.view(channels)) / (running_var.view(channels) + eps).sqrt()
+    options = {"second": True, "shape": running_mean.shape}
+    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, get_gradient_edge(result), options)
+
+
+def _layer_norm(
+    names: dict[int, str],
+    result: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Use:
+    normal = F.layer_norm(input.detach(), normalized_shape, eps=eps)
+    options = {"second": False, "shape": normalized_shape}
+    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, get_gradient_edge(result), options)
+
+
+_READERS: dict[Any, Callable[..., Use | None]] = {
+    F.linear: _linear,
+    F.conv2d: _conv2d,
+    F.batch_norm: _batch_norm,
+    F.layer_norm: _layer_norm,
+}
+"""The functions whose gradients are understood."""
+
+
+def _spread(product: Tensor, options: dict[str, Any]) -> Tensor:
+    """Sum [b, r, …] over all places but those the weight has an entry for."""
+    if options["second"]:
+        return product.flatten(3).sum(3) if product.ndim > 3 else product
+    kept = len(options["shape"])
+    places = product.reshape(*product.shape[:2], -1, *product.shape[product.ndim - kept :])
+    return places.sum(2)
+
+
+def _leaves(params: Params) -> Params:
+    return {name: p.detach().requires_grad_() for name, p in params.items()}
+
+
+def _only_the_middle_one(found: Tensor, gradient: Tensor) -> bool:
+    """The second of three examples has all of the gradient, the others none."""
+    expected = torch.stack([torch.zeros_like(gradient), gradient, torch.zeros_like(gradient)]).flatten(1)
+    if found.shape != expected.shape:
+        return False
+    return bool((found - expected).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm())

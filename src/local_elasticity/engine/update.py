@@ -1,0 +1,257 @@
+"""Updates: the rule that turns the gradient on one source into the step w⁺ − w.
+
+A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels when only the displacement is wanted.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.problem import Params, Problem
+
+Rule = Callable[[Params, Params], Params]
+"""(params, gradient) → displacement, a pure function of tensors that may be batched by vmap."""
+
+
+@runtime_checkable
+class Update(Protocol):
+    """How one gradient becomes a step."""
+
+    @property
+    def step_size(self) -> float:
+        """η; NaN where parameters have step sizes of their own."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the displacement is −η times the gradient and nothing else."""
+
+    @property
+    def vectorizes(self) -> bool:
+        """Whether the rule is a pure function that vmap can take."""
+
+    def rule(self, problem: Problem) -> Rule:
+        """The rule as it stands now, for this problem's parameters."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).
+
+    >>> import local_elasticity as le
+    >>> le.SGD(1e-3)
+    SGD(step_size=0.001, weight_decay=0.0)
+    """
+
+    step_size: float
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+        _check_weight_decay(self.weight_decay)
+
+    @property
+    def plain(self) -> bool:
+        return self.weight_decay == 0
+
+    @property
+    def vectorizes(self) -> bool:
+        return True
+
+    def rule(self, problem: Problem) -> Rule:
+        def displacement(params: Params, gradient: Params) -> Params:
+            decayed = _decayed(params, gradient, self.weight_decay)
+            return {name: -self.step_size * g for name, g in decayed.items()}
+
+        return displacement
+
+
+@dataclass(frozen=True)
+class Adam:
+    """The first step of a fresh Adam: w⁺ = w − η g/(|g| + ε) with g = ∇ℓ + λw, nearly η·sign(g).
+
+    In a fresh state both moments are those of g alone, so the betas cancel.
+
+    >>> import local_elasticity as le
+    >>> le.Adam(1e-4, weight_decay=1e-4).plain
+    False
+    """
+
+    step_size: float
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+        _check_weight_decay(self.weight_decay)
+        if not self.eps > 0:
+            raise ValueError(f"eps: a positive number is wanted, not {self.eps!r}")
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    @property
+    def vectorizes(self) -> bool:
+        return True
+
+    def rule(self, problem: Problem) -> Rule:
+        def displacement(params: Params, gradient: Params) -> Params:
+            decayed = _decayed(params, gradient, self.weight_decay)
+            return {name: -self.step_size * g / (g.abs() + self.eps) for name, g in decayed.items()}
+
+        return displacement
+
+
+@dataclass(frozen=True)
+class FromOptimizer:
+    """The step that *your* optimizer, with its present momentum and second moments, would take on one example.
+
+    `torch.optim.SGD`, `Adam` and `AdamW` are computed directly; any other rule runs on a deep copy (engine `Looped`).
+    The optimizer is read, never stepped. Existing `.grad`, gradient clipping and loss scaling are not part of it, and
+    parameters outside the optimizer do not move.
+
+    >>> import torch, local_elasticity as le
+    >>> net = torch.nn.Linear(2, 1)
+    >>> le.FromOptimizer(torch.optim.AdamW(net.parameters(), lr=1e-3)).step_size
+    0.001
+    """
+
+    optimizer: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer: a torch.optim.Optimizer is wanted, not {type(self.optimizer).__name__}")
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "optimizer: LBFGS evaluates a closure several times a step, so there is no single step to measure; "
+                "use le.SGD, le.Adam or another optimizer"
+            )
+
+    @property
+    def step_size(self) -> float:
+        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
+        return rates.pop() if len(rates) == 1 else math.nan
+
+    @property
+    def plain(self) -> bool:
+        if type(self.optimizer) is not torch.optim.SGD or math.isnan(self.step_size):
+            return False
+        groups = self.optimizer.param_groups
+        return not any(g["momentum"] or g["weight_decay"] or g["maximize"] for g in groups)
+
+    @property
+    def vectorizes(self) -> bool:
+        return type(self.optimizer) in _DIRECT
+
+    def rule(self, problem: Problem) -> Rule:
+        settings = self._settings(problem)
+        if not self.vectorizes:
+            return _on_a_deep_copy(self.optimizer, {name: index for name, (index, _, _) in settings.items()})
+        direct = _DIRECT[type(self.optimizer)]
+
+        def displacement(params: Params, gradient: Params) -> Params:
+            return {
+                name: direct(params[name], g, settings[name][1], settings[name][2])
+                if name in settings
+                else torch.zeros_like(g)
+                for name, g in gradient.items()
+            }
+
+        return displacement
+
+    def _settings(self, problem: Problem) -> dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]]:
+        """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
+        names = {id(p): name for name, p in problem.named_parameters().items() if name in problem.steps}
+        settings: dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]] = {}
+        for i, group in enumerate(self.optimizer.param_groups):
+            for j, p in enumerate(group["params"]):
+                if id(p) in names:
+                    dtype = problem.dtype or p.dtype
+                    state = self.optimizer.state.get(p, {})
+                    settings[names[id(p)]] = ((i, j), group, {key: _cast(value, dtype) for key, value in state.items()})
+        if not settings:
+            raise ValueError("optimizer: it holds none of the parameters that the problem steps; pass the model's own")
+        return settings
+
+
+def _sgd(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    g = (-g if group["maximize"] else g) + group["weight_decay"] * w
+    momentum = float(group["momentum"])
+    if momentum:
+        buffer = state.get("momentum_buffer")
+        velocity = g if buffer is None else momentum * buffer + (1 - group["dampening"]) * g
+        g = g + momentum * velocity if group["nesterov"] else velocity
+    return -float(group["lr"]) * g
+
+
+def _adam(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    g = -g if group["maximize"] else g
+    if not group["decoupled_weight_decay"]:
+        g = g + decay * w
+    step = float(state.get("step", 0)) + 1
+    first = beta1 * state.get("exp_avg", torch.zeros_like(w)) + (1 - beta1) * g
+    second = beta2 * state.get("exp_avg_sq", torch.zeros_like(w)) + (1 - beta2) * g * g
+    if group["amsgrad"]:
+        second = torch.maximum(second, state.get("max_exp_avg_sq", torch.zeros_like(w)))
+    denominator = (second / (1 - beta2**step)).sqrt() + group["eps"]
+    moved: Tensor = -rate / (1 - beta1**step) * first / denominator
+    return moved - rate * decay * w if group["decoupled_weight_decay"] else moved
+
+
+_DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+}
+
+
+def _on_a_deep_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
+    def displacement(params: Params, gradient: Params) -> Params:
+        moving = copy.deepcopy(optimizer)
+        after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
+        for group in moving.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        for name, p in after.items():
+            p.data = params[name].clone()
+            p.grad = gradient[name].clone()
+            moving.state[p] = {key: _cast(value, p.dtype) for key, value in moving.state[p].items()}
+        try:
+            moving.step()
+        except TypeError as error:
+            raise ValueError(
+                f"optimizer: {type(optimizer).__name__} cannot step on a gradient alone ({error}); "
+                "use le.SGD, le.Adam or another optimizer"
+            ) from error
+        moved = {name: p.detach() - params[name] for name, p in after.items()}
+        return {name: moved.get(name, torch.zeros_like(g)) for name, g in gradient.items()}
+
+    return displacement
+
+
+def _decayed(params: Params, gradient: Params, weight_decay: float) -> Params:
+    return {name: g + weight_decay * params[name] for name, g in gradient.items()} if weight_decay else gradient
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and value.ndim else value
+
+
+def _check_step_size(step_size: float) -> None:
+    if not (isinstance(step_size, (int, float)) and math.isfinite(step_size) and step_size > 0):
+        raise ValueError(f"step_size: a positive, finite number is wanted, not {step_size!r}")
+
+
+def _check_weight_decay(weight_decay: float) -> None:
+    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+        raise ValueError(f"weight_decay: a finite number, zero or more, is wanted, not {weight_decay!r}")

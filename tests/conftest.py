@@ -1,0 +1,48 @@
+"""Shape annotations are checked while the tests run; one thread, and no global random state left behind."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from jaxtyping import install_import_hook
+
+import tests.checking  # noqa: F401 (the hook looks it up)
+
+install_import_hook(
+    [
+        "local_elasticity.engine",
+        "local_elasticity.measures.change",
+        "local_elasticity.measures.relative",
+        "local_elasticity.measures.kernel",
+        "local_elasticity.measures.stiffness",
+        "local_elasticity.measures.activation",
+        "local_elasticity.data.manifolds",
+    ],
+    "tests.checking.checked",
+)
+
+import jaxtyping
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def racing(monkeypatch):
+    """auto tries every way, however little there is to do."""
+    monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_A_RACE", 0)
+    monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_AN_IMPORT", 0)
+
+
+@pytest.fixture
+def unchecked():
+    """Without the annotation checks, for what users may hand in against the annotations."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,1 @@
+"""Slow, obvious, right. Never imported by the package."""

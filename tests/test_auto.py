@@ -1,0 +1,162 @@
+"""auto: its choice is measured, its memory bounded, its progress shown, its cost told beforehand."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine import memory as memory_module
+from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.linearized import LinearizedRunner
+from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.vmapped import VmappedRunner
+from tests.test_engines import assert_same_rows
+
+
+def problem_and_sources(n=60):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    return le.Problem.of(net, "cross_entropy"), (torch.randn(n, 4).double(), torch.arange(n) % 2)
+
+
+@pytest.mark.usefixtures("racing")
+def test_auto_takes_the_faster_engine(monkeypatch, caplog):
+    """Whichever is slowed down loses, and the note says by how much."""
+    problem, sources = problem_and_sources()
+    expected = le.respond(problem, sources, engine="looped").target_change
+    for slow, winner in ((LoopedRunner, "vmapped"), (VmappedRunner, "looped")):
+        rows = slow.rows
+
+        def slowly(self, start, stop, rows=rows):
+            for _ in range(20):
+                result = rows(self, start, stop)
+            return result
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="local_elasticity"):
+            patch.setattr(slow, "rows", slowly)
+            response = le.respond(problem, sources)
+        assert response.engine == winner
+        assert "against" in response.notes[0]
+        assert response.notes[0] in caplog.text
+        assert_same_rows(response.target_change, expected)
+
+
+@pytest.mark.usefixtures("racing")
+def test_every_timed_row_is_a_row_of_the_result():
+    problem, sources = problem_and_sources(200)
+    computed = []
+    with problem.moment() as moment:
+        runner = AutoRunner(Job.read(moment, sources, None, le.SGD(1e-3)))
+        done = 0
+        while done < 200:
+            stop = min(done + runner.chunk, 200)
+            computed.append(runner.rows(done, stop).target_change)
+            done = stop
+    assert_same_rows(torch.cat(computed), le.respond(problem, sources, engine="looped").target_change)
+
+
+def test_few_sources_are_not_raced():
+    problem, sources = problem_and_sources(3)
+    assert "not enough work for a race" in le.respond(problem, sources).notes[0]
+    one = le.respond(problem, (sources[0][:1], sources[1][:1]), sources[0])
+    assert one.engine == "looped"
+    assert one.target_change.shape == (1, 3, 2)
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+def test_memory_is_bounded_by_a_setting(engine):
+    """With room for next to nothing the answer is the same, one example at a time."""
+    problem, sources = problem_and_sources(12)
+    largest = []
+    problem.model.register_forward_hook(lambda module, args, out: largest.append(len(args[0])))
+    expected = le.respond(problem, sources, engine=engine).target_change
+    assert max(largest) == 12
+    largest.clear()
+    tight = le.respond(problem, sources, engine=engine, memory=3000)
+    assert max(largest) < 12 or engine == "linearized"
+    assert_same_rows(tight.target_change, expected)
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "linearized"])
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+def test_chunks_are_halved_when_memory_runs_out(engine, kind, monkeypatch):
+    problem, sources = problem_and_sources(12)
+    expected = le.respond(problem, sources, engine=engine).target_change
+    runner = {"looped": LoopedRunner, "vmapped": VmappedRunner, "linearized": LinearizedRunner}[engine]
+    rows, refused = runner.rows, []
+
+    def too_much(self, start, stop):
+        if len(refused) < 3:
+            refused.append(stop - start)
+            raise kind("not enough memory: you tried to allocate too much")
+        return rows(self, start, stop)
+
+    monkeypatch.setattr(runner, "rows", too_much)
+    assert_same_rows(le.respond(problem, sources, engine=engine).target_change, expected)
+    assert len(refused) == 3
+
+
+def test_when_nothing_fits_it_says_so(monkeypatch):
+    problem, sources = problem_and_sources(8)
+
+    def never(self, start, stop):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(LoopedRunner, "rows", never)
+    with pytest.raises(MemoryError, match="one source and one target"):
+        le.respond(problem, sources, engine="looped")
+
+
+def test_other_errors_are_not_taken_for_memory():
+    assert memory_module.is_out_of_memory(RuntimeError("CUDA out of memory"))
+    assert not memory_module.is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+def test_progress_reaches_the_end(engine):
+    problem, sources = problem_and_sources(20)
+    seen = []
+    le.respond(problem, sources, engine=engine, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (20, 20)
+    assert seen == sorted(seen)
+
+
+def test_progress_counts_the_rows_that_are_computed_again():
+    net = nn.Linear(4, 1)
+    seen = []
+    sources = torch.randn(20, 4), torch.randn(20)
+    problem = le.Problem.of(net, "half_mse")
+    le.respond(problem, sources, update=le.SGD(1e-9), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_long_work_is_logged_where_there_is_no_terminal(monkeypatch, caplog):
+    monkeypatch.setattr("local_elasticity.engine.progress.QUIET_SECONDS", 0)
+    monkeypatch.setattr("local_elasticity.engine.progress.LOG_EVERY_SECONDS", 0)
+    problem, sources = problem_and_sources(10)
+    with caplog.at_level(logging.INFO, logger="local_elasticity"):
+        le.respond(problem, sources, engine="looped")
+    assert "updates: 9 of 10" in caplog.text
+    caplog.clear()
+    le.respond(problem, sources, engine="looped", progress=False)
+    assert "updates" not in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+def test_estimate_tells_engine_time_and_memory(engine):
+    problem, sources = problem_and_sources(100)
+    cost = le.estimate(problem, sources, engine=engine)
+    assert cost.engine in ("looped", "vmapped") if engine == "auto" else cost.engine == engine
+    assert 0 < cost.seconds < 60
+    assert cost.bytes >= 100 * 100 * 2 * 8
+    assert cost.reason
+    assert le.estimate(problem, (sources[0][:3], sources[1][:3]), engine=engine).seconds > 0
+
+
+def test_estimate_grows_with_the_work():
+    problem, (x, y) = problem_and_sources(400)
+    few = le.estimate(problem, (x[:40], y[:40]), x, engine="looped")
+    many = le.estimate(problem, (x, y), x, engine="looped")
+    assert 2 < many.seconds / few.seconds < 50

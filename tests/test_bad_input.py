@@ -1,0 +1,230 @@
+"""Bad input gets an error that names the argument and says what to do."""
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+x, y = torch.randn(6, 3), torch.randn(6)
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def problem(**options):
+    return le.Problem.of(net(), "mse", **options)
+
+
+def with_nan(values):
+    values = values.clone()
+    values[0] = torch.nan
+    return values
+
+
+BAD_MEASUREMENTS = {
+    "no sources": ((x[:0], y[:0]), None, {}, ValueError, "sources: there are no examples"),
+    "no targets": ((x, y), x[:0], {}, ValueError, "targets: there are no examples"),
+    "a source short": ((x, y[:5]), None, {}, ValueError, "sources: 6 inputs but labels"),
+    "not a pair": (x, None, {}, TypeError, "sources: a pair"),
+    "strings": ((["a"], y), None, {}, TypeError, "sources: inputs must be"),
+    "no label tensor": ((x, [1, 2, 3]), None, {}, TypeError, "labels must be a tensor"),
+    "uneven pytree": (((x, x[:3]), y), None, {}, ValueError, "sources: inputs of shapes"),
+    "not finite": ((with_nan(x), y), None, {}, ValueError, "sources: inputs contain NaN"),
+    "labels not finite": ((x, with_nan(y)), None, {}, ValueError, "sources: labels contain NaN"),
+    "target not finite": ((x, y), with_nan(x), {}, ValueError, "targets: inputs contain NaN"),
+    "labels of the wrong size": ((x, torch.randn(6, 2)), None, {}, ValueError, "do not fit outputs"),
+    "other device": ((x.to("meta"), y), None, {}, ValueError, "sources: inputs are on meta"),
+    "other device for labels": ((x, y.to("meta")), None, {}, ValueError, "labels are on meta"),
+    "other device for targets": ((x, y), x.to("meta"), {}, ValueError, "targets: inputs are on meta"),
+    "unknown engine": ((x, y), None, {"engine": "warp"}, ValueError, "engine: 'warp'"),
+    "no engine": ((x, y), None, {"engine": 3}, TypeError, "engine"),
+    "no update": ((x, y), None, {"update": 0.1}, TypeError, "update: le.SGD"),
+    "uneven batches": ((x, y), None, {"source_batch_size": 4}, ValueError, "leave 2 out"),
+    "empty batches": ((x, y), None, {"source_batch_size": 0}, ValueError, "source_batch_size"),
+    "no memory": ((x, y), None, {"memory": 0}, ValueError, "memory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MEASUREMENTS)
+def test_respond_says_what_is_wrong(name):
+    sources, targets, options, kind, words = BAD_MEASUREMENTS[name]
+    with pytest.raises(kind, match=words):
+        le.respond(problem(), sources, targets, **options)
+
+
+@pytest.mark.parametrize("name", ["no sources", "a source short", "not finite", "unknown engine", "no update"])
+def test_estimate_says_the_same(name):
+    sources, targets, options, kind, words = BAD_MEASUREMENTS[name]
+    with pytest.raises(kind, match=words):
+        le.estimate(problem(), sources, targets, **options)
+
+
+BAD_PROBLEMS = {
+    "unknown loss": (lambda: le.Problem.of(net(), "hinge"), ValueError, "loss: 'hinge'"),
+    "no loss": (lambda: le.Problem.of(net(), 3), TypeError, "loss: a name"),
+    "no model": (lambda: le.Problem.of("net", "mse"), TypeError, "model: an nn.Module"),
+    "no gradient": (lambda: le.Problem.of(net().requires_grad_(False), "mse"), ValueError, "requires a gradient"),
+    "nothing selected": (lambda: problem(params="conv"), ValueError, "params: nothing is selected"),
+    "odd selection": (lambda: problem(params={"w": y}), TypeError, "params"),
+    "function alone": (lambda: le.Problem.of(lambda p, x: x, "mse"), TypeError, "params: a plain function"),
+    "odd mode": (lambda: problem(mode="test"), ValueError, "mode"),
+    "odd kind": (lambda: problem(kind="words"), ValueError, "kind"),
+    "training with batch norm": (
+        lambda: le.Problem.of(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "mse", mode="train"),
+        ValueError,
+        'mode: "train" is refused because 1 is batch norm',
+    ),
+    "training with dropout": (
+        lambda: le.Problem.of(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1)), "mse", mode="train"),
+        ValueError,
+        "dropout",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROBLEMS)
+def test_problem_says_what_is_wrong(name):
+    make, kind, words = BAD_PROBLEMS[name]
+    with pytest.raises(kind, match=words):
+        make()
+
+
+def test_parameters_that_need_no_gradient_can_be_stepped_on_demand():
+    frozen = le.Problem.of(net().requires_grad_(False), "mse", params=".*")
+    assert len(frozen.steps) == 4
+    assert le.respond(frozen, (x, y)).target_change.abs().sum() > 0
+
+
+def test_training_mode_without_chance_is_allowed():
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.linear(x) * (2 if self.training else 1)
+
+    model = Doubles().eval()
+    evaluated = le.respond(le.Problem.of(model, "mse"), (x, y))
+    trained = le.respond(le.Problem.of(model, "mse", mode="train"), (x, y))
+    assert torch.allclose(trained.source_before, 2 * evaluated.source_before)
+    assert trained.policy == "training mode"
+    assert not model.training
+
+
+def test_a_loss_that_is_not_scalar():
+    elementwise = le.Problem.of(net(), lambda outputs, labels: (outputs[:, 0] - labels).expand(2))
+    with pytest.raises(ValueError, match="loss: it returns .* not a scalar"):
+        le.respond(elementwise, (x, y))
+
+
+def test_outputs_that_are_not_a_tensor():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return {"logits": self.linear(x)}
+
+    with pytest.raises(TypeError, match="pass output="):
+        le.respond(le.Problem.of(Wrapped(), "mse"), (x, y))
+    read = le.Problem.of(Wrapped(), "mse", output=lambda out: out["logits"])
+    assert le.respond(read, (x, y)).target_change.shape == (6, 6, 1)
+
+
+def test_outputs_without_examples_or_of_another_size():
+    with pytest.raises(ValueError, match="first axis must be the examples"):
+        le.respond(le.Problem.of(net(), "mse", output=lambda out: out.expand(3, -1)), (x, y))
+    sequence = le.Problem.of(nn.Linear(3, 1), lambda outputs, labels: outputs.mean())
+    with pytest.raises(ValueError, match="targets: outputs have shape"):
+        le.respond(sequence, (torch.randn(6, 5, 3), y), torch.randn(6, 4, 3))
+    with pytest.raises(TypeError, match="floating-point"):
+        le.respond(le.Problem.of(net(), lambda o, t: o.float().mean(), output=lambda out: out > 0), (x, y))
+
+
+def test_class_labels_must_be_whole():
+    classes = le.Problem.of(nn.Linear(3, 2), "cross_entropy")
+    with pytest.raises(TypeError, match="labels.long"):
+        le.respond(classes, (x, torch.zeros(6)))
+
+
+def test_a_model_on_two_devices():
+    model = net()
+    model[2].to("meta")
+    with pytest.raises(ValueError, match="several devices"):
+        le.respond(le.Problem.of(model, "mse"), (x, y))
+
+
+class InPlace(nn.Module):
+    """Writes into a tensor that vmap does not batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x):
+        out = torch.zeros(len(x), 1)
+        out += self.linear(x)
+        return out
+
+
+class DataDependent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x):
+        out = self.linear(x)
+        return out * 2 if out.sum() > 0 else out
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("model", [InPlace, DataDependent])
+def test_auto_falls_back_to_the_loop_and_says_so(model, caplog):
+    odd = le.Problem.of(model(), "mse")
+    sources = torch.randn(20, 3), torch.randn(20)
+    with caplog.at_level("INFO", logger="local_elasticity"):
+        response = le.respond(odd, sources)
+    assert response.engine == "looped"
+    assert any("vmap cannot take this model" in note for note in response.notes)
+    assert "vmap cannot take this model" in caplog.text
+    assert torch.allclose(response.target_change, le.respond(odd, sources, engine="looped").target_change, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+def test_a_source_that_does_not_move_is_a_row_without_values(engine):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
+    nn.init.constant_(model[0].bias, -100)
+    nn.init.constant_(model[0].weight, 1)
+    inputs = torch.tensor([[0.0, 0.0, 0.0], [200.0, 0.0, 0.0], [150.0, 1.0, 0.0]])
+    S = le.similarity(le.Problem.of(model, "mse"), (inputs, torch.ones(3)), update=le.SGD(1e-6), engine=engine)
+    assert S[0].isnull().all()
+    assert S[1:].notnull().all()
+    assert S.attrs["unresolved"] == pytest.approx(1 / 3)
+
+
+def test_similarity_checks_before_it_works(tmp_path):
+    with pytest.raises(TypeError, match="Problem.of"):
+        le.similarity(net(), (x, y))
+    with pytest.raises(ValueError, match="measure: 'size'"):
+        le.similarity(problem(), (x, y), measure="size")
+    with pytest.raises(FileExistsError, match="store"):
+        le.similarity(problem(), (x, y), store=tmp_path)
+    with pytest.raises(ValueError, match="source_labels: shape"):
+        le.similarity(problem(), (x, y), source_labels=[1, 2])
+    with pytest.raises(ValueError, match="normalized_kernel needs"):
+        le.similarity(problem(), (x, y), x.clone(), measure="normalized_kernel")
+
+
+def test_measures_say_what_is_wrong():
+    with pytest.raises(ValueError, match="form"):
+        le.stiffness(problem(), (x, y), form="tan")
+    with pytest.raises(ValueError, match="reduce"):
+        le.ntk(problem(), x, reduce="sum")
+    with pytest.raises(ValueError, match="square"):
+        le.symmetrized(torch.zeros(2, 3))

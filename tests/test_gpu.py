@@ -1,0 +1,107 @@
+"""On a CUDA device: the same answers as on the CPU, full precision while measuring, settings restored."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+import local_elasticity as le
+from tests.cases import CASES
+from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("racing"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+
+def on_gpu(tree, dtype=torch.float64):
+    move = lambda leaf: leaf.to("cuda", dtype) if leaf.is_floating_point() else leaf.to("cuda")
+    return tree_map(move, tree)
+
+
+def response_on_gpu(case, engine, dtype=torch.float64, **options):
+    model = copy.deepcopy(case.model).to("cuda", dtype)
+    problem = le.Problem.of(model, case.loss, **case.options)
+    return le.respond(problem, on_gpu(case.sources, dtype), on_gpu(case.targets, dtype), engine=engine, **options)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+def test_cuda_agrees_with_the_cpu_in_float64(case, engine):
+    if engine == "vmapped" and not case.vectorizes:
+        pytest.skip("vmap cannot take this case on any device")
+    expected = le.respond(case.problem(), case.sources, case.targets, update=le.SGD(0.05), engine=engine)
+    response = response_on_gpu(case, engine, update=le.SGD(0.05))
+    assert response.target_change.is_cuda
+    rows = expected.target_change.flatten(1).norm(dim=1)
+    worst = ((response.target_change.cpu() - expected.target_change).flatten(1).norm(dim=1) / rows).max()
+    assert worst < SAME_IN_FLOAT64
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("step_size", [1e-6, 1e-3, 1e-1])
+def test_float32_on_cuda_keeps_its_promise(case, step_size):
+    """What auto calls resolved in float32 on the GPU is right to one percent of float64 on the CPU."""
+    truth = le.relative(le.respond(case.problem(), case.sources, case.targets, update=le.SGD(step_size)))
+    response = response_on_gpu(case, "auto", torch.float32, update=le.SGD(step_size))
+    S = le.relative(response).cpu().double()
+    known = S.isfinite() & truth.isfinite()
+    assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all()
+    assert known.double().mean() > 0.95
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_tf32_is_off_while_measuring_and_restored(legacy):
+    """Whether the user asked for it the old way or the new."""
+    net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8)).cuda()
+    x, y = torch.randn(40, 64, device="cuda"), torch.arange(40, device="cuda") % 8
+    problem = le.Problem.of(net, "cross_entropy")
+    exact = le.respond(problem, (x, y), update=le.SGD(0.1), engine="looped").target_change
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        if legacy:
+            torch.set_float32_matmul_precision("high")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        asked = torch.backends.cuda.matmul.fp32_precision
+        shortened = le.respond(problem, (x, y), update=le.SGD(0.1), engine="looped").target_change
+        assert torch.backends.cuda.matmul.fp32_precision == asked == "tf32"
+        assert torch.equal(shortened, exact)
+    finally:
+        if legacy:
+            torch.set_float32_matmul_precision("highest")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_random_state_and_model_on_the_gpu_are_untouched():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).cuda().train()
+    sources = torch.randn(20, 4, device="cuda"), torch.randn(20, device="cuda")
+    weights, state = copy.deepcopy(net.state_dict()), torch.cuda.get_rng_state()
+    le.respond(le.Problem.of(net, "mse"), sources)
+    assert all(torch.equal(weights[name], value) for name, value in net.state_dict().items())
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert net.training
+
+
+def test_inputs_on_the_cpu_are_refused_and_loaders_are_moved():
+    net = nn.Linear(4, 1).cuda()
+    x, y = torch.randn(6, 4), torch.randn(6)
+    with pytest.raises(ValueError, match="pass inputs.to.'cuda:0'"):
+        le.respond(le.Problem.of(net, "mse"), (x, y))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2)
+    assert le.respond(le.Problem.of(net, "mse"), loader).target_change.shape == (6, 6, 1)
+
+
+def test_memory_is_bounded_on_the_gpu():
+    net = le.models.ResNet18(3).cuda()
+    x, y = torch.randn(40, 3, 32, 32, device="cuda"), torch.arange(40, device="cuda") % 3
+    for limit in (1 << 30, 4 << 30):
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        le.respond(le.Problem.of(net, "cross_entropy"), (x, y), engine="vmapped", memory=limit)
+        assert torch.cuda.max_memory_allocated() - held < 1.5 * limit

@@ -1,0 +1,176 @@
+"""Numbers one can trust: what is called resolved is right to one percent, and what is hidden is called so."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from tests.tolerances import RESOLVED_ERROR
+
+RESIDUALS = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
+STEP_SIZES = [1e-6, 1e-4, 1e-2]
+
+
+def _wide():
+    return nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1))
+
+
+def _deep():
+    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
+
+
+def _convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 32),
+        nn.ReLU(),
+        nn.Linear(32, 1),
+    )
+
+
+NETS = {"wide relu": _wide, "deep tanh": _deep, "convolutional": _convolutional}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return le.data.load("digits").take([3, 8], per_class=15)
+
+
+@pytest.fixture(scope="module", params=NETS)
+def trained(request, digits):
+    """A net that has learned to tell 3s from 8s."""
+    torch.manual_seed(0)
+    net = NETS[request.param]()
+    x, y = digits[0].flatten(1), (digits[1] == 3).float()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01 if request.param != "wide relu" else 2e-3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x)[:, 0], y).backward()
+        optimizer.step()
+    return net, x
+
+
+def labels_at(net, x, residual):
+    """Labels that leave this residual, up to its sign and the rounding of float32."""
+    with torch.no_grad():
+        f = net.double()(x.double())[:, 0]
+    net.float()
+    signs = torch.ones(len(x))
+    signs[::2] = -1
+    return (f + residual * signs * torch.linspace(0.5, 1.5, len(x))).float()
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "linearized", "auto"])
+def test_resolved_values_are_right_to_one_percent(trained, engine):
+    """In float32 against float64, at every residual and step size; and auto resolves everything."""
+    net, x = trained
+    for residual in RESIDUALS:
+        y = labels_at(net, x, residual)
+        problem = le.Problem.of(net, "half_mse")
+        for step_size in STEP_SIZES:
+            update = le.SGD(step_size)
+            S = le.relative(le.respond(problem, (x, y), update=update, engine=engine)).double()
+            exact = "linearized" if engine == "linearized" else "looped"
+            truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine=exact))
+            resolved = S.isfinite()
+            if engine in ("auto", "linearized"):
+                assert resolved.all()
+            error = (S - truth).abs()[resolved]
+            assert (error <= RESOLVED_ERROR * truth[resolved].clamp_min(1)).all()
+
+
+def test_the_share_resolved_falls_with_the_residual(trained, record_property):
+    """Nothing is called resolved where float32 is all noise, nearly all where it is not; the shares are reported."""
+    net, x = trained
+    shares = {}
+    for residual in RESIDUALS:
+        problem, y = le.Problem.of(net, "half_mse"), labels_at(net, x, residual)
+        S = le.relative(le.respond(problem, (x, y), update=le.SGD(1e-2), engine="looped"))
+        shares[residual] = float(S.isfinite().double().mean())
+        tiny = le.relative(le.respond(problem, (x, y), update=le.SGD(1e-9), engine="looped"))
+        assert tiny.isnan().float().mean() > 0.9
+    record_property("share resolved", str(shares))
+    assert shares[1.0] > 0.95
+    assert shares[1.0] >= shares[1e-3] >= shares[1e-5]
+
+
+def test_classifiers_keep_the_promise_for_every_change(digits):
+    """Cross-entropy, confident and not, in all three changes."""
+    torch.manual_seed(1)
+    x, y = digits[0].flatten(1), (digits[1] == 3).long()
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    for sharpness in (1.0, 10.0, 40.0):
+        sharp = copy.deepcopy(net)
+        with torch.no_grad():
+            sharp[2].weight *= sharpness
+        problem = le.Problem.of(sharp, "cross_entropy")
+        for step_size in STEP_SIZES:
+            exact = le.respond(problem.to(torch.float64), (x, y), update=le.SGD(step_size), engine="looped")
+            for engine in ("looped", "auto"):
+                response = le.respond(problem, (x, y), update=le.SGD(step_size), engine=engine)
+                for change in (le.euclidean, le.manhattan, le.kl):
+                    S, truth = le.relative(response, change).double(), le.relative(exact, change)
+                    error, allowed = (S - truth).abs(), RESOLVED_ERROR * truth.clamp_min(1)
+                    assert (error <= allowed)[S.isfinite() & truth.isfinite()].all()
+                    if engine == "auto":
+                        assert S.isfinite().double().mean() > truth.isfinite().double().mean() - 0.02
+
+
+def test_steps_that_rounding_swallows_are_noticed():
+    """Every weight is so large that the step vanishes in float32: nothing moves, and that is said."""
+    net = nn.Linear(4, 1, bias=False)
+    nn.init.constant_(net.weight, 1e4)
+    x = torch.eye(4)
+    y = net(x)[:, 0].detach() - 1
+    response = le.respond(le.Problem.of(net, "half_mse"), (x, y), update=le.SGD(1e-5), engine="looped")
+    assert le.relative(response).isnan().all()
+    climbed = le.respond(le.Problem.of(net, "half_mse"), (x, y), update=le.SGD(1e-5))
+    assert torch.allclose(le.relative(climbed), torch.eye(4), atol=1e-6)
+    assert any("computed again in float64" in note for note in climbed.notes)
+
+
+def test_half_precision_models_are_measured_in_float32():
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3)).bfloat16()
+    x, y = torch.randn(20, 8).bfloat16(), torch.arange(20) % 3
+    problem = le.Problem.of(net, "cross_entropy")
+    response = le.respond(problem, (x, y), update=le.SGD(1e-2))
+    truth = le.respond(problem.to(torch.float64), (x, y), update=le.SGD(1e-2))
+    assert response.target_change.dtype == torch.float32
+    assert torch.allclose(le.relative(response).double(), le.relative(truth), atol=RESOLVED_ERROR)
+    assert "half precision" in response.notes[0]
+    raw = le.respond(problem, (x, y), update=le.SGD(1e-6), engine="looped")
+    assert raw.target_change.dtype == torch.float32
+    assert le.relative(raw).isnan().all()
+
+
+def test_a_model_that_cannot_run_in_float64_stays_unresolved_and_says_so():
+    class Stubborn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+            self.scale = torch.ones(4)
+
+        def forward(self, x):
+            return self.linear(torch.mm(x, torch.diag(self.scale)))
+
+    x, y = torch.randn(10, 4), torch.randn(10)
+    response = le.respond(le.Problem.of(Stubborn(), "half_mse"), (x, y), update=le.SGD(1e-9))
+    assert le.relative(response).isnan().all()
+    assert any("float64 is not possible" in note for note in response.notes)
+
+
+def test_hopeless_rows_are_not_tried_twice():
+    """Where the first rows are all below the noise, the rest go to float64 at once."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    calls = []
+    net.register_forward_hook(lambda module, args, out: calls.append(args[0].dtype))
+    x, y = torch.randn(60, 4), torch.randn(60)
+    response = le.respond(le.Problem.of(net, "half_mse"), (x, y), update=le.SGD(1e-9))
+    assert le.relative(response).isfinite().all()
+    assert calls.count(torch.float32) < 60

@@ -1,0 +1,187 @@
+"""The tape understands what it should, leaves over what it cannot, and is never fooled by an axis."""
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.jacobian import explicit_columns
+from local_elasticity.engine.tape import Layout
+from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
+
+
+def layout_of(model, inputs, **options):
+    problem = le.Problem.of(model.double(), "mse", **options)
+    with problem.moment() as moment:
+        return Layout.of(moment, inputs)
+
+
+class InPlaceRelu(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu_(self.norm(torch.relu_(self.conv(x)))).mean((2, 3)))
+
+
+UNDERSTOOD = {
+    "linear": (lambda: nn.Linear(4, 2), (4,)),
+    "linear without bias": (lambda: nn.Linear(4, 2, bias=False), (4,)),
+    "linear over places": (lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2), nn.Flatten()), (5, 4)),
+    "norms over several axes": (lambda: nn.Sequential(nn.LayerNorm((5, 4)), nn.Flatten(), nn.Linear(20, 2)), (5, 4)),
+    "norm of vectors": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)), (4,)),
+    "convolutions, in place": (InPlaceRelu, (2, 9, 9)),
+    "resnet": (lambda: le.models.ResNet18(2, width=2), (3, 16, 16)),
+    "public resnet": (le.models.resnet20, (3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_common_layers_are_understood(name):
+    make, shape = UNDERSTOOD[name]
+    model = make()
+    layout = layout_of(model, torch.randn(4, *shape).double())
+    assert layout.left_over == ()
+    assert set(layout.understood) == {name for name, _ in model.named_parameters()}
+
+
+LEFT_OVER = {
+    "lstm": (
+        Recurrent,
+        torch.randn(4, 5, 4),
+        {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"},
+    ),
+    "attention": (
+        Attention,
+        torch.randn(4, 5, 8),
+        {
+            "encoder.self_attn.in_proj_weight",
+            "encoder.self_attn.in_proj_bias",
+            "encoder.self_attn.out_proj.weight",
+            "encoder.self_attn.out_proj.bias",
+        },
+    ),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten()),
+        torch.randn(4, 2, 5, 5),
+        {"0.weight", "0.bias"},
+    ),
+    "padding by name": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding="same"), nn.Flatten()),
+        torch.randn(4, 2, 5, 5),
+        {"0.weight", "0.bias"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OVER)
+def test_what_is_not_understood_is_left_over(name):
+    make, inputs, expected = LEFT_OVER[name]
+    assert set(layout_of(make(), inputs.double()).left_over) == expected
+
+
+class Twice(nn.Module):
+    """One layer used two times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class SequenceFirst(nn.Module):
+    """The linear layer sees [t, b, d], which for t = 3 looks like three examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x.transpose(0, 1))).sum(0)
+
+
+class Flattened(nn.Module):
+    """The linear layer sees [b·t, d]."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(1)
+
+
+class Functional(nn.Module):
+    """Weights used outside their module, and transformed before use."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(torch.tanh(self.layer(x)), self.other.weight * 2, self.other.bias)
+
+
+def test_layers_used_twice_or_oddly_are_left_over():
+    x = torch.randn(4, 4).double()
+    assert set(layout_of(Twice(), x).left_over) == {"layer.weight", "layer.bias"}
+    assert set(layout_of(Functional(), x).left_over) == {"other.weight"}
+    tokens = {"input_ids": torch.randint(0, 7, (4, 5)), "attention_mask": torch.ones(4, 5).double()}
+    tied = layout_of(TokenModel(), tokens, output=lambda out: out["logits"])
+    assert tied.left_over == ("embedding.weight",)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", [SequenceFirst, Flattened])
+def test_another_first_axis_is_noticed(model, t):
+    net, x = model().double(), torch.randn(5, t, 4).double()
+    problem = le.Problem.of(net, "mse")
+    expected = le.respond(problem, (x, torch.randn(5, 2)), update=le.SGD(1e-7), engine="looped")
+    got = le.respond(problem, (x, torch.zeros(5, 2)), update=le.SGD(1e-7), engine="linearized")
+    theta = le.ntk(problem, x)
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(o, list(net.parameters()), retain_graph=True)])
+        for one in x
+        for o in net(one[None])[0]
+    ]
+    J = torch.stack(rows).reshape(5, 2, -1).flatten(1)
+    assert torch.allclose(theta, J @ J.T)
+    assert got.target_change.shape == expected.target_change.shape
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("memory", [None, 200_000])
+def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypatch):
+    """With the tape switched off, everything is left over; nothing changes."""
+    problem = case.problem()
+    with_tape = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
+    monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
+    without = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
+    assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
+    assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)
+
+
+def test_linear_layers_are_never_multiplied_out():
+    case = CASE_OF["relu net, squared loss"]
+    with case.problem().moment() as moment:
+        layout = Layout.of(moment, case.targets)
+        assert explicit_columns(moment, layout, case.targets) == 0
+    case = CASE_OF["cnn with batch norm and dropout"]
+    with case.problem().moment() as moment:
+        layout = Layout.of(moment, case.targets)
+        assert explicit_columns(moment, layout, case.targets) == 4 * 9 + 4 + 4 + 4
+
+
+def test_frozen_parts_of_a_layer_do_not_count():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x, y = torch.randn(6, 4).double(), torch.randn(6, 2).double()
+    for params in ("bias", "weight", "^0", "2.bias"):
+        problem = le.Problem.of(net, "mse", params=params)
+        exact = le.respond(problem, (x, y), update=le.SGD(1e-6)).target_change
+        limit = le.respond(problem, (x, y), update=le.SGD(1e-6), engine="linearized").target_change
+        assert torch.allclose(limit, exact, rtol=1e-4, atol=1e-12)

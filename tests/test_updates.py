@@ -1,0 +1,157 @@
+"""The live optimizer: the step measured is the step that optimizer.step() would take on a deep copy."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from tests.cases import CASE_OF
+from tests.test_engines import assert_same_rows
+from tests.tolerances import SAME_IN_FLOAT64
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "sgd with everything": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3, weight_decay=0.1),
+    "nesterov, maximized": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.8, 0.95), weight_decay=0.1),
+    "adam, amsgrad, maximized": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True, maximize=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-3),
+}
+
+
+def trained(make_optimizer, steps):
+    """A case whose optimizer has lived through some steps."""
+    case = CASE_OF["tanh net, three outputs"]
+    model = copy.deepcopy(case.model)
+    optimizer = make_optimizer(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        case.oracle_loss(model(case.sources[0]), case.sources[1]).backward()
+        optimizer.step()
+    return case, model, optimizer
+
+
+def one_step_each(case, model, optimizer):
+    """Deep-copy model and optimizer together, step the copies on each source."""
+    changes = []
+    for x, y in zip(*case.sources, strict=True):
+        moved, moving = copy.deepcopy((model, optimizer))
+        moving.zero_grad()
+        case.oracle_loss(moved(x[None]), y[None]).backward()
+        moving.step()
+        changes.append((moved(case.targets) - model(case.targets)).detach())
+    return torch.stack(changes)
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_live_optimizer_steps_as_it_would(name, steps):
+    case, model, optimizer = trained(OPTIMIZERS[name], steps)
+    expected = one_step_each(case, model, optimizer)
+    problem = le.Problem.of(model, case.loss)
+    state = copy.deepcopy(optimizer.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    update = le.FromOptimizer(optimizer)
+    engines = ["auto", "looped", "vmapped"] if update.vectorizes else ["auto", "looped"]
+    for engine in engines:
+        response = le.respond(problem, case.sources, case.targets, update=update, engine=engine)
+        assert_same_rows(response.target_change, expected)
+    assert _same(optimizer.state_dict(), state)
+    assert all((p.grad is None) == (g is None) for p, g in zip(model.parameters(), gradients, strict=True))
+    assert all(g is None or torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_groups_have_step_sizes_of_their_own_and_others_do_not_move():
+    case, model, _ = trained(OPTIMIZERS["sgd"], 0)
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.01}]
+    optimizer = torch.optim.SGD(groups, momentum=0.5)
+    update = le.FromOptimizer(optimizer)
+    response = le.respond(le.Problem.of(model, case.loss), case.sources, case.targets, update=update)
+    assert_same_rows(response.target_change, one_step_each(case, model, optimizer))
+    assert torch.isnan(response.step_size).all()
+
+
+def test_a_wrapped_optimizer_is_unwrapped():
+    model = nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    wrapper = type("AcceleratedOptimizer", (), {"optimizer": inner})()
+    assert le.FromOptimizer(wrapper).step_size == 0.5
+
+
+def test_plain_is_said_of_plain_sgd_only():
+    model = nn.Linear(2, 1)
+    plain = {name: le.FromOptimizer(make(model.parameters())).plain for name, make in OPTIMIZERS.items()}
+    assert [name for name, is_plain in plain.items() if is_plain] == ["sgd"]
+    assert le.SGD(0.1).plain
+    assert not le.SGD(0.1, weight_decay=0.1).plain
+    assert not le.Adam(0.1).plain
+
+
+def test_other_rules_run_in_float64_too():
+    """A rule that only a deep copy knows is stepped in the precision that is asked for."""
+    case, model, optimizer = trained(OPTIMIZERS["rmsprop"], 2)
+    expected = one_step_each(case, model, optimizer)
+    low = copy.deepcopy(model).float()
+    low_optimizer = torch.optim.RMSprop(low.parameters(), lr=1e-3, momentum=0.5)
+    low_optimizer.load_state_dict(optimizer.state_dict())
+    problem = le.Problem.of(low, case.loss).to(torch.float64)
+    response = le.respond(problem, case.sources, case.targets, update=le.FromOptimizer(low_optimizer))
+    assert_same_rows(response.target_change, expected, 1e-4)
+
+
+def test_what_cannot_be_measured_is_refused():
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="LBFGS"):
+        le.FromOptimizer(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TypeError, match="optimizer"):
+        le.FromOptimizer("adam")
+    other = le.FromOptimizer(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="none of the parameters"):
+        le.respond(le.Problem.of(model, "mse"), (torch.ones(2, 2), torch.ones(2)), update=other)
+    slow = le.FromOptimizer(torch.optim.Adagrad(model.parameters()))
+    with pytest.raises(ValueError, match="Looped"):
+        le.respond(le.Problem.of(model, "mse"), (torch.ones(2, 2), torch.ones(2)), update=slow, engine="vmapped")
+
+
+class NeedsClosure(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure):
+        return closure()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = nn.Linear(2, 1)
+    update = le.FromOptimizer(NeedsClosure(model.parameters()))
+    with pytest.raises(ValueError, match="gradient alone"):
+        le.respond(le.Problem.of(model, "mse"), (torch.ones(2, 2), torch.ones(2)), update=update)
+
+
+def test_fresh_adam_is_nearly_the_sign():
+    model = nn.Linear(3, 1, bias=False).double()
+    x = torch.tensor([[1.0, -2.0, 3.0]]).double()
+    response = le.respond(le.Problem.of(model, "half_mse"), (x, torch.full((1,), 50.0)), update=le.Adam(1e-3))
+    assert abs(response.source_change.item() - 1e-3 * 6) < SAME_IN_FLOAT64
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("step_size", [0, -1e-3, float("nan"), float("inf"), "fast"])
+@pytest.mark.parametrize("rule", [le.SGD, le.Adam])
+def test_step_sizes_are_positive_and_finite(rule, step_size):
+    with pytest.raises(ValueError, match="step_size"):
+        rule(step_size)
+
+
+def _same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

@@ -1,0 +1,16 @@
+"""Every tolerance in one place, by name."""
+
+SAME_IN_FLOAT64 = 1e-9
+"""Exact engines against the oracle loop, relative to the norm of a row."""
+
+SAME_IN_FLOAT32 = 2e-3
+"""Rows that are called resolved, chunked or ordered differently, in float32, relative to the norm of a row."""
+
+ROUNDING = 1e-12
+"""Closed forms in float64 against higher precision, relative."""
+
+RESOLVED_ERROR = 0.01
+"""A value that is called resolved is right to this share of itself or of the source's own change."""
+
+SLOPE = 0.1
+"""An order of convergence, against its whole number."""
