@@ -1,0 +1,1 @@
+"""Response → similarity matrix: pure functions. Rows are sources, columns targets."""

@@ -1,0 +1,64 @@
+"""Activation similarity (He & Su A.4, Fig. 5): the cosine of two examples' binary ReLU patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.memory import examples_at_once
+from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.shapes import Float
+
+
+def activation(model: Problem | nn.Module, x: Any, x2: Any = None) -> Float[Tensor, "n m"]:
+    """⟨a(x), a(x′)⟩ / (‖a(x)‖ ‖a(x′)‖), a(x) ∈ {0, 1} marking the ReLU units that are on, of all layers together.
+
+    Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    >>> _ = torch.nn.init.ones_(net[0].weight); _ = torch.nn.init.zeros_(net[0].bias)
+    >>> activation(net, torch.tensor([[1.0], [2.0]]))
+    tensor([[1., 1.],
+            [1., 1.]])
+    """
+    problem = model if isinstance(model, Problem) else Problem.of(model, "mse", params=".*")
+    with problem.moment() as moment:
+        left = read_targets(x, moment.device, moment.dtype)
+        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
+        one = _patterns(moment, left)
+        other = one if x2 is None else _patterns(moment, right)
+        return one @ other.T / (one.sum(1)[:, None] * other.sum(1)).sqrt()
+
+
+def _patterns(moment: Moment, inputs: Any) -> Float[Tensor, "b units"]:
+    at_once = examples_at_once(moment, inputs, None)
+    parts = []
+    for i in range(0, count(inputs), at_once):
+        with torch.no_grad(), _Patterns() as seen:
+            moment.outputs(moment.params, take(inputs, slice(i, i + at_once)))
+        if not seen.patterns:
+            raise ValueError("model: no ReLU was met in its forward pass, so there is no activation pattern")
+        parts.append(torch.cat([pattern.flatten(1) for pattern in seen.patterns], dim=1).to(moment.dtype))
+    return torch.cat(parts)
+
+
+RELUS = (nn.functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+
+
+class _Patterns(TorchFunctionMode):
+    """Notes which units are on, at every ReLU that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patterns: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in RELUS:
+            self.patterns.append(result > 0)
+        return result

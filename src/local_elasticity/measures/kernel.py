@@ -1,0 +1,177 @@
+"""The kernelized similarity S_ker (He & Su eq. 2.3), its normalised form, and the neural tangent kernel."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.jacobian import Factors, explicit_columns, inner, inner_trace, jacobian_factors
+from local_elasticity.engine.memory import examples_at_once
+from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.tape import Layout
+from local_elasticity.measures.relative import noise_floor, source_change
+from local_elasticity.shapes import Float
+
+
+def kernel(response: Response) -> Float[Tensor, "n m"]:
+    """The change at the target per unit of step, signed:
+
+        S_ker(x, x′) = −⟨g, f(x′; w⁺) − f(x′; w)⟩ / (η ‖g‖²),   g = ∂ℓ/∂f at the source,
+
+    which is eq. 2.3 for one output and tends to ⟨∇f(x′), ∇f(x)⟩ as η → 0. For several outputs it is not symmetric; the
+    symmetric, positive semidefinite kernel is `ntk`. Only steps of plain SGD have this meaning.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False).double(), "half_mse")
+    >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> le.kernel(le.respond(problem, (x, torch.full((2,), 9.0))))  # a linear model: x·x′
+    tensor([[1.0000, 1.0000],
+            [1.0000, 2.0000]], dtype=torch.float64)
+    """
+    gradient, size = _checked_gradient(response)
+    moved = torch.einsum("nk,nmk->nm", gradient, response.target_change)
+    resolved = source_change(response)[:, None] >= noise_floor(response)
+    return torch.where(resolved, -moved / (response.step_size * size)[:, None], torch.nan)
+
+
+def self_kernel(response: Response) -> Float[Tensor, " n"]:
+    """S_ker(x, x) of every source, the diagonal that `normalized` divides by.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False).double(), "half_mse")
+    >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> le.self_kernel(le.respond(problem, (x, torch.full((2,), 9.0))))
+    tensor([1.0000, 2.0000], dtype=torch.float64)
+    """
+    gradient, size = _checked_gradient(response)
+    return -(gradient * response.source_change).sum(-1) / (response.step_size * size)
+
+
+def normalized(
+    K: Float[Tensor, "n m"],
+    *,
+    source_diagonal: Float[Tensor, " n"] | None = None,
+    target_diagonal: Float[Tensor, " m"] | None = None,
+) -> Float[Tensor, "n m"]:
+    """K(x, x′) / √(K(x, x) K(x′, x′)) (He & Su A.4), NaN where a diagonal entry is not positive.
+
+    A square K whose targets are its sources brings its own diagonal; otherwise give both, for example from
+    `self_kernel`. The released code symmetrises first: `normalized(symmetrized(K))`.
+
+    >>> import torch
+    >>> normalized(torch.tensor([[4.0, 2.0], [2.0, 9.0]]))
+    tensor([[1.0000, 0.3333],
+            [0.3333, 1.0000]])
+    """
+    if (source_diagonal is None) != (target_diagonal is None):
+        raise ValueError("normalized: give source_diagonal and target_diagonal both, or neither for a square K")
+    if source_diagonal is None or target_diagonal is None:
+        if K.shape[0] != K.shape[1]:
+            raise ValueError(
+                f"normalized: a K of shape {tuple(K.shape)} needs source_diagonal= and target_diagonal=, the kernel "
+                "of every source and of every target with itself"
+            )
+        source_diagonal = target_diagonal = K.diagonal()
+    rows = torch.where(source_diagonal > 0, source_diagonal, torch.nan).rsqrt()
+    columns = torch.where(target_diagonal > 0, target_diagonal, torch.nan).rsqrt()
+    return K * rows[:, None] * columns
+
+
+def symmetrized(S: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """(S + Sᵀ)/2, as Algorithm 1 of He & Su uses it before clustering.
+
+    >>> import torch
+    >>> symmetrized(torch.tensor([[1.0, 0.0], [4.0, 1.0]]))
+    tensor([[1., 2.],
+            [2., 1.]])
+    """
+    if S.shape[0] != S.shape[1]:
+        raise ValueError(f"symmetrized: a square matrix is wanted, not one of shape {tuple(S.shape)}")
+    return (S + S.T) / 2
+
+
+def ntk(
+    problem: Problem,
+    x: Any,
+    x2: Any = None,
+    *,
+    reduce: Literal["trace"] | None = "trace",
+    memory: int | None = None,
+) -> Tensor:
+    """The empirical neural tangent kernel Θ(x, x′) = J(x) J(x′)ᵀ, J = ∂f/∂w over the parameters that step.
+
+    Symmetric and positive semidefinite; free of labels, loss and step size.
+
+    Args:
+        x, x2: inputs; x2 defaults to x.
+        reduce: `"trace"` over outputs, [n, m]; None for all of [n, m, k, k].
+        memory: bytes for the Jacobians; by default half of what is free.
+
+    >>> import torch, local_elasticity as le
+    >>> le.ntk(le.Problem.of(torch.nn.Linear(2, 1), "mse"), torch.eye(2))  # x·x′ + 1
+    tensor([[2., 1.],
+            [1., 2.]])
+    """
+    if reduce not in ("trace", None):
+        raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
+    with problem.moment() as moment:
+        left = read_targets(x, moment.device, moment.dtype)
+        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
+        layout = Layout.of(moment, left)
+        rows = _rows_at_once(moment, layout, left, memory)
+        strips = []
+        for i in range(0, count(left), rows):
+            J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))
+            strip = [_products(J, J, reduce)] if x2 is None else []
+            for j in range(i + rows if x2 is None else 0, count(right), rows):
+                strip.append(_products(J, jacobian_factors(moment, layout, take(right, slice(j, j + rows))), reduce))
+            strips.append(torch.cat(strip, dim=1))
+    return _from_upper(strips, rows) if x2 is None else torch.cat(strips)
+
+
+def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:
+    return inner_trace(one, other) if reduce == "trace" else inner(one, other).transpose(1, 2)
+
+
+def _rows_at_once(moment: Moment, layout: Layout, inputs: Any, memory: int | None) -> int:
+    with torch.no_grad():
+        k = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
+    columns = explicit_columns(moment, layout, inputs)
+    return examples_at_once(moment, inputs, memory, gradients=k, columns=columns)
+
+
+def _from_upper(strips: list[Tensor], rows: int) -> Tensor:
+    """The whole symmetric kernel from the blocks on and above its diagonal."""
+    n = strips[0].shape[1]
+    whole = strips[0].new_empty(n, *strips[0].shape[1:])
+    for i, strip in enumerate(strips):
+        at = slice(i * rows, i * rows + len(strip))
+        whole[at, at.start :] = strip
+        whole[at.start :, at] = _transposed(strip)
+        own = strip[:, : len(strip)]
+        whole[at, at] = (own + _transposed(own)) / 2
+    return whole
+
+
+def _transposed(block: Tensor) -> Tensor:
+    """Θ(x′, x) from Θ(x, x′), the outputs exchanged with the examples."""
+    return block.transpose(0, 1) if block.ndim == 2 else block.permute(1, 0, 3, 2)
+
+
+def _checked_gradient(response: Response) -> tuple[Tensor, Tensor]:
+    if not response.update.plain:
+        raise ValueError(
+            f"kernel: the update is {response.update!r}, but S_ker divides by −η ∂ℓ/∂f, which is the step of plain SGD "
+            "alone; use le.SGD(step_size) without weight decay"
+        )
+    if response.minibatches:
+        raise ValueError("kernel: a step on a minibatch has no single ∂ℓ/∂f; leave source_batch_size out")
+    if response.loss_gradient is None:
+        raise ValueError(
+            "kernel: after the softmax there is no ∂ℓ/∂f to divide by; use the response before as_probabilities()"
+        )
+    return response.loss_gradient, response.loss_gradient.square().sum(-1)

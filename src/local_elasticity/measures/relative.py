@@ -1,0 +1,75 @@
+"""The relative similarity S_rel (He & Su eq. 2.2; Dan et al. Definitions 1 and 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.noise import RESOLVED
+from local_elasticity.engine.response import Response
+from local_elasticity.measures.change import Change, euclidean, for_kind
+from local_elasticity.shapes import Float
+
+
+def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
+    """How far the target moved, compared with the source itself:
+
+        S_rel(x, x′) = |f(x′; w⁺) − f(x′; w)| / |f(x; w⁺) − f(x; w)|
+
+    with the same change function above and below: `euclidean` (the absolute value for one output), `manhattan`, `kl`
+    (Definition 2), or your own. S_rel(x, x) = 1. A pair whose denominator is not clear of the rounding noise is NaN.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 3).double(), "cross_entropy")
+    >>> response = le.respond(problem, (torch.eye(2).double(), torch.tensor([0, 1])), update=le.SGD(0.1))
+    >>> le.relative(response, change=le.kl).diagonal()
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    own = source_change(response, change)[:, None]
+    moved = for_kind(change, response.kind)(response.target_before, response.target_change)
+    return torch.where(own >= noise_floor(response, change), moved / own, torch.nan)
+
+
+def source_change(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
+    """The denominator: how far each source itself moved; the mean over a minibatch that was stepped on at once.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False), "half_mse")
+    >>> le.source_change(le.respond(problem, (torch.zeros(1, 2), torch.ones(1))))
+    tensor([0.])
+    """
+    own = for_kind(change, response.kind)(response.source_before, response.source_change)
+    return own.mean(1) if response.minibatches else own
+
+
+def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
+    """The least denominator that a pair is trusted with: the change that a difference of `RESOLVED` times the rounding
+    noise would make, at the source or at the target. It is never zero, so that a source that does not move is not
+    resolved.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1), "half_mse")
+    >>> response = le.respond(problem, (torch.eye(2), torch.full((2,), 9.0)))
+    >>> bool((le.noise_floor(response) < le.source_change(response)[:, None]).all())
+    True
+    """
+    change = for_kind(change, response.kind)
+    at_source = _change_of_noise(change, response.source_before, RESOLVED * response.source_noise)
+    if response.minibatches:
+        at_source = at_source.mean(1)
+    scale, row_of = response.noise_scale.unique(return_inverse=True)
+    noise = RESOLVED * scale[:, None, None] * response.target_noise
+    at_target = _change_of_noise(change, response.target_before.expand_as(noise), noise)[row_of]
+    floor = torch.maximum(at_source[:, None], at_target)
+    return floor.clamp_min(torch.finfo(floor.dtype).tiny)
+
+
+def _change_of_noise(change: Change, before: Tensor, noise: Tensor) -> Tensor:
+    """The largest change that differences of this size make, over a few patterns of signs."""
+    k = noise.shape[-1]
+    if k == 1:
+        return change(before, noise)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (4, k), generator=generator) * 2 - 1
+    signs[0, ::2], signs[0, 1::2] = 1, -1
+    return torch.stack([change(before, sign * noise) for sign in signs.to(noise)]).amax(0)

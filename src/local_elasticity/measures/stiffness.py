@@ -1,0 +1,71 @@
+"""Stiffness (Fort et al., cited by Dan et al. §1.5): whether a step on one example lowers the loss of another."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.inputs import count, read_sources, take
+from local_elasticity.engine.jacobian import Factors, explicit_columns, gradient_factors, inner_trace, loss_cotangents
+from local_elasticity.engine.memory import examples_at_once
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.tape import Layout
+from local_elasticity.shapes import Float
+
+
+def stiffness(
+    problem: Problem,
+    sources: Any,
+    targets: Any = None,
+    *,
+    form: Literal["cos", "sign"] = "cos",
+    memory: int | None = None,
+) -> Float[Tensor, "n m"]:
+    """The cosine or the sign of ⟨∇ℓ(x), ∇ℓ(x′)⟩ for every pair; their class-wise means are the published stiffness.
+
+    Args:
+        sources, targets: (inputs, labels) both, since the loss of the target enters; targets default to sources.
+        form: `"cos"` or `"sign"`.
+        memory: bytes for the gradients; by default half of what is free.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False), "half_mse")
+    >>> le.stiffness(problem, (torch.eye(2), torch.full((2,), 9.0)))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    if form not in ("cos", "sign"):
+        raise ValueError(f'form: "cos" or "sign", not {form!r}')
+    with problem.moment() as moment:
+        left = read_sources(sources, moment.device, moment.dtype)
+        right = left if targets is None else read_sources(targets, moment.device, moment.dtype)
+        layout = Layout.of(moment, left[0])
+        columns = explicit_columns(moment, layout, left[0])
+        rows = examples_at_once(moment, left[0], memory, gradients=1, columns=columns)
+
+        def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
+            inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
+            cotangents = loss_cotangents(moment, tree_map(lambda leaf: leaf[:, None], inputs), labels[:, None])
+            return gradient_factors(moment, layout, inputs, cotangents[:, 0])
+
+        strips = []
+        for i in range(0, count(left[0]), rows):
+            one = gradients(left, i)
+            blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
+            strips.append(torch.cat(blocks, dim=1))
+    cosine = torch.cat(strips)
+    return cosine if form == "cos" else cosine.sign()
+
+
+def _cosine(one: Factors, other: Factors) -> Tensor:
+    return inner_trace(one, other) / _length(one)[:, None] / _length(other)
+
+
+def _length(gradients: Factors) -> Tensor:
+    """‖∇ℓ‖ of every example."""
+    squares = [layer.q[:, 0].square().sum(1) * layer.squares() for layer in gradients.outer]
+    squares += [part[:, 0].square().sum(1) for part in gradients.explicit.values()]
+    return torch.stack(squares).sum(0).sqrt()
