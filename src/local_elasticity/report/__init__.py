@@ -1,0 +1,1 @@
+"""Figures and tables of results. Nothing in here trains or steps a network."""

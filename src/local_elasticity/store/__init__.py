@@ -1,0 +1,1 @@
+"""Results on disk: labelled, chunked, readable with plain xarray."""
