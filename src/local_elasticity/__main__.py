@@ -1,0 +1,165 @@
+"""The command. Everything heavy is imported inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="local-elasticity",
+    help="If a network took one step on this example, whose predictions would move, and how far?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data_app = typer.Typer(help="Datasets on this machine.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+INTERRUPTED = 130
+USERS_MISTAKE = 2
+USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from local_elasticity import __version__
+
+        typer.echo(f"local-elasticity {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is decided, and show tracebacks.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder for the figure and the results.")] = Path("demo")) -> None:
+    """Train a small net on real digits and measure its local elasticity (under a minute)."""
+    from rich.console import Console
+
+    from local_elasticity.demo import run_demo
+
+    run_demo(out, Console())
+
+
+@app.command(name="list")
+def list_experiments() -> None:
+    """The papers' experiments that can be run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
+
+    table = Table("name", "what", "scales", "readings")
+    for name in EXPERIMENTS:
+        experiment = find_experiment(name)
+        table.add_row(name, experiment.title, " ".join(experiment.scales), " ".join(experiment.readings))
+    Console().print(table)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment, as `local-elasticity list` shows it.")],
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), small (minutes on 2 cores) or paper (the published setting).")
+    ] = "small",
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, …")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; by default runs/NAME-SCALE-READING.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
+    reading: Annotated[
+        str, typer.Option(help="as_defined (the paper's definitions), as_printed, or as_released (the authors' code).")
+    ] = "as_defined",
+) -> None:
+    """Run an experiment of a paper. Finished parts are kept: the same command goes on after an interruption."""
+    from rich.console import Console
+
+    from local_elasticity.papers.runner import find_experiment, run_experiment
+
+    console = Console()
+    experiment = find_experiment(name)
+    folder = out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{reading}"
+
+    def report(unit: Any, done: int, total: int, seconds: float) -> None:
+        took = f"{seconds:.1f} s" if seconds else "was there already"
+        console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {took}", highlight=False)
+
+    try:
+        result = run_experiment(
+            experiment,
+            folder,
+            scale=scale,  # type: ignore[arg-type]
+            seeds=seeds,
+            reading=reading,  # type: ignore[arg-type]
+            device=device,
+            report=report,
+        )
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\ninterrupted; what is finished is kept in {folder}: the same command goes on from there", err=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    _print_result(console, result)
+    console.print(f"written to {folder / 'result.json'} and {folder / 'figures'}")
+
+
+@data_app.command(name="list")
+def list_data() -> None:
+    """Which datasets are on this machine, and where."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from local_elasticity.data.images import FOLDER, available
+
+    table = Table("dataset", "where")
+    for name, place in available().items():
+        table.add_row(name, place)
+    console = Console()
+    console.print(table)
+    if not os.environ.get(FOLDER):
+        console.print(f"Name a folder of .npz files in {FOLDER} to use your own copies.")
+
+
+def _print_result(console: Any, result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    cells = Table("row", "column", "paper", "measured", "verdict", title=f"{result['experiment']} ({result['scale']})")
+    for cell in result["cells"]:
+        spread = f" ± {cell['sd']:.2g}" if cell["sd"] is not None else ""
+        paper = "" if cell["paper"] is None else f"{cell['paper']:g}"
+        measured = "" if cell["mean"] is None else f"{cell['mean']:.3g}{spread}"
+        cells.add_row(cell["row"], cell["column"], paper, measured, cell["verdict"] or "")
+    console.print(cells)
+    for claim in result["claims"]:
+        console.print(f"[bold]{claim['verdict']}[/bold]: {claim['text']}\n  {claim['evidence']}", highlight=False)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line and exit status 2."""
+    try:
+        app()
+    except USERS_MISTAKES as error:
+        if "--verbose" in sys.argv or "-v" in sys.argv:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(USERS_MISTAKE)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted", err=True)
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

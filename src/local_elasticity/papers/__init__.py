@@ -1,0 +1,1 @@
+"""The papers' experiments, one file a table or figure, on one runner."""

@@ -1,0 +1,133 @@
+"""What an experiment declares, and what a result is. `runner.py` runs them; they live in the papers' folders."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Scale = Literal["smoke", "small", "paper"]
+Reading = Literal["as_defined", "as_printed", "as_released"]
+Verdict = Literal["agrees", "differs", "holds", "fails", "depends", "not measured"]
+Settings = Mapping[str, Any]
+Measured = Mapping[str, Any]
+"""What one unit of work found: JSON values by name."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work that is done and kept on its own: one part of an experiment at one seed."""
+
+    part: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} seed {self.seed}".replace("/", "-").replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of the paper beside ours, over seeds.
+
+    It agrees where the published value lies within two standard deviations of a new draw, or within `tolerance`, the
+    precision to which the paper prints it. Without a published value there is no verdict.
+    """
+
+    row: str
+    column: str
+    paper: float | None
+    values: tuple[float, ...]
+    tolerance: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def sd(self) -> float | None:
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        if self.paper is None:
+            return None
+        if self.mean is None:
+            return "not measured"
+        spread = 2 * (self.sd or 0.0) * math.sqrt(1 + 1 / len(self.values))
+        return "agrees" if abs(self.mean - self.paper) <= max(spread, self.tolerance) else "differs"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "row": self.row,
+            "column": self.column,
+            "paper": self.paper,
+            "values": list(self.values),
+            "mean": self.mean,
+            "sd": self.sd,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and what came out: the effect in numbers and the evidence in words."""
+
+    id: str
+    text: str
+    verdict: Verdict = "not measured"
+    effect: float | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with a band."""
+
+    name: str
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that an experiment has to say about its measured units."""
+
+    cells: Sequence[Cell] = ()
+    claims: Sequence[Claim] = ()
+    curves: Sequence[Curve] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+class Experiment(ABC):
+    """A table or figure of a paper.
+
+    A subclass declares its name, title, claims, readings and settings for each scale, runs one unit at a time, and
+    turns what was measured into findings. Units are independent, so that they can be interrupted and resumed.
+    """
+
+    name: str
+    title: str
+    claims: tuple[Claim, ...]
+    scales: Mapping[Scale, Settings]
+    readings: tuple[Reading, ...] = ("as_defined",)
+
+    @abstractmethod
+    def parts(self, settings: Settings) -> list[str]:
+        """The parts that are run at every seed."""
+
+    @abstractmethod
+    def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
+        """Run one unit; JSON values only."""
+
+    @abstractmethod
+    def find(self, measured: Mapping[Unit, Measured]) -> Findings:
+        """Cells, claims, curves and figures from whatever units there are."""

@@ -1,0 +1,1 @@
+"""He & Su, "The Local Elasticity of Neural Networks" (2020)."""

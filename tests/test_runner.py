@@ -1,0 +1,161 @@
+"""The runner: units are kept one by one, interrupted runs go on, and results have one schema."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
+from local_elasticity.papers.runner import EXPERIMENTS, find_experiment, run_experiment
+from local_elasticity.report.figures import figure
+
+
+class Toy(Experiment):
+    name = "toy/one"
+    title = "a toy"
+    claims = (Claim("rises", "it rises"),)
+    scales = {"smoke": {"add": 1}, "small": {"add": 2}}  # noqa: RUF012
+    readings = ("as_defined", "as_released")
+
+    def __init__(self):
+        self.ran = []
+        self.interrupt_at = None
+
+    def parts(self, settings):
+        return ["a", "b/c d"]
+
+    def measure(self, unit, settings, reading, device):
+        if len(self.ran) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.ran.append(unit.name)
+        return {"value": unit.seed + settings["add"] + (reading == "as_released")}
+
+    def find(self, measured):
+        values = tuple(found["value"] for unit, found in measured.items() if unit.part == "a")
+        made = figure()
+        made.subplots().plot(values)
+        return Findings(
+            [Cell("a", "value", 2.0, values), Cell("b", "value", None, ())],
+            [Claim("rises", "it rises", "holds", 1.0, "seen")],
+            [Curve("line", [0.0], [1.0], [0.5], [1.5])],
+            {"toy": made},
+        )
+
+
+def test_a_result_has_the_one_schema(tmp_path):
+    result = run_experiment(Toy(), tmp_path / "run", scale="smoke", seeds=3)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    keys = "schema experiment scale reading settings environment commit seeds cells claims curves figures"
+    assert set(result) == set(keys.split())
+    assert result["schema"] == 1
+    assert result["seeds"] == [0, 1, 2]
+    assert result["cells"][0] == {
+        "row": "a",
+        "column": "value",
+        "paper": 2.0,
+        "values": [1, 2, 3],
+        "mean": 2.0,
+        "sd": 1.0,
+        "verdict": "agrees",
+    }
+    assert result["cells"][1]["verdict"] is None
+    assert set(result["claims"][0]) == {"id", "text", "verdict", "effect", "evidence"}
+    assert set(result["curves"][0]) == {"name", "x", "mean", "low", "high"}
+    assert result["figures"] == ["figures/toy.png", "figures/toy.svg"]
+    assert all((tmp_path / "run" / file).stat().st_size > 1000 for file in result["figures"])
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    toy = Toy()
+    toy.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(toy, tmp_path, scale="smoke", seeds=3)
+    assert toy.ran == ["a-seed-0", "b-c-d-seed-0", "a-seed-1"]
+    toy.interrupt_at = None
+    seen = []
+    result = run_experiment(
+        toy, tmp_path, scale="smoke", seeds=3, report=lambda unit, done, total, s: seen.append((done, total, s > 0))
+    )
+    assert toy.ran == ["a-seed-0", "b-c-d-seed-0", "a-seed-1", "b-c-d-seed-1", "a-seed-2", "b-c-d-seed-2"]
+    assert seen == [(1, 6, False), (2, 6, False), (3, 6, False), (4, 6, True), (5, 6, True), (6, 6, True)]
+    assert result["cells"][0]["values"] == [1, 2, 3]
+    more = run_experiment(toy, tmp_path, scale="smoke", seeds=4)
+    assert more["cells"][0]["values"] == [1, 2, 3, 4]
+
+
+def test_folders_of_other_runs_are_refused(tmp_path):
+    run_experiment(Toy(), tmp_path / "run", scale="smoke", seeds=1)
+    with pytest.raises(ValueError, match="holds another run .scale, settings differ"):
+        run_experiment(Toy(), tmp_path / "run", scale="small", seeds=1)
+    with pytest.raises(ValueError, match="holds another run .reading differ"):
+        run_experiment(Toy(), tmp_path / "run", scale="smoke", seeds=1, reading="as_released")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(ValueError, match="holds no run"):
+        run_experiment(Toy(), tmp_path / "mine", scale="smoke", seeds=1)
+
+
+def test_arguments_are_checked(tmp_path):
+    for options, words in (
+        ({"scale": "huge"}, "--scale"),
+        ({"scale": "smoke", "seeds": 0}, "--seeds"),
+        ({"scale": "smoke", "reading": "as_printed"}, "--reading"),
+        ({"scale": "smoke", "device": "tpu"}, "--device"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run_experiment(Toy(), tmp_path / "run", **options)
+    with pytest.raises(ValueError, match="NAME"):
+        find_experiment("he2020local/fig99")
+
+
+def test_verdicts_follow_the_spread():
+    assert Cell("r", "c", 0.9, (0.5, 0.7, 0.9, 1.1)).verdict == "agrees"
+    assert Cell("r", "c", 2.0, (0.5, 0.7, 0.9)).verdict == "differs"
+    assert Cell("r", "c", 0.504, (0.5,), tolerance=0.005).verdict == "agrees"
+    assert Cell("r", "c", 0.504, (0.5,)).verdict == "differs"
+    assert Cell("r", "c", 0.5, ()).verdict == "not measured"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_run_at_smoke_scale(name, tmp_path):
+    experiment = find_experiment(name)
+    assert experiment.name == name
+    assert experiment.title
+    assert {"smoke", "small", "paper"} == set(experiment.scales)
+    result = run_experiment(experiment, tmp_path, scale="smoke", seeds=1)
+    assert [claim["id"] for claim in result["claims"]] == [claim.id for claim in experiment.claims]
+    assert all(cell["values"] for cell in result["cells"])
+
+
+def test_fig1_is_locally_elastic_even_at_smoke_scale(tmp_path):
+    """The sign of the effect is large enough to show in a second of training."""
+    result = run_experiment(find_experiment("he2020local/fig1"), tmp_path, scale="smoke", seeds=2)
+    cells = {(cell["row"], cell["column"]): cell for cell in result["cells"]}
+    for name in ("torus", "folded_boxes"):
+        relu = cells[f"{name}: correlation without diagonal", "relu"]
+        linear = cells[f"{name}: correlation without diagonal", "linear"]
+        assert all(a < b - 0.3 for a, b in zip(relu["values"], linear["values"], strict=True))
+
+
+def test_a_killed_process_loses_only_the_unit_it_was_in(tmp_path):
+    """SIGKILL in the middle, then the same command again."""
+    command = [sys.executable, "-m", "local_elasticity", "run", "he2020local/fig1", "--scale", "smoke", "--seeds", "2"]
+    command += ["--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    units = tmp_path / "run" / "units"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(list(units.glob("*.json"))) < 2:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {file.name: file.stat().st_mtime_ns for file in units.glob("*.json")}
+    assert 2 <= len(kept) < 8
+    assert not (tmp_path / "run" / "result.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout.count("was there already") == len(kept)
+    assert {file.name: file.stat().st_mtime_ns for file in units.glob("*.json")}.items() >= kept.items()
+    assert len(json.loads((tmp_path / "run" / "result.json").read_text())["cells"]) == 10
