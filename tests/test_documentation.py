@@ -1,0 +1,78 @@
+"""Every code block of the README, every example and every docstring runs; every public name is documented."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import local_elasticity as le
+
+ROOT = Path(__file__).parent.parent
+MODULES = [m.name for m in pkgutil.walk_packages(le.__path__, "local_elasticity.") if not m.name.endswith("__main__")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name):
+    outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert outcome.failed == 0
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS}), ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after another, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for other, block in BLOCKS:
+        if other == page:
+            exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example, tmp_path):
+    answer = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+
+
+@pytest.mark.parametrize("name", [name for name in le.__all__ if name != "__version__"])
+def test_public_names_are_there_and_documented(name):
+    thing = getattr(le, name)
+    assert inspect.getdoc(thing)
+    if inspect.isfunction(thing):
+        assert ">>>" in (thing.__doc__ or ""), f"le.{name} has no example"
+
+
+def test_functions_are_not_shadowed_by_modules():
+    """Importing every module leaves le.similarity and its like callable."""
+    for name in MODULES:
+        importlib.import_module(name)
+    for name in ("similarity", "respond", "estimate", "kernel", "relative", "load"):
+        assert callable(getattr(le, name))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(AttributeError, match="no attribute 'elasticity'"):
+        le.elasticity  # noqa: B018
+
+
+def test_the_import_is_light():
+    """`import local_elasticity` needs torch and numpy only, and not even those until a name is used."""
+    script = (
+        "import sys; heavy = ['pandas', 'xarray', 'zarr', 'matplotlib', 'scipy', 'sklearn', 'mlxtend', 'typer', 'rich',"
+        " 'jaxtyping']\n"
+        "sys.modules.update(dict.fromkeys(heavy))\n"
+        "import torch, local_elasticity as le\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))\n"
+        "response = le.respond(le.Problem.of(net, 'mse'), (torch.randn(8, 3), torch.randn(8)))\n"
+        "print(le.relative(response), le.kernel(response), le.ntk(le.Problem.of(net, 'mse'), torch.eye(3)))"
+    )
+    answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
