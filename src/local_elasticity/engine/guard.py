@@ -12,10 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def held_still(device: torch.device) -> Iterator[None]:
+def held_still(device: torch.device, model: Any) -> Iterator[None]:
     """Full float32 precision, no autocast, gradients on, random state untouched; all of it restored on the way out.
 
-    The fused attention path of `nn.MultiheadAttention` is off as well: it knows no derivatives.
+    The fused attention path of `nn.MultiheadAttention` is off as well, since it knows no derivatives, and so is cuDNN for
+    a recurrent model, since it differentiates those in training mode only.
     """
     with ExitStack() as stack:
         cuda = [device] if device.type == "cuda" else []
@@ -26,6 +27,8 @@ def held_still(device: torch.device) -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(_full_precision())
         stack.enter_context(_plain_attention())
+        if isinstance(model, nn.Module) and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+            stack.enter_context(_no_cudnn())
         yield
 
 
@@ -67,6 +70,16 @@ def _full_precision() -> Iterator[None]:
     finally:
         for backend, was in zip(backends, before, strict=True):
             backend.fp32_precision = was
+
+
+@contextmanager
+def _no_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 @contextmanager

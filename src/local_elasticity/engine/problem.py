@@ -101,7 +101,7 @@ class Problem:
         """The problem at this moment of training, for as long as the context lasts."""
         parameters = self.named_parameters()
         device = _only_device(parameters)
-        with held_still(device), mode_of(self.model, self.mode == "train"):
+        with held_still(device, self.model), mode_of(self.model, self.mode == "train"):
             params = {name: self._cast(parameters[name].detach()) for name in self.steps}
             constants = {name: self._cast(p.detach()) for name, p in parameters.items() if name not in params}
             if isinstance(self.model, nn.Module):
