@@ -70,6 +70,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     call: Callable[..., torch.Tensor] = lambda model, x: model(x)
     vectorizes: bool = True
+    structured: bool = True
     n: int = 5
     m: int = 4
 
@@ -189,6 +190,7 @@ CASES = [
         _classes(7),
         {"output": lambda out: out["logits"]},
         lambda model, x: model(**x)["logits"],
+        structured=False,
     ),
     Case(
         "attention",
@@ -197,6 +199,7 @@ CASES = [
         F.cross_entropy,
         lambda n: torch.randn(n, 5, 8),
         _classes(3),
+        structured=False,
     ),
     Case(
         "lstm",
@@ -206,6 +209,7 @@ CASES = [
         lambda n: torch.randn(n, 5, 4),
         _classes(2),
         vectorizes=False,
+        structured=False,
     ),
     Case(
         "two inputs, four outputs",

@@ -12,6 +12,7 @@ from local_elasticity.engine.auto import AutoRunner
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.structured import StructuredRunner
 from local_elasticity.engine.vmapped import VmappedRunner
 from tests.test_engines import assert_same_rows
 
@@ -21,26 +22,37 @@ def problem_and_sources(n=60):
     return le.Problem.of(net, "cross_entropy"), (torch.randn(n, 4).double(), torch.arange(n) % 2)
 
 
+def slowed(patch, runner, times):
+    rows = runner.rows
+
+    def slowly(self, start, stop):
+        for _ in range(times):
+            result = rows(self, start, stop)
+        return result
+
+    patch.setattr(runner, "rows", slowly)
+
+
 @pytest.mark.usefixtures("racing")
-def test_auto_takes_the_faster_engine(monkeypatch, caplog):
-    """Whichever is slowed down loses, and the note says by how much."""
+@pytest.mark.parametrize("winner", ["looped", "vmapped", "structured"])
+def test_auto_takes_the_fastest_engine(winner, monkeypatch, caplog):
+    """Those that are slowed down lose, the note says by how much, and the choice is remembered."""
     problem, sources = problem_and_sources()
     expected = le.respond(problem, sources, engine="looped").target_change
-    for slow, winner in ((LoopedRunner, "vmapped"), (VmappedRunner, "looped")):
-        rows = slow.rows
-
-        def slowly(self, start, stop, rows=rows):
-            for _ in range(20):
-                result = rows(self, start, stop)
-            return result
-
-        with monkeypatch.context() as patch, caplog.at_level(logging.INFO, logger="local_elasticity"):
-            patch.setattr(slow, "rows", slowly)
-            response = le.respond(problem, sources)
-        assert response.engine == winner
-        assert "against" in response.notes[0]
-        assert response.notes[0] in caplog.text
-        assert_same_rows(response.target_change, expected)
+    runners = {"looped": LoopedRunner, "vmapped": VmappedRunner, "structured": StructuredRunner}
+    for name, runner in runners.items():
+        if name != winner:
+            slowed(monkeypatch, runner, 400 if name == "structured" else 20)
+    with caplog.at_level(logging.INFO, logger="local_elasticity"):
+        response = le.respond(problem, sources)
+    assert response.engine == winner
+    assert "against" in response.notes[-1]
+    assert response.notes[-1] in caplog.text
+    assert_same_rows(response.target_change, expected)
+    again = le.respond(problem, sources)
+    assert again.engine == winner
+    assert "as chosen before" in again.notes[0]
+    assert_same_rows(again.target_change, expected)
 
 
 @pytest.mark.usefixtures("racing")
@@ -59,7 +71,7 @@ def test_every_timed_row_is_a_row_of_the_result():
 
 def test_few_sources_are_not_raced():
     problem, sources = problem_and_sources(3)
-    assert "not enough work for a race" in le.respond(problem, sources).notes[0]
+    assert le.respond(problem, sources).engine == "looped"
     one = le.respond(problem, (sources[0][:1], sources[1][:1]), sources[0])
     assert one.engine == "looped"
     assert one.target_change.shape == (1, 3, 2)

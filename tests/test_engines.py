@@ -8,7 +8,14 @@ from tests.cases import CASE_OF, CASES
 from tests.oracles.loop import looped_response
 from tests.tolerances import SAME_IN_FLOAT64, SLOPE
 
-EXACT = {"looped": le.Looped(), "vmapped": le.Vmapped(), "vmapped in twos": le.Vmapped(chunk=2), "auto": "auto"}
+EXACT = {
+    "looped": le.Looped(),
+    "looped in twos, channels last": le.Looped(at_once=2, channels_last=True),
+    "vmapped": le.Vmapped(),
+    "vmapped in twos": le.Vmapped(chunk=2),
+    "structured": le.Structured(),
+    "auto": "auto",
+}
 
 UPDATES = {
     "sgd": (le.SGD(0.05), lambda model: torch.optim.SGD(model.parameters(), lr=0.05)),
@@ -43,6 +50,10 @@ def test_exact_engines_agree_with_the_oracle(case, update, engine):
             le.respond(case.problem(), case.sources, case.targets, engine=EXACT[engine])
         return
     rule, make_optimizer = UPDATES[update]
+    if engine == "structured" and not (case.structured and isinstance(rule, le.SGD)):
+        with pytest.raises(ValueError, match="engine: Structured"):
+            le.respond(case.problem(), case.sources, case.targets, update=rule, engine="structured")
+        return
     source, target = looped_response(
         case.model, case.oracle_loss, case.sources, case.targets, make_optimizer, call=case.call, take=case.take
     )

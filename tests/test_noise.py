@@ -66,7 +66,7 @@ def labels_at(net, x, residual):
     return (f + residual * signs * torch.linspace(0.5, 1.5, len(x))).float()
 
 
-@pytest.mark.parametrize("engine", ["looped", "vmapped", "linearized", "auto"])
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "structured", "linearized", "auto"])
 def test_resolved_values_are_right_to_one_percent(trained, engine):
     """In float32 against float64, at every residual and step size; and auto resolves everything."""
     net, x = trained
@@ -79,7 +79,7 @@ def test_resolved_values_are_right_to_one_percent(trained, engine):
             exact = "linearized" if engine == "linearized" else "looped"
             truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine=exact))
             resolved = S.isfinite()
-            if engine in ("auto", "linearized"):
+            if engine in ("auto", "linearized", "structured"):
                 assert resolved.all()
             error = (S - truth).abs()[resolved]
             assert (error <= RESOLVED_ERROR * truth[resolved].clamp_min(1)).all()
@@ -112,7 +112,7 @@ def test_classifiers_keep_the_promise_for_every_change(digits):
         problem = le.Problem.of(sharp, "cross_entropy")
         for step_size in STEP_SIZES:
             exact = le.respond(problem.to(torch.float64), (x, y), update=le.SGD(step_size), engine="looped")
-            for engine in ("looped", "auto"):
+            for engine in ("looped", "vmapped", "structured", "auto"):
                 response = le.respond(problem, (x, y), update=le.SGD(step_size), engine=engine)
                 for change in (le.euclidean, le.manhattan, le.kl):
                     S, truth = le.relative(response, change).double(), le.relative(exact, change)

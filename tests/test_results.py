@@ -61,7 +61,7 @@ def test_it_says_how_it_was_made(problem):
     S = le.similarity(problem, (x, y), x2, update=le.SGD(0.1), target_labels=list("abcab"))
     assert S.attrs["update"] == "SGD(step_size=0.1, weight_decay=0.0)"
     assert S.attrs["step_size"] == 0.1
-    assert S.attrs["engine"] in ("looped", "vmapped")
+    assert S.attrs["engine"] == "structured"
     assert S.attrs["reading"] == "as_defined"
     assert S.attrs["loss"] == "cross_entropy"
     assert "dropout off" in S.attrs["policy"]

@@ -9,6 +9,9 @@ SAME_IN_FLOAT32 = 2e-3
 ROUNDING = 1e-12
 """Closed forms in float64 against higher precision, relative."""
 
+STRUCTURED_IN_FLOAT32 = 2e-6
+"""What nothing was subtracted in, in float32 against float64, relative to the norm of a row."""
+
 RESOLVED_ERROR = 0.01
 """A value that is called resolved is right to this share of itself or of the source's own change."""
 

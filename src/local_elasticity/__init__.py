@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Looped as Looped
     from local_elasticity.engine import Problem as Problem
     from local_elasticity.engine import Response as Response
+    from local_elasticity.engine import Structured as Structured
     from local_elasticity.engine import Vmapped as Vmapped
-    from local_elasticity.engine import estimate as estimate
-    from local_elasticity.engine import respond as respond
+    from local_elasticity.engine.estimate import estimate as estimate
+    from local_elasticity.engine.respond import respond as respond
     from local_elasticity.labelled import load as load
     from local_elasticity.labelled import similarity as similarity
     from local_elasticity.measures.activation import activation as activation
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from local_elasticity.measures.summary import class_pairs as class_pairs
 
 _PLACES = {
-    "engine": ("Problem SGD Adam FromOptimizer respond Response estimate Estimate Looped Vmapped Linearized"),
+    "engine": (
+        "Problem SGD Adam FromOptimizer respond Response estimate Estimate Looped Vmapped Structured Linearized"
+    ),
     "measures.change": "euclidean manhattan kl",
     "measures.relative": "relative source_change noise_floor",
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",

@@ -7,6 +7,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import SGD, Adam, FromOptimizer, Update
 from local_elasticity.engine.vmapped import Vmapped
 
@@ -20,6 +21,7 @@ __all__ = [
     "Looped",
     "Problem",
     "Response",
+    "Structured",
     "Update",
     "Vmapped",
     "estimate",

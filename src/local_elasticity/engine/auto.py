@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.structured import StructuredRunner, differences_runner, two_layer_runner
+from local_elasticity.engine.two_layer import TwoLayerRunner
 from local_elasticity.engine.vmapped import VmappedRunner
 
 logger = logging.getLogger("local_elasticity")
@@ -35,7 +41,7 @@ GROWTH = 4
 
 @dataclass(frozen=True)
 class Auto:
-    """Times `Looped` on the first rows, then small chunks of `Vmapped`, then larger ones while they gain. Exact."""
+    """Times the exact engines on the first rows and keeps the fastest; remembers its choice for a model. Exact."""
 
     @property
     def exact(self) -> bool:
@@ -47,40 +53,48 @@ class Auto:
 
 @dataclass
 class Way:
-    """A runner and how many seconds a row took it; `warms_up` where the first time does not count."""
+    """A runner, how to make one like it for another job, and how many seconds a row took it.
+
+    `warms_up` where its first chunk is slower than the others and does not count.
+    """
 
     name: str
     runner: Runner
     chunk: int
+    make: Callable[[Job], Runner]
+    detail: str = ""
     warms_up: bool = False
     seconds: float = float("inf")
 
     def __str__(self) -> str:
-        how = f" in chunks of {self.chunk}" if self.chunk > 1 else ""
-        if isinstance(self.runner, LoopedRunner):
-            how = f" with {self.runner.at_once} targets at a time" if self.runner.at_once < self.runner.job.m else ""
-            how += ", channels last" if self.runner.channels_last else ""
-        return f"{self.name}{how} ({_duration(self.seconds)} a row)"
+        return f"{self.name}{self.detail} ({_duration(self.seconds)} a row)"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way that won, without the job that it won on."""
+
+    name: str
+    detail: str
+    chunk: int
+    make: Callable[[Job], Runner]
+    seconds: float
+
+
+_choices: WeakKeyDictionary[Any, dict[Any, Choice]] = WeakKeyDictionary()
+"""What was chosen for which model and size of job, so that watching a training run races once."""
 
 
 class AutoRunner:
     """A race between ways: each trial is timed, the best is kept, and the race is over when no trial is left."""
 
-    subtracts = True
-
     def __init__(self, job: Job) -> None:
         self.job = job
-        looped = LoopedRunner(job)
-        self.target_before = looped.target_before
         self.notes: list[str] = []
-        self.best = Way("looped", looped, 1)
-        self.trials = _looped_trials(looped)
-        if job.moment.device.type == "cpu":
-            if looped.at_once >= 2 * CACHE_SIZED:
-                self.trials += _looped_trials(LoopedRunner(job, CACHE_SIZED))
-            if any(p.ndim == 4 for p in job.moment.params.values()):
-                at_once = CACHE_SIZED if looped.at_once >= 2 * CACHE_SIZED else None
-                self.trials += _looped_trials(LoopedRunner(job, at_once, channels_last=True))
+        self.trials: list[Way] = []
+        self.best = self._remembered() or self._two_layers() or self._start_race()
+        self.target_before = self.best.runner.target_before
+        self.subtracts = bool(self.trials) or self.best.runner.subtracts
 
     @property
     def chunk(self) -> int:
@@ -105,6 +119,10 @@ class AutoRunner:
         way.chunk = min(way.chunk, way.runner.chunk)
         return shrunk
 
+    def again(self, job: Job) -> Runner:
+        """A runner of the kind that was best here, for another job on the same network."""
+        return self.best.make(job)
+
     def rows(self, start: int, stop: int) -> Rows:
         if not self.trials:
             return self.best.runner.rows(start, stop)
@@ -124,44 +142,103 @@ class AutoRunner:
             self._judge(trial, left=self.job.n - stop)
         return rows
 
-    def again(self, job: Job) -> Runner:
-        """A runner of the kind that was best here, for another job on the same network."""
-        best = self.best.runner
-        if isinstance(best, LoopedRunner):
-            return LoopedRunner(job, best.at_once, best.channels_last)
-        return VmappedRunner(job, self.best.chunk)
-
     def _judge(self, trial: Way, left: int) -> None:
         better = trial.seconds < WORTHWHILE * self.best.seconds
         loser = self.best if better else trial
         if better:
             self.best = trial
-        if trial.name == "looped" and not self.trials:
-            self.trials = self._vmapped_trials(self.best.seconds, left)
-        elif better and trial.name == "vmapped":
-            self.trials = self._larger_chunk(trial, left)
-        if not self.trials and trial.name == "vmapped":
-            self._say(f"auto: {self.best} against {loser}")
+        if not self.trials:
+            self.trials = self._next_trials(trial, better, left)
+        if not self.trials:
+            against = f" against {loser}" if loser.seconds < float("inf") else ""
+            self._say(f"auto: {self.best}{against}")
+            self._remember()
 
-    def _vmapped_trials(self, seconds: float, left: int) -> list[Way]:
-        """Small chunks of `Vmapped`, where enough work is left for them to matter."""
-        if not self.job.update.vectorizes:
-            self._say("auto: looped, since this optimizer's rule cannot be vectorised")
-            return []
+    def _next_trials(self, trial: Way, better: bool, left: int) -> list[Way]:
+        """After the loops, differences; after those, small chunks of `Vmapped`; after those, larger ones that gain."""
         imported = "torch._dynamo" in sys.modules
-        if left * seconds < (SECONDS_WORTH_A_RACE if imported else SECONDS_WORTH_AN_IMPORT):
-            self._say(f"auto: {self.best}, not enough work for a race")
+        if left * self.best.seconds < SECONDS_WORTH_A_RACE:
             return []
-        _warm_up_torch_func()
+        if trial.name == "looped":
+            differences = self._differences(left)
+            if differences:
+                return differences
+        if trial.name in ("looped", "structured"):
+            worth = imported or left * self.best.seconds > SECONDS_WORTH_AN_IMPORT
+            return self._vmapped(left) if worth and self.best.name == "looped" and self.job.update.vectorizes else []
+        return self._larger_chunk(trial, left) if better else []
+
+    def _start_race(self) -> Way:
+        """Loops: all targets in a pass; on a CPU also fewer, and convolutions with their channels last."""
+        looped = _looped(self.job, None, False)
+        self.trials = [_warming_up(looped), looped]
+        if self.job.moment.device.type == "cpu":
+            large = self.job.m >= 2 * CACHE_SIZED
+            if large:
+                few = _looped(self.job, CACHE_SIZED, False)
+                self.trials += [_warming_up(few), few]
+            if any(p.ndim == 4 for p in self.job.moment.params.values()):
+                last = _looped(self.job, CACHE_SIZED if large else None, True)
+                self.trials += [_warming_up(last), last]
+        return Way("looped", looped.runner, 1, looped.make)
+
+    def _two_layers(self) -> Way | None:
+        try:
+            runner = two_layer_runner(self.job)
+        except (UnreadableError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            self._say(f"auto: not structured ({_first_line(error)})")
+            return None
+        if runner is None:
+            return None
+        self._say("auto: structured, all pairs of a two-layer net from a few matrix products")
+        return Way("structured", runner, runner.chunk, TwoLayerRunner)
+
+    def _differences(self, left: int) -> list[Way]:
+        try:
+            runner = differences_runner(self.job)
+        except (UnreadableError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            self._say(f"auto: not structured ({_first_line(error)})")
+            return []
+        way = Way("structured", runner, min(runner.chunk, max(1, left // 2)), StructuredRunner)
+        return [way] if self.job.moment.device.type == "cpu" else [_warming_up(way), way]
+
+    def _vmapped(self, left: int) -> list[Way]:
+        torch.func.grad(torch.sum)(torch.ones(1))  # the import that the first use of torch.func brings
         kind = self.job.moment.device.type
         runner = VmappedRunner(self.job, target_before=self.target_before)
         chunk = max(1, min(runner.chunk, left // 4, int(self.job.n * TRIAL_SHARE[kind])))
-        first = Way("vmapped", runner, chunk)
-        return [first] if kind == "cpu" else [Way("vmapped", runner, chunk, warms_up=True), first]
+        first = _vmapped_way(runner, chunk)
+        return [first] if kind == "cpu" else [_warming_up(first), first]
 
     def _larger_chunk(self, way: Way, left: int) -> list[Way]:
         chunk = min(GROWTH * way.chunk, way.runner.chunk, left)
-        return [Way("vmapped", way.runner, chunk)] if chunk > way.chunk else []
+        grows = way.name == "vmapped" and chunk > way.chunk and isinstance(way.runner, VmappedRunner)
+        return [_vmapped_way(way.runner, chunk)] if grows else []
+
+    def _key(self) -> Any:
+        job = self.job
+        shapes = tuple(p.shape for p in job.moment.params.values())
+        return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, shapes, type(job.update), job.update.plain
+
+    def _remembered(self) -> Way | None:
+        choice = _choices.get(self.job.moment.problem.model, {}).get(self._key())
+        if choice is None:
+            return None
+        runner = choice.make(self.job)
+        way = Way(
+            choice.name, runner, min(choice.chunk, runner.chunk), choice.make, choice.detail, False, choice.seconds
+        )
+        self._say(f"auto: {way}, as chosen before")
+        return way
+
+    def _remember(self) -> None:
+        best = self.best
+        choice = Choice(best.name, best.detail, best.chunk, best.make, best.seconds)
+        _choices.setdefault(self.job.moment.problem.model, {})[self._key()] = choice
 
     def _say(self, note: str) -> None:
         self.notes.append(note)
@@ -173,12 +250,20 @@ class AutoRunner:
         return time.perf_counter()
 
 
-def _looped_trials(runner: LoopedRunner) -> list[Way]:
-    return [Way("looped", runner, 1, warms_up=True), Way("looped", runner, 1)]
+def _looped(job: Job, at_once: int | None, channels_last: bool) -> Way:
+    def make(other: Job) -> Runner:
+        return LoopedRunner(other, at_once, channels_last)
+
+    detail = f" with {at_once} targets at a time" if at_once else ""
+    return Way("looped", make(job), 1, make, detail + (", channels last" if channels_last else ""))
 
 
-def _warm_up_torch_func() -> None:
-    torch.func.grad(torch.sum)(torch.ones(1))
+def _vmapped_way(runner: Runner, chunk: int) -> Way:
+    return Way("vmapped", runner, chunk, lambda job: VmappedRunner(job, chunk), f" in chunks of {chunk}")
+
+
+def _warming_up(way: Way) -> Way:
+    return Way(way.name, way.runner, way.chunk, way.make, way.detail, warms_up=True)
 
 
 def _duration(seconds: float) -> str:

@@ -27,11 +27,10 @@ def respond_and_climb(job: Job, bar: Progress) -> Response:
     noise = Noise.measure(job, runner)
 
     def resolved(table: Table) -> Tensor:
-        change = table.source_change[: table.done]
-        noise_of_rows = noise.of_rows(change, table.loss_gradient[: table.done], table.realized[: table.done])
-        before = noise.source_before[: table.done]
+        rows = table.rows_done()
+        before, at_targets = noise.source_before[: table.done], noise.target * rows.subtracted.max()
         kind = job.moment.problem.kind
-        return resolved_rows(kind, before, change, noise_of_rows, runner.target_before, noise.target)
+        return resolved_rows(kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
 
     def hopeless(table: Table) -> bool:
         return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not resolved(table).any()

@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 def held_still(device: torch.device, model: Any) -> Iterator[None]:
     """Full float32 precision, no autocast, gradients on, random state untouched; all of it restored on the way out.
 
-    The fused attention path of `nn.MultiheadAttention` is off as well, since it knows no derivatives, and so is cuDNN for
-    a recurrent model, since it differentiates those in training mode only.
+    The fused attention path of `nn.MultiheadAttention` is off as well, since it knows no derivatives, and so is cuDNN
+    for a recurrent model, since it differentiates those in training mode only.
     """
     with ExitStack() as stack:
         cuda = [device] if device.type == "cuda" else []

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.guard import vectorizable_attention
 from local_elasticity.engine.inputs import count, take
@@ -82,14 +81,13 @@ def gradient_factors(moment: Moment, layout: Layout, inputs: Inputs, cotangents:
     return _factors(moment, layout, inputs, lambda predictions: cotangents[:, None])
 
 
-def loss_cotangents(moment: Moment, inputs: Inputs, labels: Tensor) -> Float[Tensor, "c batch k"]:
-    """∂ℓ/∂f for inputs [c, B, …] and labels [c, B, …], the loss being the mean over each B."""
+def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
+    """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
     c, batch = labels.shape[:2]
-    with torch.no_grad():
-        outputs = moment.outputs(moment.params, _flat(inputs))
-    read = outputs.unflatten(0, (c, batch)).requires_grad_()
-    losses = [moment.loss(one, label) for one, label in zip(read, labels, strict=True)]
-    gradient: Tensor = torch.autograd.grad(torch.stack(losses).sum(), read)[0]
+    with torch.enable_grad():
+        read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
+        losses = [moment.loss(one, label) for one, label in zip(read, labels, strict=True)]
+        gradient: Tensor = torch.autograd.grad(torch.stack(losses).sum(), read)[0]
     return gradient.reshape(c, batch, -1)
 
 
@@ -190,8 +188,3 @@ def _plain_gradient(scalar: Tensor, leaves: Params) -> Params:
         scalar, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
     )
     return dict(zip(leaves, gradients, strict=True))
-
-
-def _flat(inputs: Inputs) -> Inputs:
-    """[c, B, …] as [c·B, …]."""
-    return tree_map(lambda leaf: leaf.flatten(0, 1), inputs)

@@ -117,12 +117,14 @@ class Rows:
 
     `realized` is the part of the intended first-order decrease of the loss that survived when the new weights were
     rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 where steps are large beside the spacing of floating-point numbers.
+    `subtracted` says whether changes are differences of two predictions, and so carry the rounding of both.
     """
 
     source_change: Float[Tensor, "c batch k"]
     target_change: Float[Tensor, "c m k"]
     loss_gradient: Float[Tensor, "c batch k"]
     realized: Float[Tensor, " c"]
+    subtracted: bool
 
 
 def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tensor, "c 1 k"]:
@@ -140,7 +142,7 @@ class Runner(Protocol):
         """How many sources it wants at a time."""
 
     subtracts: bool
-    """Whether a change is the difference of two predictions, and so carries their rounding."""
+    """Whether some of its rows are differences of two predictions."""
 
     target_before: Tensor
 

@@ -77,8 +77,10 @@ class LinearizedRunner:
     def rows(self, start: int, stop: int) -> Rows:
         job = self.job
         inputs, labels = take(job.source_inputs, slice(start, stop)), job.source_labels[start:stop]
-        loss_gradient = loss_cotangents(job.moment, inputs, labels)
         examples = tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
+        with torch.no_grad():
+            outputs = job.moment.outputs(job.moment.params, examples)
+        loss_gradient = loss_cotangents(job.moment, outputs, labels)
         gradients = gradient_factors(job.moment, self.layout, examples, loss_gradient.flatten(0, 1))
         along: Callable[[Factors], Tensor]
         if job.update.plain:
@@ -90,7 +92,7 @@ class LinearizedRunner:
             source_change = own_change(target_change, start)
         else:
             source_change = self._source_change(along, examples, stop - start)
-        return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]))
+        return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
 
     def _plain_change(self, gradients: Factors, of: Factors) -> Tensor:
         """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed: [c, b, k]."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Rows
 from local_elasticity.engine.problem import Params
@@ -52,7 +53,8 @@ class LoopedRunner:
         self.params = {name: _laid_out(p, channels_last) for name, p in job.moment.params.items()}
         self.leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         self.after = {name: torch.empty_like(p) for name, p in self.params.items()}
-        self.target_before = job.predict(self.params, job.target_inputs, self.at_once)
+        self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
+        self.target_before = job.predict(self.params, self.target_inputs, self.at_once)
 
     @property
     def bytes(self) -> int:
@@ -62,19 +64,20 @@ class LoopedRunner:
         smaller = max(1, self.at_once // 2)
         shrunk = smaller < self.at_once
         self.at_once = smaller
-        self.target_before = self.job.predict(self.params, self.job.target_inputs, self.at_once)
+        self.target_before = self.job.predict(self.params, self.target_inputs, self.at_once)
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
         rows = [self._row(row) for row in range(start, stop)]
-        return Rows(*(torch.stack(part) for part in zip(*rows, strict=True)))
+        source_change, target_change, loss_gradient, realized = (torch.stack(part) for part in zip(*rows, strict=True))
+        return Rows(source_change, target_change, loss_gradient, realized, subtracted=True)
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         job = self.job
         before, loss_gradient, gradient = self._gradient(row)
         with torch.no_grad():
             realized = self._step(gradient)
-            target_change = job.predict(self.after, job.target_inputs, self.at_once) - self.target_before
+            target_change = job.predict(self.after, self.target_inputs, self.at_once) - self.target_before
             if job.targets_are_sources:
                 source_change = target_change[row, None]
             else:
@@ -124,5 +127,10 @@ def _sampled(tensor: Tensor) -> Tensor:
     return rows if tensor.ndim == 1 else rows[:, : max(1, SAMPLED // rows[:, 0].numel())]
 
 
-def _laid_out(p: Tensor, channels_last: bool) -> Tensor:
-    return p.contiguous(memory_format=torch.channels_last) if channels_last and p.ndim == 4 else p
+def _laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
+    """Images and filters channel by channel, or place by place; with one channel only the strides tell which."""
+    if not channels_last or tensor.ndim != 4:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=torch.channels_last).copy_(
+        tensor
+    )

@@ -9,7 +9,9 @@ gradient, which turns the step. An engine that does not subtract has only a few 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +34,20 @@ PATTERN = 65537
 
 ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What the noise of rows depends on."""
+
+    @property
+    def source_change(self) -> Tensor: ...
+    @property
+    def loss_gradient(self) -> Tensor: ...
+    @property
+    def realized(self) -> Tensor: ...
+    @property
+    def subtracted(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -71,13 +87,9 @@ class Noise:
         )
         return Noise(*scaled)
 
-    def of_rows(
-        self,
-        change: Float[Tensor, "c batch k"],
-        gradient: Float[Tensor, "c batch k"],
-        realized: Float[Tensor, " c"],
-    ) -> Float[Tensor, "c batch k"]:
+    def of_rows(self, rows: Measured) -> Float[Tensor, "c batch k"]:
         """The noise of the first c sources' own changes, with the terms that belong to the row."""
+        change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps
         if gradient[0].numel() > 1:
@@ -85,7 +97,7 @@ class Noise:
             share = share + eps / size.clamp_min(torch.finfo(size.dtype).tiny)
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
-        return torch.hypot(self.source[: len(change)], of_row)
+        return torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row)
 
 
 def resolved_rows(
@@ -112,7 +124,9 @@ def resolved_rows(
 
 
 def _stands_clear(change: Tensor, noise: Tensor, target_noise: Tensor) -> Tensor:
-    return _size(change) >= RESOLVED * _size(noise).clamp_min(_size(target_noise).max())
+    """With √k to spare, so that it holds in any norm of k outputs."""
+    least = _size(noise).clamp_min(_size(target_noise).max())
+    return _size(change) >= RESOLVED * math.sqrt(noise.shape[-1]) * least
 
 
 def _through_softmax(p: Tensor, noise: Tensor) -> Tensor:

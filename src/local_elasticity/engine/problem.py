@@ -143,11 +143,15 @@ class Moment:
 
     def predict(self, params: Params, inputs: Inputs) -> Float[Tensor, "b k"]:
         """The outputs as k numbers for each example."""
-        outputs = self.outputs(params, inputs)
-        return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
+        return as_predictions(self.outputs(params, inputs))
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.problem.loss(outputs, labels)
+
+
+def as_predictions(outputs: Tensor) -> Tensor:
+    """Outputs [b, …] as [b, k]."""
+    return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

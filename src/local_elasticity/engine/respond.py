@@ -16,11 +16,18 @@ from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 from local_elasticity.engine.vmapped import Vmapped
 
-ENGINES: dict[str, type] = {"auto": Auto, "looped": Looped, "vmapped": Vmapped, "linearized": Linearized}
+ENGINES: dict[str, type] = {
+    "auto": Auto,
+    "looped": Looped,
+    "vmapped": Vmapped,
+    "structured": Structured,
+    "linearized": Linearized,
+}
 
 
 def respond(
@@ -46,7 +53,7 @@ def respond(
         targets: inputs; by default the sources themselves.
         update: `SGD`, `Adam` or `FromOptimizer`.
         engine: `"auto"` (exact, chosen by a short measurement; rows that rounding hides are computed again in
-            float64), `"looped"`, `"vmapped"`, `"linearized"`, or an engine object.
+            float64), `"looped"`, `"vmapped"`, `"structured"`, `"linearized"`, or an engine object.
         approximate: let `auto` answer to first order in the step (`Linearized`).
         source_batch_size: take one step on each consecutive batch of this many sources instead of on each source.
         memory: bytes that may be used beyond the result itself; by default half of what is free.

@@ -26,6 +26,7 @@ class Table:
     target_change: Tensor
     loss_gradient: Tensor
     realized: Tensor
+    subtracted: Tensor
     done: int = 0
 
     @classmethod
@@ -33,7 +34,25 @@ class Table:
         def unknown(*shape: int) -> Tensor:
             return torch.full(shape, torch.nan, dtype=job.moment.dtype, device=job.moment.device)
 
-        return cls(unknown(job.n, job.batch, k), unknown(job.n, job.m, k), unknown(job.n, job.batch, k), unknown(job.n))
+        return cls(
+            unknown(job.n, job.batch, k),
+            unknown(job.n, job.m, k),
+            unknown(job.n, job.batch, k),
+            unknown(job.n),
+            unknown(job.n),
+        )
+
+    def rows_done(self) -> Table:
+        """The part that is done."""
+        done = slice(0, self.done)
+        return Table(
+            self.source_change[done],
+            self.target_change[done],
+            self.loss_gradient[done],
+            self.realized[done],
+            self.subtracted[done],
+            self.done,
+        )
 
     def put(self, rows: Rows) -> None:
         at = slice(self.done, self.done + len(rows.realized))
@@ -41,6 +60,7 @@ class Table:
         self.target_change[at] = rows.target_change
         self.loss_gradient[at] = rows.loss_gradient
         self.realized[at] = rows.realized
+        self.subtracted[at] = float(rows.subtracted)
         self.done = at.stop
 
 
@@ -68,7 +88,6 @@ def as_response(job: Job, table: Table, noise: Noise, runner: Runner, name: str,
     def shaped(source: Tensor) -> Tensor:
         return (source if job.minibatches else source.flatten(0, 1)).to(dtype)
 
-    done = torch.arange(job.n, device=job.moment.device) < table.done
     return Response(
         source_before=shaped(noise.source_before),
         target_before=runner.target_before.to(dtype),
@@ -76,9 +95,9 @@ def as_response(job: Job, table: Table, noise: Noise, runner: Runner, name: str,
         target_change=table.target_change.to(dtype),
         loss_gradient=shaped(table.loss_gradient),
         step_size=torch.full((job.n,), job.update.step_size, dtype=dtype, device=job.moment.device),
-        source_noise=shaped(noise.of_rows(table.source_change, table.loss_gradient, table.realized)),
+        source_noise=shaped(noise.of_rows(table)),
         target_noise=noise.target.to(dtype),
-        noise_scale=torch.where(done, 1.0 if runner.subtracts else 0.0, torch.nan).to(dtype),
+        noise_scale=table.subtracted.to(dtype),
         kind=job.moment.problem.kind,
         update=job.update,
         engine=name,

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.problem import Inputs, Moment, Params
+from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
 
 Matrices = dict[str, Tensor]
 """Parameter name → [..., p_name], the columns that belong to that parameter; the sum of p_name is p."""
@@ -82,19 +82,23 @@ class Use:
 
 @dataclass(frozen=True)
 class Tape:
-    """A forward pass of b examples: the predictions [b, k], with their graph, and the uses that were met."""
+    """A forward pass of b examples: the outputs [b, …], with their graph, and the uses that were met."""
 
-    predictions: Tensor
+    outputs: Tensor
     uses: tuple[Use, ...]
+
+    @property
+    def predictions(self) -> Tensor:
+        return as_predictions(self.outputs)
 
     def gradients_at_uses(self, cotangents: Tensor) -> list[Tensor]:
         """q of every use, [b, r, …], for r cotangents of the predictions, [b, r, k]."""
         if not self.uses:
             return []
-        edges = [use.edge for use in self.uses]
+        predictions, edges = self.predictions, [use.edge for use in self.uses]
         rows = [
             torch.autograd.grad(
-                self.predictions,
+                predictions,
                 edges,
                 cotangents[:, i].contiguous(),
                 retain_graph=True,
@@ -122,10 +126,11 @@ class Layout:
         rows = torch.linspace(0, count(inputs) - 1, 3, device=moment.device).round().long()
         leaves = _leaves(moment.params)
         tape = _record(moment, leaves, take(inputs, rows), known=None)
-        cotangents = torch.zeros_like(tape.predictions)
+        predictions = tape.predictions
+        cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1]).to(cotangents)
         expected = torch.autograd.grad(
-            tape.predictions,
+            predictions,
             list(leaves.values()),
             cotangents,
             retain_graph=True,
@@ -169,15 +174,15 @@ class _Recorder(TorchFunctionMode):
 
 def _record(moment: Moment, leaves: Params, inputs: Inputs, known: set[str] | None) -> Tape:
     with torch.enable_grad(), _Recorder(leaves) as recorder:
-        predictions = moment.predict(leaves, inputs)
+        outputs = moment.outputs(leaves, inputs)
     uses = [
         use
         for use in recorder.uses
         if use.names
         and all(recorder.met[name] == 1 and (known is None or name in known) for name in use.names)
-        and len(use.a) == len(predictions)
+        and len(use.a) == len(outputs)
     ]
-    return Tape(predictions, tuple(uses))
+    return Tape(outputs, tuple(uses))
 
 
 def _linear(names: dict[int, str], result: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Use:

@@ -77,7 +77,7 @@ class VmappedRunner:
             target_change = self._target_change(after)
         if job.targets_are_sources:
             source_change = own_change(target_change, start)
-        return Rows(source_change, target_change, loss_gradient, realized)
+        return Rows(source_change, target_change, loss_gradient, realized, subtracted=True)
 
     def _step(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Params]:
         """One source: its loss gradient, its own change, the share of the step that was realized, and w⁺."""

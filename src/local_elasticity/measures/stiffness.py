@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, gradient_factors, inner_trace, loss_cotangents
@@ -48,7 +47,9 @@ def stiffness(
 
         def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
             inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
-            cotangents = loss_cotangents(moment, tree_map(lambda leaf: leaf[:, None], inputs), labels[:, None])
+            with torch.no_grad():
+                outputs = moment.outputs(moment.params, inputs)
+            cotangents = loss_cotangents(moment, outputs, labels[:, None])
             return gradient_factors(moment, layout, inputs, cotangents[:, 0])
 
         strips = []

@@ -1,0 +1,1 @@
+"""The rules by which functions pass differences on; importing one of the modules registers its own."""

@@ -1,0 +1,208 @@
+"""Structured: exact responses from differences passed through the network, with no copies of its weights.
+
+All pairs go through the shared weights in large products, and nothing is subtracted, so that it is right in float32 at
+any step size. It reads networks of linear layers, convolutions, frozen batch norm, common activations, pooling and
+residual sums, however they are written; what it cannot read it names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from local_elasticity.engine.difference import Difference, UnreadableError
+from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.job import Job, Rows, Runner, own_change
+from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.problem import Inputs
+from local_elasticity.engine.rules import elementwise, layers, shapes
+from local_elasticity.engine.steps import Steps
+from local_elasticity.engine.tape import Layout
+from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
+from local_elasticity.engine.update import SGD
+
+logger = logging.getLogger("local_elasticity")
+
+RULES = (elementwise, layers, shapes)
+"""The modules whose import registers the rules."""
+
+TENSORS_A_PAIR = 16
+"""How many tensors of the largest activation's size a pair of source and target takes while it passes a layer."""
+
+TILE_BYTES = {"cpu": 1 << 26}
+"""What a tile of pairs may take where caches are small; elsewhere half of the memory."""
+
+PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 2, 8, 0.1
+"""Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units."""
+
+PROVED, PROOF_ROUNDING = 1e-9, 1e-13
+"""By how much they may differ: of the row's norm, and of the largest prediction, which the loop subtracts."""
+
+
+@dataclass(frozen=True)
+class Structured:
+    """Differences propagated layer by layer; SGD, with or without weight decay. Exact.
+
+    Two-layer nets take a shorter way (`two_layer.py`). Whichever it is, a few pairs are compared with `Looped` first.
+    """
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def runner(self, job: Job) -> Runner:
+        return two_layer_runner(job) or differences_runner(job)
+
+
+def two_layer_runner(job: Job) -> TwoLayerRunner | None:
+    """A proved runner for a net that is one of two layers; None for any other."""
+    try:
+        runner = TwoLayerRunner(job)
+    except NotTwoLayersError:
+        return None
+    prove(job, TwoLayerRunner)
+    return runner
+
+
+def differences_runner(job: Job) -> StructuredRunner:
+    """A proved runner for any net that can be read; an UnreadableError says what cannot."""
+    runner = StructuredRunner(job)
+    prove(job, StructuredRunner)
+    return runner
+
+
+class StructuredRunner:
+    subtracts = False
+
+    def __init__(self, job: Job) -> None:
+        if not (job.update.plain or isinstance(job.update, SGD)):
+            raise UnreadableError(f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}")
+        self.job = job
+        self.layout = Layout.of(job.moment, job.target_inputs)
+        if self.layout.left_over:
+            raise UnreadableError(
+                f"engine: Structured cannot follow the parameter {self.layout.left_over[0]}, which is not the weight "
+                "or bias of one linear layer, convolution or batch norm; use engine='auto'"
+            )
+        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, 1024))
+        self.pairs = max(1, _tile_bytes(job) // (TENSORS_A_PAIR * job.footprint.largest))
+        self.at_once = min(job.m, max(1, min(self.pairs, 64)))
+        self.chunk = max(1, min(job.n, self.pairs // self.at_once))
+
+    @property
+    def bytes(self) -> int:
+        return self.chunk * self.at_once * TENSORS_A_PAIR * self.job.footprint.largest
+
+    def shrink(self) -> bool:
+        smaller = max(1, self.chunk // 2), max(1, self.at_once // (1 if self.chunk > 1 else 2))
+        shrunk = smaller < (self.chunk, self.at_once)
+        self.chunk, self.at_once = smaller
+        return shrunk
+
+    def rows(self, start: int, stop: int) -> Rows:
+        job = self.job
+        steps = Steps.on(job, self.layout, start, stop)
+        with torch.no_grad():
+            target_change = self._changes(steps, job.target_inputs)
+            if job.targets_are_sources:
+                source_change = own_change(target_change, start)
+            else:
+                source_change = self._own_changes(steps, start, stop)
+        return Rows(
+            source_change, target_change, steps.loss_gradient, torch.ones_like(steps.loss_gradient[:, 0, 0]), False
+        )
+
+    def _changes(self, steps: Steps, inputs: Inputs) -> Tensor:
+        """[c, b, k], some targets at a time."""
+        parts = [
+            changes_at(self.job, steps, take(inputs, slice(i, i + self.at_once)))
+            for i in range(0, count(inputs), self.at_once)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _own_changes(self, steps: Steps, start: int, stop: int) -> Tensor:
+        """Each row's change at its own batch, [c, B, k]."""
+        own = tree_map(lambda leaf: leaf.flatten(0, 1), take(self.job.source_inputs, slice(start, stop)))
+        changes: Tensor = self._changes(steps, own).unflatten(1, (stop - start, self.job.batch))
+        rows = torch.arange(stop - start)
+        return changes[rows, rows]
+
+
+def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
+    """How the predictions at `inputs` change with each step: [c, b, k]."""
+    differences = tree_map(lambda leaf: Difference.of(leaf, None, steps), inputs)
+    try:
+        out = job.moment.predict(job.moment.params, differences)
+    except UnreadableError as error:
+        raise UnreadableError(f"engine: Structured cannot read {error}{_where(job, error.__traceback__)}") from error
+    delta = out.delta if isinstance(out, Difference) else None
+    if delta is None:
+        return torch.zeros(len(steps.loss_gradient), *out.shape, dtype=out.dtype, device=out.device)
+    return delta
+
+
+_proved: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+"""What was proved of which model, so that watching a training run does not prove it at every step."""
+
+
+def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
+    """Compare a few pairs with the loop, in float64 where that is possible; raise an UnreadableError if they differ."""
+    model = job.moment.problem.model
+    shapes = tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs))
+    what = (kind, shapes, job.batch, job.moment.problem.steps, tuple(p.shape for p in job.moment.params.values()))
+    if what in _proved.setdefault(model, set()):
+        return
+    try:
+        error = _difference_from_loop(job, kind)
+    except RuntimeError as reason:
+        if is_out_of_memory(reason):
+            raise
+        raise UnreadableError(f"engine: Structured could not be checked against the loop ({reason})") from reason
+    logger.info("structured: equal to the loop on a few pairs, to %.0e of what is allowed", error)
+    if not error <= 1:
+        raise UnreadableError("engine: Structured differs from the loop on this model; use engine='auto'")
+    _proved[model].add(what)
+
+
+def _difference_from_loop(job: Job, kind: Callable[[Job], Runner]) -> float:
+    """The largest difference on a few pairs, as a share of what is allowed."""
+    rows = torch.arange(min(PROOF_SOURCES, job.n), device=job.moment.device)
+    update = SGD(PROOF_STEP, getattr(job.update, "weight_decay", 0.0))
+    with job.moment.problem.to(torch.float64).moment() as moment:
+        few = replace(job, update=update).again(moment, rows)
+        few = replace(few, target_inputs=take(few.target_inputs, slice(0, PROOF_TARGETS)))
+        looped = LoopedRunner(few)
+        expected = looped.rows(0, len(rows)).target_change.flatten(1)
+        found = kind(few).rows(0, len(rows)).target_change.flatten(1)
+    norm, error = (torch.linalg.vector_norm(part, dim=1) for part in (expected, found - expected))
+    allowed = PROVED * norm + PROOF_ROUNDING * looped.target_before.abs().max()
+    return float((error / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)).max())
+
+
+def _tile_bytes(job: Job) -> int:
+    return min(TILE_BYTES.get(job.moment.device.type, job.memory // 2), job.memory // 2)
+
+
+def _where(job: Job, trace: TracebackType | None) -> str:
+    """The innermost module in a traceback, by its name in the model."""
+    names = dict(_named_modules(job.moment.problem.model))
+    found = ""
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and id(module) in names:
+            found = f" in {names[id(module)] or 'the model'} ({type(module).__name__})"
+        trace = trace.tb_next
+    return found
+
+
+def _named_modules(model: object) -> list[tuple[int, str]]:
+    return [(id(m), name) for name, m in model.named_modules()] if isinstance(model, nn.Module) else []

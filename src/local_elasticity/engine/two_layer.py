@@ -1,0 +1,235 @@
+"""Two-layer nets: all pairs from a few matrix products, plus exact corrections for the units that flip.
+
+f = V σ(W x + b) + c with σ = relu or identity, perhaps a sigmoid on top; plain SGD. A step on source i moves the hidden
+units of target j by s_ij u_i, with s_ij = −η (x_i·x_j + 1) and u_i the loss gradient at the hidden units of the source.
+With M = [Z > 0], H = relu(Z) and g = ∂ℓ/∂(V H + c) at the source, output k changes by
+
+    Δ_ijk = s_ij Σ_r u_ir V_kr M_jr − η g_ik (H_i·H_j + 1) − η g_ik s_ij Σ_r H_ir u_ir M_jr + flips,
+    flips = Σ_r (V_kr − η g_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|),   − where the unit was on, + where it was off.
+
+The sums are k + 2 products of matrices; a unit can flip only where |Z_jr| ≤ max_i|s_ij| · max_i|u_ir|, a sparse set.
+What does not step leaves its term out: x_i·x_j for W, the 1 beside it for b, H_i·H_j and H_ir u_ir for V, the other 1
+for c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.inputs import take
+from local_elasticity.engine.jacobian import loss_cotangents
+from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.problem import Inputs, as_predictions
+from local_elasticity.engine.rules.elementwise import sigmoid_change
+
+FLIPS_AT_ONCE = 1 << 21
+"""Pairs of a source and a unit that may flip, in one go: what caches hold."""
+
+_RELUS = (torch.relu, torch.relu_, F.relu, Tensor.relu)
+_SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
+_RESHAPES = (torch.flatten, torch.reshape, torch.squeeze, Tensor.flatten, Tensor.reshape, Tensor.view, Tensor.squeeze)
+_KINDS = {
+    ("linear", "relu", "linear"): (True, False),
+    ("linear", "linear"): (False, False),
+    ("linear", "relu", "linear", "sigmoid"): (True, True),
+    ("linear", "linear", "sigmoid"): (False, True),
+}
+"""The functions of a two-layer net in order → (whether it has ReLUs, whether it ends in a sigmoid)."""
+
+
+class NotTwoLayersError(ValueError):
+    """Not a net of two linear layers, or not one that steps by plain SGD on single examples."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass of b examples: inputs x [b, d], Z and H = σ(Z) [b, h], what the sigmoid gets [b, k], outputs."""
+
+    x: Tensor
+    Z: Tensor
+    H: Tensor
+    top: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sources: inputs x, hidden activations H, and the loss gradients g at the top and u at the hidden units."""
+
+    x: Tensor
+    H: Tensor
+    g: Tensor
+    u: Tensor
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the functions that do something to activations, and what the linear ones were given and gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.linear: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = torch.relu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and func not in _RESHAPES:
+            self.names.append(_name(func))
+            if func is F.linear:
+                self.linear.append((*_linear_arguments(*args, **(kwargs or {})), result))
+        return result
+
+
+class TwoLayerRunner:
+    """A chunk of sources against a block of targets at a time."""
+
+    subtracts = False
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        one = take(job.target_inputs, slice(0, 1))
+        with torch.no_grad(), _Watch() as seen:
+            job.moment.outputs(job.moment.params, one)
+        kind = _KINDS.get(tuple(seen.names))
+        if kind is None or not job.update.plain or job.batch > 1 or any(x.ndim != 2 for x, *_ in seen.linear):
+            raise NotTwoLayersError
+        self.relu, self.sigmoid = kind
+        (_, self.W, self.b, _), (_, self.V, self.c, _) = seen.linear
+        stepping = {id(p) for p in job.moment.params.values()}
+        self.W_steps, self.b_steps, self.V_steps, self.c_steps = (
+            id(part) in stepping for part in (self.W, self.b, self.V, self.c)
+        )
+        if self.W_steps + self.b_steps + self.V_steps + self.c_steps < len(stepping):
+            raise NotTwoLayersError
+        self.per_example: int = (6 + len(self.V)) * self.V.shape[1] * self.V.element_size()
+        fitting = max(1, job.memory // 2 // self.per_example)
+        self.at_once, self.chunk = min(job.m, fitting), min(job.n, fitting)
+        self.kept: Pass | None = None
+        with torch.no_grad():
+            outputs = [self._target(slice(i, i + self.at_once)).outputs for i in range(0, job.m, self.at_once)]
+        self.target_before = as_predictions(torch.cat(outputs))
+
+    @property
+    def bytes(self) -> int:
+        return int(self.per_example * (self.at_once + self.chunk))
+
+    def shrink(self) -> bool:
+        smaller = max(1, self.chunk // 2), max(1, self.at_once // 2)
+        shrunk = smaller < (self.chunk, self.at_once)
+        (self.chunk, self.at_once), self.kept = smaller, None
+        return shrunk
+
+    def rows(self, start: int, stop: int) -> Rows:
+        job = self.job
+        with torch.no_grad():
+            source = self._source(start, stop)
+            loss_gradient = loss_cotangents(job.moment, source.outputs, job.source_labels[start:stop])
+            step = self._step(source, loss_gradient[:, 0])
+            parts = [
+                self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
+            ]
+            target_change = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            own = (target_change, start) if job.targets_are_sources else (self._changes(step, source), 0)
+        return Rows(own_change(*own), target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
+
+    def _target(self, rows: slice) -> Pass:
+        """The forward pass of a block of targets; kept where there is one block."""
+        if self.kept is None or self.at_once < self.job.m:
+            self.kept = self._pass(take(self.job.target_inputs, rows))
+        return self.kept
+
+    def _source(self, start: int, stop: int) -> Pass:
+        if self.job.targets_are_sources and self.at_once == self.job.m:
+            kept = self._target(slice(None))
+            return Pass(*(part[start:stop] for part in (kept.x, kept.Z, kept.H, kept.top, kept.outputs)))
+        inputs = take(self.job.source_inputs, slice(start, stop))
+        return self._pass(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
+
+    def _pass(self, inputs: Inputs) -> Pass:
+        with _Watch() as seen:
+            outputs = self.job.moment.outputs(self.job.moment.params, inputs)
+        (x, _, _, Z), (H, _, _, top) = seen.linear
+        return Pass(x, Z, H, top, outputs)
+
+    def _step(self, source: Pass, loss_gradient: Tensor) -> Step:
+        f = torch.sigmoid(source.top)
+        g = loss_gradient * f * (1 - f) if self.sigmoid else loss_gradient
+        u = g @ self.V
+        return Step(source.x, source.H, g, u.mul_(source.Z > 0) if self.relu else u)
+
+    def _changes(self, step: Step, target: Pass) -> Tensor:
+        """Δ [c, t, k] of the predictions at a block of targets."""
+        rate = self.job.update.step_size
+        top = step.H @ target.H.T if self.V_steps else step.x.new_zeros(len(step.x), len(target.x))
+        delta = -rate * step.g[:, None] * (top + 1 if self.c_steps else top)[:, :, None]
+        if self.W_steps or self.b_steps:
+            met = step.x @ target.x.T if self.W_steps else step.x.new_zeros(len(step.x), len(target.x))
+            s = -rate * (met + 1 if self.b_steps else met)
+            delta += self._through_hidden(step, target, s)
+            if self.relu:
+                delta += self._flips(step, target, s)
+        return sigmoid_change(target.top, delta) if self.sigmoid else delta
+
+    def _through_hidden(self, step: Step, target: Pass, s: Tensor) -> Tensor:
+        """s_ij (Σ_r u_ir V_kr M_jr − η g_ik Σ_r H_ir u_ir M_jr), [c, t, k]."""
+        (c, k), h = step.g.shape, step.u.shape[1]
+        left = step.u.new_empty(k + self.V_steps, c, h)
+        torch.mul(step.u, self.V[:, None], out=left[:k])
+        if self.V_steps:
+            torch.mul(step.u, step.H, out=left[k])
+        if self.relu:
+            sums = (left.flatten(0, 1) @ (target.Z > 0).to(step.u).T).reshape(*left.shape[:2], -1)
+        else:
+            sums = left.sum(2)[:, :, None]
+        through = sums[:k].permute(1, 2, 0)
+        if self.V_steps:
+            through = through - self.job.update.step_size * step.g[:, None] * sums[k][:, :, None]
+        return s[:, :, None] * through
+
+    def _flips(self, step: Step, target: Pass, s: Tensor) -> Tensor:
+        """Σ_r (V_kr − η g_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|) over the units that may flip: [c, t, k]."""
+        c, k = step.g.shape
+        flips: Tensor = s.new_zeros(k, len(target.x), c)
+        j, unit = _within_reach(target.Z, s.abs().amax(0), step.u.abs().amax(0))
+        units, r = torch.unique(unit, return_inverse=True)
+        uT, HT = step.u[:, units].T.contiguous(), step.H[:, units].T.contiguous()
+        sT, spread = s.T.contiguous(), self.job.update.step_size * step.g.T
+        at_once = max(1, FLIPS_AT_ONCE // c)
+        for i in range(0, len(j), at_once):
+            at, of = j[i : i + at_once], r[i : i + at_once]
+            z = target.Z[at, unit[i : i + at_once]][:, None]
+            over = (sT[at] * torch.where(z > 0, -1, 1)).mul_(uT[of]).sub_(z.abs()).relu_()
+            for out in range(k):
+                weight = self.V[out, units[of]][:, None]
+                weight = torch.addcmul(weight, HT[of], spread[out], value=-1) if self.V_steps else weight
+                flips[out].index_add_(0, at, over * weight)
+        return flips.permute(2, 1, 0)
+
+
+def _within_reach(Z: Tensor, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets j and units r with |Z_jr| ≤ s_j u_r, found in blocks that caches hold."""
+    rows = max(1, FLIPS_AT_ONCE // Z.shape[1])
+    found = [
+        torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
+        for i in range(0, len(Z), rows)
+    ]
+    j, r = torch.cat(found).unbind(1)
+    return j, r
+
+
+def _name(func: Any) -> str:
+    if func is F.linear:
+        return "linear"
+    return "relu" if func in _RELUS else "sigmoid" if func in _SIGMOIDS else "other"
+
+
+def _linear_arguments(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias

@@ -1,0 +1,356 @@
+"""Structured: exact on any network it can read, at any step size, in float32 too; and plain about what it cannot."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.structured import StructuredRunner, two_layer_runner
+from local_elasticity.engine.two_layer import TwoLayerRunner
+from tests.test_engines import assert_same_rows
+from tests.tolerances import SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
+
+ACTIVATIONS = [
+    nn.ReLU,
+    lambda: nn.ReLU(inplace=True),
+    lambda: nn.LeakyReLU(0.2),
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    lambda: nn.GELU(approximate="tanh"),
+    nn.SiLU,
+    nn.ELU,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.ReLU6,
+    nn.Identity,
+]
+
+
+class Residual(nn.Module):
+    """x + scale · block(x), with an in-place sum."""
+
+    def __init__(self, block, in_place):
+        super().__init__()
+        self.block, self.in_place = block, in_place
+
+    def forward(self, x):
+        out = self.block(x)
+        if self.in_place:
+            out = out * 1
+            out += x
+            return out
+        return x + 0.5 * out
+
+
+def _activation(draw):
+    return draw(st.sampled_from(ACTIVATIONS))()
+
+
+@st.composite
+def networks(draw):
+    """Fully connected or convolutional, of random depth, width, activation, pooling, norm and shortcuts."""
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    layers: list[nn.Module] = []
+    if draw(st.booleans()):
+        channels, size = draw(st.integers(1, 3)), draw(st.integers(6, 9))
+        shape = (channels, size, size)
+        for _ in range(draw(st.integers(1, 2))):
+            out, kernel = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3]))
+            options = {
+                "stride": draw(st.sampled_from([1, 2])),
+                "padding": draw(st.integers(0, 1)),
+                "bias": draw(st.booleans()),
+                "dilation": draw(st.sampled_from([1, 2])) if kernel == 2 else 1,
+            }
+            layers.append(nn.Conv2d(channels, out, kernel, **options))
+            if draw(st.booleans()):
+                norm = nn.BatchNorm2d(out)
+                norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)
+                layers.append(norm)
+            layers.append(_activation(draw))
+            if draw(st.booleans()):
+                layers.append(Residual(nn.Conv2d(out, out, 3, padding=1), draw(st.booleans())))
+            channels = out
+        pooling = [
+            lambda: nn.MaxPool2d(2, ceil_mode=False),
+            lambda: nn.MaxPool2d(2, 1, padding=1),
+            lambda: nn.AvgPool2d(2, 1),
+        ]
+        layers += [draw(st.sampled_from([*pooling, nn.Identity]))(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+        width = 4 * channels
+    else:
+        width = draw(st.integers(1, 6))
+        shape = (width,)
+    for _ in range(draw(st.integers(0, 3))):
+        out = draw(st.integers(1, 12))
+        layers += [nn.Linear(width, out, bias=draw(st.booleans())), _activation(draw), nn.Dropout(0.3)]
+        if draw(st.booleans()):
+            layers.append(Residual(nn.Sequential(nn.Linear(out, out), _activation(draw)), draw(st.booleans())))
+        width = out
+    outputs = draw(st.integers(1, 3))
+    layers.append(nn.Linear(width, outputs))
+    if draw(st.booleans()):
+        layers.append(nn.Sigmoid())
+    return nn.Sequential(*layers).double(), shape, outputs
+
+
+def _fits(net, shape):
+    try:
+        net.eval()(torch.zeros(1, *shape).double())
+    except RuntimeError:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(networks(), st.sampled_from([1e-7, 1e-3, 0.3, 5.0]), st.sampled_from([0.0, 0.1]), st.integers(1, 2))
+def test_random_architectures_agree_with_the_loop(drawn, step_size, decay, batch):
+    """For steps small and large enough to flip many units, in float64."""
+    net, shape, outputs = drawn
+    if not _fits(net, shape):
+        return
+    x, y, x2 = torch.randn(4, *shape).double(), torch.randn(4, outputs).double(), torch.randn(3, *shape).double()
+    problem, update = le.Problem.of(net, "half_mse"), le.SGD(step_size, weight_decay=decay)
+    with problem.moment() as moment:
+        job = Job.read(moment, (x, y), x2, update, source_batch_size=batch)
+        found = StructuredRunner(job).rows(0, job.n)
+    expected = le.respond(problem, (x, y), x2, update=update, engine="looped", source_batch_size=batch)
+    rounding = 1e-12 * max(1.0, float(expected.target_before.abs().max()))
+    for got, wanted in (
+        (found.target_change, expected.target_change),
+        (found.source_change.reshape(expected.source_change.shape), expected.source_change),
+    ):
+        error = (got - wanted).flatten(1).norm(dim=1)
+        assert (error <= SAME_IN_FLOAT64 * wanted.flatten(1).norm(dim=1) + rounding).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1e-7, 1e-3, 0.3, 30.0]),
+    st.sampled_from([".*", "^1", "^3", "weight", "bias", "3.bias"]),
+    st.integers(0, 2**31),
+)
+def test_random_two_layer_nets_agree_with_the_loop(width, outputs, relu, sigmoid, step_size, params, seed):
+    """Any width, both activations, with and without a sigmoid, any part stepping."""
+    torch.manual_seed(seed)
+    net = le.models.fnn(4, outputs, width=width, activation="relu" if relu else "linear", probability=sigmoid).double()
+    x, x2 = torch.randn(5, 4).double(), torch.randn(3, 4).double()
+    problem = le.Problem.of(net, "bce" if sigmoid else "half_mse", params=params)
+    sources = x, torch.rand(5, outputs).double()
+    with problem.moment() as moment:
+        job = Job.read(moment, sources, x2, le.SGD(step_size))
+        found = TwoLayerRunner(job).rows(0, 5)
+    expected = le.respond(problem, sources, x2, update=le.SGD(step_size), engine="looped")
+    error = (found.target_change - expected.target_change).flatten(1).norm(dim=1)
+    rounding = 1e-14 * max(1.0, float(expected.target_before.abs().max()))
+    assert (error <= SAME_IN_FLOAT64 * expected.target_change.flatten(1).norm(dim=1) + rounding).all()
+
+
+NETS = {
+    "two layers": (lambda: le.models.fnn(64, width=2048), "half_mse"),
+    "two layers, sigmoid": (lambda: le.models.fnn(64, width=2048, probability=True), "bce"),
+    "three layers": (lambda: le.models.fnn(64, 3, width=256, layers=3), "cross_entropy"),
+    "residual cnn": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 8, 8)), le.models.ResNet18(3, channels=1, width=4)),
+        "cross_entropy",
+    ),
+    "cnn with norm": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(72, 3),
+        ),
+        "cross_entropy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("step_size", [1e-8, 1e-6, 1e-4, 1e-2, 1e-1])
+@pytest.mark.parametrize("trained", [False, True])
+def test_float32_is_as_good_as_float64(name, step_size, trained):
+    """Where the loop returns noise: error against float64, relative to the row's norm, at every step size."""
+    make, loss = NETS[name]
+    net = make()
+    x, digits = le.data.load("digits").take([3, 8], per_class=10)
+    x, y = x.flatten(1), (digits == 3).long() if loss == "cross_entropy" else (digits == 3).float()
+    problem = le.Problem.of(net, loss)
+    if trained:
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            problem.loss(net(x), y).backward()
+            optimizer.step()
+    update = le.SGD(step_size)
+    low = le.respond(problem, (x, y), update=update, engine="structured")
+    high = le.respond(problem.to(torch.float64), (x, y), update=update, engine="structured")
+    got, wanted = (_per_own_change(response) for response in (low, high))
+    error = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+    turned = 0 if low.loss_gradient.shape[1] == 1 else 1e-6 / high.loss_gradient.norm(dim=1)
+    saturated = 5e-7 * high.target_before.logit().abs().max() if loss == "bce" else 0
+    assert (error < STRUCTURED_IN_FLOAT32 + turned + saturated).all()
+
+
+def _per_own_change(response):
+    """Changes in units of the source's own, free of the rounding of the size of a gradient; its turning remains."""
+    return response.target_change.double() / response.source_change.double().norm(dim=1)[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: le.models.ResNet18(3), (3, 32, 32)),
+        (le.models.resnet20, (3, 16, 16)),
+        (lambda: nn.Sequential(le.models.cnn(3), nn.Identity()), (1, 28, 28)),
+    ],
+)
+def test_the_papers_networks_run_in_structured_itself(make, shape):
+    net = make().double().train()
+    x, y = torch.randn(3, *shape).double(), torch.tensor([0, 1, 2])
+    response = le.respond(le.Problem.of(net, "cross_entropy"), (x, y), update=le.SGD(1e-2), engine="structured")
+    assert response.engine == "structured"
+    looped = le.respond(le.Problem.of(net, "cross_entropy"), (x, y), update=le.SGD(1e-2), engine="looped")
+    assert_same_rows(response.target_change, looped.target_change)
+
+
+def test_two_layer_nets_take_the_short_way():
+    problem = le.Problem.of(le.models.fnn(4, width=8).double(), "mse")
+    sources = torch.randn(9, 4).double(), torch.randn(9).double()
+    assert "two-layer" in le.respond(problem, sources).notes[0]
+    for sized in (None, 4000):
+        with problem.moment() as moment:
+            runner = two_layer_runner(Job.read(moment, sources, None, le.SGD(0.1), memory=sized))
+            assert isinstance(runner, TwoLayerRunner)
+    deeper = le.Problem.of(le.models.fnn(4, width=8, layers=3).double(), "mse")
+    with deeper.moment() as moment:
+        assert two_layer_runner(Job.read(moment, sources, None, le.SGD(0.1))) is None
+
+
+@pytest.mark.parametrize("memory", [3000, 20_000, 200_000])
+def test_blocks_do_not_matter(memory):
+    for net in (le.models.fnn(4, 2, width=30), le.models.fnn(4, 2, width=30, layers=3)):
+        problem = le.Problem.of(net.double(), "mse")
+        sources, x2 = (torch.randn(11, 4).double(), torch.randn(11, 2).double()), torch.randn(7, 4).double()
+        whole = le.respond(problem, sources, x2, engine="structured", update=le.SGD(0.1))
+        blocks = le.respond(problem, sources, x2, engine="structured", update=le.SGD(0.1), memory=memory)
+        assert_same_rows(blocks.target_change, whole.target_change)
+        assert_same_rows(blocks.source_change, whole.source_change)
+
+
+class Softmaxed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.second(torch.softmax(self.first(x), dim=1))
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+
+    def forward(self, x):
+        out = self.first(x)
+        return out * 2 if out.sum() > 0 else out
+
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.first(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 3), Softmaxed()), "cannot read softmax in 1 .Softmaxed."),
+        (Branches, "cannot read .* in the model .Branches."),
+        (Learned, "cannot follow the parameter scale"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_auto_goes_on(make, words, caplog):
+    net = make().double()
+    sources = torch.randn(40, 3).double(), torch.randn(40, 2).double()
+    problem = le.Problem.of(net, "mse")
+    with pytest.raises(ValueError, match=words):
+        le.respond(problem, sources, engine="structured")
+    response = le.respond(problem, sources)
+    assert_same_rows(response.target_change, le.respond(problem, sources, engine="looped").target_change)
+
+
+@pytest.mark.usefixtures("racing")
+def test_auto_says_why_it_is_not_structured():
+    problem = le.Problem.of(Learned().double(), "mse")
+    response = le.respond(problem, (torch.randn(40, 3).double(), torch.randn(40, 2).double()))
+    assert any(
+        "not structured (engine: Structured cannot follow the parameter scale" in note for note in response.notes
+    )
+
+
+class Unlucky(nn.Module):
+    """Reads like a linear layer, but the weights are changed behind its back when activations are watched."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden if type(x) is torch.Tensor else hidden * 1.01)
+
+
+def test_a_net_that_behaves_otherwise_is_found_out():
+    """The proof against the loop refuses what the rules would get wrong."""
+    sources = torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    with pytest.raises(ValueError, match="differs from the loop"):
+        le.respond(le.Problem.of(Unlucky().double(), "mse"), sources, engine="structured")
+
+
+def test_zero_gradients_and_overflowing_steps_are_rows_without_values():
+    net = le.models.fnn(3, width=6)
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        y = net(x)[:, 0]
+        y[1:] += 1
+    S = le.similarity(le.Problem.of(net, "half_mse"), (x, y), engine="structured")
+    assert S[0].isnull().all()
+    assert S[1:].notnull().all()
+    huge = le.similarity(le.Problem.of(net, "half_mse"), (x, y), engine="structured", update=le.SGD(1e30))
+    assert huge.isnull().any()
+    assert huge.attrs["unresolved"] > 0
+
+
+def test_functional_relu_and_pooling_with_padding():
+    """Padding with minus infinity does not leak into differences."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(F.max_pool2d(F.relu(self.conv(x)), 3, 2, 1).mean((2, 3)))
+
+    problem = le.Problem.of(Net().double(), "mse")
+    sources = torch.randn(4, 1, 7, 7).double(), torch.randn(4, 2).double()
+    got = le.respond(problem, sources, engine="structured", update=le.SGD(0.5))
+    assert_same_rows(got.target_change, le.respond(problem, sources, engine="looped", update=le.SGD(0.5)).target_change)
