@@ -170,11 +170,11 @@ def test_linear_layers_are_never_multiplied_out():
     case = CASE_OF["relu net, squared loss"]
     with case.problem().moment() as moment:
         layout = Layout.of(moment, case.targets)
-        assert explicit_columns(moment, layout, case.targets) == 0
+        assert explicit_columns(moment, layout) == 0
     case = CASE_OF["cnn with batch norm and dropout"]
     with case.problem().moment() as moment:
         layout = Layout.of(moment, case.targets)
-        assert explicit_columns(moment, layout, case.targets) == 4 * 9 + 4 + 4 + 4
+        assert explicit_columns(moment, layout) == 4 * 9 + 4 + 4 + 4
 
 
 def test_frozen_parts_of_a_layer_do_not_count():

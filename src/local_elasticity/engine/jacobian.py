@@ -1,8 +1,9 @@
 """Gradients of single examples, and inner products between them, layer by layer.
 
-`Factors` holds what gradients are made of: for a linear layer the vectors a and q whose outer product they are, so that
-⟨q aᵀ, q′ a′ᵀ⟩ = (q·q′)(a·a′) needs no matrix of p columns; for convolutions and normalisations the gradients of that
-layer; for parameters that the tape does not understand the gradients by vmap, or one by one where vmap fails.
+`Factors` holds what gradients are made of: for a linear layer, and a convolution with few places, the vectors a and q
+whose outer products they are, so that ⟨q aᵀ, q′ a′ᵀ⟩ = (q·q′)(a·a′) needs no matrix of p columns; for other
+convolutions and normalisations the gradients of that layer; for parameters that the tape does not understand the
+gradients by vmap, or one by one where vmap fails.
 """
 
 from __future__ import annotations
@@ -18,32 +19,56 @@ from local_elasticity.engine.guard import vectorizable_attention
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
-from local_elasticity.engine.tape import Layout, Matrices
+from local_elasticity.engine.tape import Layout, Matrices, Tape
 from local_elasticity.shapes import Float
+
+SYMMETRIC_BLOCKS = 4
+"""Strips into which a symmetric product is cut, so that only 10 of 16 blocks are computed."""
 
 
 @dataclass(frozen=True)
 class Outer:
-    """Weight gradients q aᵀ and bias gradients q of a linear layer, for b examples along r cotangents each."""
+    """Weight gradients Σ_l q_l a_lᵀ and bias gradients Σ_l q_l over l places, for b examples along r cotangents."""
 
     weight: str | None
     bias: str | None
-    a: Float[Tensor, "b d"]
-    q: Float[Tensor, "b r o"]
+    a: Float[Tensor, "b l d"]
+    q: Float[Tensor, "b r l o"]
 
-    def meets(self, other: Outer) -> Float[Tensor, "b c"]:
-        """a·a′ where the weight steps, and 1 more where the bias does."""
-        products = self.a @ other.a.T if self.weight else self.a.new_zeros(len(self.a), len(other.a))
-        return products + 1 if self.bias else products
+    def inner(self, other: Outer) -> Float[Tensor, "bl rl br rr"]:
+        """Σ_ll′ (a_l·a′_l′)(q_l·q′_l′) between every example and cotangent of both."""
+        (bl, rl, l1, _), (br, rr, l2, _) = self.q.shape, other.q.shape
+        products = _products(self.q, other.q).reshape(bl, rl, l1, br, rr, l2)
+        return (products * self._meets(other)[:, None, :, :, None]).sum((2, 5))
 
-    def squares(self) -> Float[Tensor, " b"]:
-        """`meets` of every example with itself."""
-        own = self.a.square().sum(1) if self.weight else self.a.new_zeros(len(self.a))
-        return own + 1 if self.bias else own
+    def inner_trace(self, other: Outer) -> Float[Tensor, "bl br"]:
+        """The same, summed over equal cotangents."""
+        one, two = (part.q.transpose(1, 2).flatten(2) for part in (self, other))
+        (bl, l1), (br, l2) = one.shape[:2], two.shape[:2]
+        return (_products(one, two).reshape(bl, l1, br, l2) * self._meets(other)).sum((1, 3))
+
+    def squares(self) -> Float[Tensor, "b r"]:
+        """‖∇‖² of every example and cotangent."""
+        met = self.a @ self.a.transpose(1, 2) if self.weight else self.a.new_zeros(1)
+        met = met + 1 if self.bias else met
+        return ((self.q @ self.q.transpose(2, 3)) * met[:, None]).sum((2, 3))
+
+    def along(self, cotangents: Float[Tensor, "b r"]) -> Outer:
+        """The gradients combined with one weight for each cotangent."""
+        return Outer(self.weight, self.bias, self.a, torch.einsum("brlo,br->blo", self.q, cotangents)[:, None])
+
+    def take(self, rows: slice) -> Outer:
+        return Outer(self.weight, self.bias, self.a[rows], self.q[rows])
 
     def matrices(self) -> Matrices:
-        found = {self.bias: self.q} if self.bias else {}
-        return found | ({self.weight: torch.einsum("bro,bd->brod", self.q, self.a).flatten(2)} if self.weight else {})
+        found = {self.weight: (self.q.transpose(2, 3) @ self.a[:, None]).flatten(2), self.bias: self.q.sum(2)}
+        return {name: part for name, part in found.items() if name is not None}
+
+    def _meets(self, other: Outer) -> Tensor:
+        """a_l·a′_l′ where the weight steps, and 1 more where the bias does: [b, l, b′, l′]."""
+        sizes = (*self.a.shape[:2], *other.a.shape[:2])
+        met = _products(self.a, other.a).reshape(sizes) if self.weight else self.a.new_zeros(sizes)
+        return met + 1 if self.bias else met
 
 
 @dataclass(frozen=True)
@@ -52,6 +77,11 @@ class Factors:
 
     outer: tuple[Outer, ...]
     explicit: Matrices
+
+    @property
+    def count(self) -> int:
+        """How many examples there are."""
+        return len(self.outer[0].q if self.outer else next(iter(self.explicit.values())))
 
     def matrices(self) -> Matrices:
         """All of them multiplied out: name → [b, r, p_name]."""
@@ -62,23 +92,46 @@ class Factors:
 
     def take(self, rows: slice) -> Factors:
         """The gradients of some of the examples."""
-        outer = tuple(Outer(layer.weight, layer.bias, layer.a[rows], layer.q[rows]) for layer in self.outer)
-        return Factors(outer, {name: part[rows] for name, part in self.explicit.items()})
+        explicit = {name: part[rows] for name, part in self.explicit.items()}
+        return Factors(tuple(layer.take(rows) for layer in self.outer), explicit)
+
+    def along(self, cotangents: Float[Tensor, "b r"]) -> Factors:
+        """One gradient for each example, combined of its r with these weights."""
+        explicit = {name: torch.einsum("brp,br->bp", part, cotangents)[:, None] for name, part in self.explicit.items()}
+        return Factors(tuple(layer.along(cotangents) for layer in self.outer), explicit)
+
+    def squares(self) -> Float[Tensor, "b r"]:
+        """‖∇‖² of every gradient."""
+        return _total([layer.squares() for layer in self.outer] + [p.square().sum(2) for p in self.explicit.values()])
 
 
-def jacobian_factors(moment: Moment, layout: Layout, inputs: Inputs) -> Factors:
-    """J(x) = ∂f(x; w)/∂w of every example, along each of the k outputs."""
-
-    def every_output(predictions: Tensor) -> Tensor:
-        b, k = predictions.shape
-        return torch.eye(k, dtype=predictions.dtype, device=predictions.device).expand(b, k, k)
-
-    return _factors(moment, layout, inputs, every_output)
+def jacobian_factors(moment: Moment, layout: Layout, inputs: Inputs) -> tuple[Tensor, Factors]:
+    """The outputs [b, …], and J(x) = ∂f(x; w)/∂w of every example along each of the k outputs."""
+    tape = layout.record(moment, inputs)
+    return tape.outputs.detach(), factors_along(moment, layout, tape, inputs, every_output(tape))
 
 
-def gradient_factors(moment: Moment, layout: Layout, inputs: Inputs, cotangents: Float[Tensor, "b k"]) -> Factors:
-    """Jᵀ g of every example, for a cotangent g of its own."""
-    return _factors(moment, layout, inputs, lambda predictions: cotangents[:, None])
+def every_output(tape: Tape) -> Float[Tensor, "b k k"]:
+    """The cotangents whose gradients are the rows of the Jacobian."""
+    (b, k), like = tape.predictions.shape, tape.outputs
+    return torch.eye(k, dtype=like.dtype, device=like.device).expand(b, k, k)
+
+
+def factors_along(
+    moment: Moment, layout: Layout, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
+) -> Factors:
+    """Jᵀ g of every example, for r cotangents g of its own."""
+    outer: list[Outer] = []
+    explicit: Matrices = {}
+    for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
+        if layout.factored.issuperset(use.names):
+            outer.append(Outer(use.weight, use.bias, *use.places(q)))
+        else:
+            explicit |= use.gradients(q)
+    if layout.left_over:
+        jacobian = _left_over_jacobian(moment, layout.left_over, inputs)
+        explicit |= {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()}
+    return Factors(tuple(outer), explicit)
 
 
 def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
@@ -93,26 +146,43 @@ def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Te
 
 def inner(left: Factors, right: Factors) -> Float[Tensor, "bl rl br rr"]:
     """⟨∇, ∇′⟩ between every gradient on the left and every one on the right."""
-
-    def products(a: Tensor, b: Tensor) -> Tensor:
-        flat = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
-        return flat.reshape(*a.shape[:2], *b.shape[:2])
-
-    parts = [
-        products(one.q, other.q) * one.meets(other)[:, None, :, None]
-        for one, other in zip(left.outer, right.outer, strict=True)
-    ]
-    return _total([*parts, *(products(left.explicit[name], right.explicit[name]) for name in left.explicit)])
+    layers = [one.inner(other) for one, other in zip(left.outer, right.outer, strict=True)]
+    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
+    return _total([*layers, *(_products(a, b).reshape(*a.shape[:2], *b.shape[:2]) for a, b in pairs)])
 
 
 def inner_trace(left: Factors, right: Factors) -> Float[Tensor, "bl br"]:
     """Σ_r ⟨∇_r, ∇′_r⟩, the trace over the cotangents, without the rest of `inner`."""
+    layers = [one.inner_trace(other) for one, other in zip(left.outer, right.outer, strict=True)]
+    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
+    return _total([*layers, *(a.flatten(1) @ b.flatten(1).T for a, b in pairs)])
 
-    def products(a: Tensor, b: Tensor) -> Tensor:
-        return a.flatten(1) @ b.flatten(1).T
 
-    parts = [products(one.q, other.q) * one.meets(other) for one, other in zip(left.outer, right.outer, strict=True)]
-    return _total([*parts, *(products(left.explicit[name], right.explicit[name]) for name in left.explicit)])
+def gram(gradients: Factors) -> Float[Tensor, "b b"]:
+    """`inner_trace` with itself: half of it computed, in blocks, and mirrored."""
+    b = gradients.count
+    rows = -(-b // SYMMETRIC_BLOCKS)
+    strips = [gradients.take(slice(i, i + rows)) for i in range(0, b, rows)]
+    blocks = [[inner_trace(one, other) for other in strips[i:]] for i, one in enumerate(strips)]
+    return from_upper([torch.cat(strip, dim=1) for strip in blocks], rows)
+
+
+def from_upper(strips: list[Tensor], rows: int) -> Tensor:
+    """A whole symmetric kernel [b, b] or [b, b, k, k] from strips of blocks on and above its diagonal."""
+    b = strips[0].shape[1]
+    whole = strips[0].new_empty(b, *strips[0].shape[1:])
+    for i, strip in enumerate(strips):
+        at = slice(i * rows, i * rows + len(strip))
+        whole[at, at.start :] = strip
+        whole[at.start :, at] = _transposed(strip)
+        own = strip[:, : len(strip)]
+        whole[at, at] = (own + _transposed(own)) / 2
+    return whole
+
+
+def _transposed(block: Tensor) -> Tensor:
+    """Θ(x′, x) from Θ(x, x′), the outputs exchanged with the examples."""
+    return block.transpose(0, 1) if block.ndim == 2 else block.permute(1, 0, 3, 2)
 
 
 def contract(moved: Matrices, right: Factors) -> Float[Tensor, "c br rr"]:
@@ -122,27 +192,14 @@ def contract(moved: Matrices, right: Factors) -> Float[Tensor, "c br rr"]:
     return _total([(moved[name] @ part.flatten(0, 1).T).unflatten(1, (b, r)) for name, part in gradients.items()])
 
 
-def explicit_columns(moment: Moment, layout: Layout, inputs: Inputs) -> int:
+def explicit_columns(moment: Moment, layout: Layout) -> int:
     """How many of the p columns `Factors` multiplies out; the rest costs no more than activations."""
-    one = take(inputs, slice(0, 1))
-    outer = {name for use in layout.record(moment, one).uses if use.is_outer_product for name in use.names}
-    return sum(p.numel() for name, p in moment.params.items() if name not in outer)
+    return sum(p.numel() for name, p in moment.params.items() if name not in layout.factored)
 
 
-def _factors(moment: Moment, layout: Layout, inputs: Inputs, cotangents_of: Callable[[Tensor], Tensor]) -> Factors:
-    tape = layout.record(moment, inputs)
-    cotangents = cotangents_of(tape.predictions)
-    outer: list[Outer] = []
-    explicit: Matrices = {}
-    for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
-        if use.is_outer_product:
-            outer.append(Outer(use.weight, use.bias, use.a, q))
-        else:
-            explicit |= use.gradients(q)
-    if layout.left_over:
-        jacobian = _left_over_jacobian(moment, layout.left_over, inputs)
-        explicit |= {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()}
-    return Factors(tuple(outer), explicit)
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of all rows, leading axes flattened."""
+    return a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
 
 
 def _total(parts: list[Tensor]) -> Tensor:

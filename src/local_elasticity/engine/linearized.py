@@ -15,14 +15,17 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import (
     Factors,
     contract,
+    every_output,
     explicit_columns,
-    gradient_factors,
+    factors_along,
+    gram,
     inner,
     jacobian_factors,
     loss_cotangents,
 )
 from local_elasticity.engine.job import Job, Rows, own_change
-from local_elasticity.engine.problem import Inputs, Params
+from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.problem import Params, as_predictions
 from local_elasticity.engine.tape import Layout, Matrices
 
 
@@ -45,6 +48,8 @@ class LinearizedRunner:
     """Plain steps are inner products of gradients, layer by layer; other rules need each displacement written out.
 
     What the targets' Jacobians are made of is kept where half the memory holds it, and made anew in blocks where not.
+    Where the targets are the sources, their gradients are combinations of the same Jacobians; with one output the
+    kernel is symmetric besides, and half of it is enough.
     """
 
     subtracts = False
@@ -52,50 +57,87 @@ class LinearizedRunner:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
-        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, 1024))
-        k = self.target_before.shape[1]
-        columns = job.footprint.parameters
-        if job.update.plain:
-            size = self.target_before.element_size()
-            columns = size * explicit_columns(job.moment, self.layout, job.target_inputs)
+        with torch.no_grad():
+            one = job.moment.predict(job.moment.params, take(job.target_inputs, slice(0, 1)))
+        k = one.shape[1]
+        factored = one.element_size() * explicit_columns(job.moment, self.layout)
+        columns = factored if job.update.plain else job.footprint.parameters
         self.per_example = 3 * k * columns + 2 * job.footprint.backward(k)
         fitting = max(1, job.memory // 2 // self.per_example)
         self.block = min(job.m, fitting)
         self.chunk = max(1, min(job.n, fitting // job.batch))
         self.kept: Factors | None = None
+        self.kernel: Tensor | None = None
+        self.target_before = self._first_pass()
 
     @property
     def bytes(self) -> int:
         return self.per_example * (self.block + self.chunk * self.job.batch)
 
+    @property
+    def shared(self) -> bool:
+        """Whether the sources' gradients come from the Jacobians that are kept for the targets."""
+        return self.job.targets_are_sources and self.block == self.job.m
+
     def shrink(self) -> bool:
         smaller = max(1, self.block // 2), max(1, self.chunk // 2)
         shrunk = smaller < (self.block, self.chunk)
-        (self.block, self.chunk), self.kept = smaller, None
+        (self.block, self.chunk), self.kept, self.kernel = smaller, None, None
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
-        job = self.job
-        inputs, labels = take(job.source_inputs, slice(start, stop)), job.source_labels[start:stop]
-        examples = tree_map(lambda leaf: leaf.flatten(0, 1), inputs)
-        with torch.no_grad():
-            outputs = job.moment.outputs(job.moment.params, examples)
-        loss_gradient = loss_cotangents(job.moment, outputs, labels)
-        gradients = gradient_factors(job.moment, self.layout, examples, loss_gradient.flatten(0, 1))
-        along: Callable[[Factors], Tensor]
-        if job.update.plain:
-            along = partial(self._plain_change, gradients)
-        else:
-            along = partial(contract, self._moved(gradients))
-        target_change = self._target_change(along)
-        if job.targets_are_sources:
-            source_change = own_change(target_change, start)
-        else:
-            source_change = self._source_change(along, examples, stop - start)
+        loss_gradient, target_change, source_change = (self._shared_rows if self.shared else self._rows)(start, stop)
         return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
 
+    def _first_pass(self) -> Tensor:
+        """Predictions at the targets, with their Jacobians where those are kept; in smaller blocks if memory ends."""
+        while self.block == self.job.m:
+            try:
+                outputs, self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or not self.shrink():
+                    raise
+            else:
+                return as_predictions(outputs)
+        return self.job.predict(self.job.moment.params, self.job.target_inputs, self.block)
+
+    def _shared_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        job, jacobians = self.job, self._jacobian_of(slice(None))
+        loss_gradient = loss_cotangents(job.moment, self._outputs(start, stop), job.source_labels[start:stop])
+        g = loss_gradient[:, 0]
+        if job.update.plain and g.shape[1] == 1:
+            if self.kernel is None:
+                self.kernel = gram(jacobians)
+            change = (-job.update.step_size * g * self.kernel[start:stop])[:, :, None]
+        else:
+            change = self._along(jacobians.take(slice(start, stop)).along(g))(jacobians)
+        return loss_gradient, change, own_change(change, start)
+
+    def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        job = self.job
+        examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
+        tape = self.layout.record(job.moment, examples)
+        loss_gradient = loss_cotangents(job.moment, tape.outputs, job.source_labels[start:stop])
+        cotangents = loss_gradient.flatten(0, 1)[:, None]
+        along = self._along(factors_along(job.moment, self.layout, tape, examples, cotangents))
+        blocks = range(0, job.m, self.block)
+        target_change = torch.cat([along(self._jacobian_of(slice(i, i + self.block))) for i in blocks], dim=1)
+        if job.targets_are_sources:
+            return loss_gradient, target_change, own_change(target_change, start)
+        own = along(factors_along(job.moment, self.layout, tape, examples, every_output(tape)))
+        rows = torch.arange(stop - start)
+        return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
+
+    def _along(self, gradients: Factors) -> Callable[[Factors], Tensor]:
+        """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
+        return (
+            partial(self._plain_change, gradients)
+            if self.job.update.plain
+            else partial(contract, self._moved(gradients))
+        )
+
     def _plain_change(self, gradients: Factors, of: Factors) -> Tensor:
-        """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed: [c, b, k]."""
+        """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed."""
         products: Tensor = inner(gradients, of)[:, 0].unflatten(0, (-1, self.job.batch)).sum(1)
         return -self.job.update.step_size * products
 
@@ -114,19 +156,15 @@ class LinearizedRunner:
             moved = {name: torch.stack([one[name] for one in each]) for name in params}
         return {name: part.reshape(len(part), -1) for name, part in moved.items()}
 
-    def _target_change(self, along: Callable[[Factors], Tensor]) -> Tensor:
-        parts = [along(self._jacobian_of(slice(i, i + self.block))) for i in range(0, self.job.m, self.block)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _source_change(self, along: Callable[[Factors], Tensor], examples: Inputs, rows: int) -> Tensor:
-        """Each row's change at its own batch, [c, B, k]."""
-        own = jacobian_factors(self.job.moment, self.layout, examples)
-        changes: Tensor = along(own).unflatten(1, (rows, self.job.batch))
-        return changes[torch.arange(rows), torch.arange(rows)]
+    def _outputs(self, start: int, stop: int) -> Tensor:
+        """The sources' outputs in the shape that the loss reads."""
+        with torch.no_grad():
+            one = self.job.moment.outputs(self.job.moment.params, take(self.job.target_inputs, slice(0, 1)))
+        return self.target_before[start:stop].reshape(-1, *one.shape[1:])
 
     def _jacobian_of(self, targets: slice) -> Factors:
         if self.block < self.job.m:
-            return jacobian_factors(self.job.moment, self.layout, take(self.job.target_inputs, targets))
+            return jacobian_factors(self.job.moment, self.layout, take(self.job.target_inputs, targets))[1]
         if self.kept is None:
-            self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)
+            self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)[1]
         return self.kept

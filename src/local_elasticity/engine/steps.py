@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -71,12 +70,8 @@ def _step(job: Job, use: Use, q: Tensor, c: int) -> Step:
     rate, decay = job.update.step_size, job.update.step_size * getattr(job.update, "weight_decay", 0.0)
     if use.kind == "scale":
         return _scale_step(job, use, q, c, rate, decay)
-    if use.kind == "conv2d":
-        a, places = F.unfold(use.a, **use.options).transpose(1, 2), q.flatten(2).transpose(1, 2)
-    else:
-        a, places = use.a.reshape(len(q), -1, use.a.shape[-1]), q.reshape(len(q), -1, q.shape[-1])
-    a, places = (part.reshape(c, -1, part.shape[-1]) for part in (a, places))
-    return LayerStep(a, -rate * places, use.weight is not None, use.bias is not None, decay)
+    a, at = (part.reshape(c, -1, part.shape[-1]) for part in use.places(q[:, None]))
+    return LayerStep(a, -rate * at, use.weight is not None, use.bias is not None, decay)
 
 
 def _scale_step(job: Job, use: Use, q: Tensor, c: int, rate: float, decay: float) -> ScaleStep:

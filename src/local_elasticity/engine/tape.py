@@ -23,6 +23,12 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
 
+MOST_PLACES = 8
+"""Inner products over pairs of places take memory that grows with their square."""
+
+COMPARED = 1 << 20
+"""Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
+
 Matrices = dict[str, Tensor]
 """Parameter name → [..., p_name], the columns that belong to that parameter; the sum of p_name is p."""
 
@@ -50,34 +56,22 @@ class Use:
     def names(self) -> list[str]:
         return [name for name in (self.weight, self.bias) if name is not None]
 
-    @property
-    def is_outer_product(self) -> bool:
-        """Whether the weight gradient of an example is q aᵀ, one vector times another."""
-        return self.kind == "linear" and self.a.ndim == 2
+    def places(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches)."""
+        if self.kind == "conv2d":
+            return F.unfold(self.a, **self.options).transpose(1, 2), q.flatten(3).transpose(2, 3)
+        return self.a.reshape(len(self.a), -1, self.a.shape[-1]), q.reshape(*q.shape[:2], -1, q.shape[-1])
 
     def gradients(self, q: Tensor) -> Matrices:
         """Gradients of every example for r cotangents, q [b, r, …]: name → [b, r, p_name]."""
-        b, r = q.shape[:2]
-        found: Matrices = {}
         if self.kind == "scale":
-            product = _spread(q * self.a[:, None], self.options)
-            weight, bias = product, _spread(q, self.options)
+            weight, bias = _spread(q * self.a[:, None], self.options), _spread(q, self.options)
         else:
-            patches, q = self._patches(q)
-            weight = torch.einsum("brol,bcl->broc", q, patches) if self.weight else q
-            bias = q.sum(-1)
-        if self.weight:
-            found[self.weight] = weight.reshape(b, r, -1)
-        if self.bias:
-            found[self.bias] = bias.reshape(b, r, -1)
-        return found
-
-    def _patches(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The input as columns [b, c, l] and the gradient as [b, r, o, l], one column for each place."""
-        if self.kind == "conv2d":
-            return F.unfold(self.a, **self.options), q.flatten(3)
-        rows = self.a.reshape(len(self.a), -1, self.a.shape[-1])
-        return rows.transpose(1, 2), q.reshape(*q.shape[:2], -1, q.shape[-1]).transpose(2, 3)
+            a, at = self.places(q)
+            weight = at.transpose(2, 3) @ a[:, None] if self.weight else at
+            bias = at.sum(2)
+        found = {self.weight: weight, self.bias: bias}
+        return {name: gradient.flatten(2) for name, gradient in found.items() if name is not None}
 
 
 @dataclass(frozen=True)
@@ -116,6 +110,8 @@ class Layout:
 
     understood: tuple[str, ...]
     left_over: tuple[str, ...]
+    factored: frozenset[str]
+    """Those whose gradients are kept as vectors, because there are few places or they are large."""
 
     @classmethod
     def of(cls, moment: Moment, inputs: Inputs) -> Layout:
@@ -139,13 +135,11 @@ class Layout:
         )
         right = dict(zip(leaves, expected, strict=True))
         at_uses = tape.gradients_at_uses(cotangents[:, None])
-        understood = [
-            name
-            for use, q in zip(tape.uses, at_uses, strict=True)
-            if all(_only_the_middle_one(found[:, 0], right[name]) for name, found in use.gradients(q).items())
-            for name in use.names
-        ]
-        return cls(tuple(understood), tuple(name for name in leaves if name not in understood))
+        read = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if _is_right(use, q, right)]
+        understood = [name for use, _ in read for name in use.names]
+        factored = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
+        left_over = tuple(name for name in leaves if name not in understood)
+        return cls(tuple(understood), left_over, frozenset(factored))
 
     def record(self, moment: Moment, inputs: Inputs) -> Tape:
         """Run the network on a batch and keep what its gradients need."""
@@ -259,13 +253,30 @@ def _spread(product: Tensor, options: dict[str, Any]) -> Tensor:
     return places.sum(2)
 
 
+def _better_as_vectors(use: Use, q: Tensor, k: int) -> bool:
+    """Whether inner products over pairs of places, l² (d + k o), are cheaper than those of whole matrices, k d o."""
+    if use.kind == "scale":
+        return False
+    a, at = use.places(q)
+    (places, d), o = a.shape[1:], at.shape[-1]
+    return places == 1 or (places <= MOST_PLACES and 2 * places**2 * (d + k * o) < k * d * o)
+
+
 def _leaves(params: Params) -> Params:
     return {name: p.detach().requires_grad_() for name, p in params.items()}
 
 
-def _only_the_middle_one(found: Tensor, gradient: Tensor) -> bool:
-    """The second of three examples has all of the gradient, the others none."""
-    expected = torch.stack([torch.zeros_like(gradient), gradient, torch.zeros_like(gradient)]).flatten(1)
-    if found.shape != expected.shape:
-        return False
-    return bool((found - expected).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm())
+def _is_right(use: Use, q: Tensor, gradients: Params) -> bool:
+    """Whether the second of three examples has all of the gradient and the others none; seen on the first outputs."""
+    if use.kind != "scale":
+        size = max(gradients[name][0].numel() for name in use.names)
+        channels = 2 if use.kind == "conv2d" else -1
+        q = q.narrow(channels, 0, max(1, min(q.shape[channels], COMPARED // size)))
+    for name, found in use.gradients(q).items():
+        wanted = gradients[name].flatten()[: found.shape[2]]
+        expected = torch.stack([torch.zeros_like(wanted), wanted, torch.zeros_like(wanted)])
+        if found[:, 0].shape != expected.shape:
+            return False
+        if not (found[:, 0] - expected).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm():
+            return False
+    return True

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_targets, take
-from local_elasticity.engine.jacobian import Factors, explicit_columns, inner, inner_trace, jacobian_factors
+from local_elasticity.engine.jacobian import Factors, explicit_columns, from_upper, inner, inner_trace, jacobian_factors
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.response import Response
@@ -125,12 +125,12 @@ def ntk(
         rows = _rows_at_once(moment, layout, left, memory)
         strips = []
         for i in range(0, count(left), rows):
-            J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))
+            J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
             strip = [_products(J, J, reduce)] if x2 is None else []
             for j in range(i + rows if x2 is None else 0, count(right), rows):
-                strip.append(_products(J, jacobian_factors(moment, layout, take(right, slice(j, j + rows))), reduce))
+                strip.append(_products(J, jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1], reduce))
             strips.append(torch.cat(strip, dim=1))
-    return _from_upper(strips, rows) if x2 is None else torch.cat(strips)
+    return from_upper(strips, rows) if x2 is None else torch.cat(strips)
 
 
 def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:
@@ -140,26 +140,7 @@ def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:
 def _rows_at_once(moment: Moment, layout: Layout, inputs: Any, memory: int | None) -> int:
     with torch.no_grad():
         k = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
-    columns = explicit_columns(moment, layout, inputs)
-    return examples_at_once(moment, inputs, memory, gradients=k, columns=columns)
-
-
-def _from_upper(strips: list[Tensor], rows: int) -> Tensor:
-    """The whole symmetric kernel from the blocks on and above its diagonal."""
-    n = strips[0].shape[1]
-    whole = strips[0].new_empty(n, *strips[0].shape[1:])
-    for i, strip in enumerate(strips):
-        at = slice(i * rows, i * rows + len(strip))
-        whole[at, at.start :] = strip
-        whole[at.start :, at] = _transposed(strip)
-        own = strip[:, : len(strip)]
-        whole[at, at] = (own + _transposed(own)) / 2
-    return whole
-
-
-def _transposed(block: Tensor) -> Tensor:
-    """Θ(x′, x) from Θ(x, x′), the outputs exchanged with the examples."""
-    return block.transpose(0, 1) if block.ndim == 2 else block.permute(1, 0, 3, 2)
+    return examples_at_once(moment, inputs, memory, gradients=k, columns=explicit_columns(moment, layout))
 
 
 def _checked_gradient(response: Response) -> tuple[Tensor, Tensor]:

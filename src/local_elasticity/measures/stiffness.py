@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_sources, take
-from local_elasticity.engine.jacobian import Factors, explicit_columns, gradient_factors, inner_trace, loss_cotangents
+from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.tape import Layout
@@ -42,15 +42,13 @@ def stiffness(
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype)
         layout = Layout.of(moment, left[0])
-        columns = explicit_columns(moment, layout, left[0])
-        rows = examples_at_once(moment, left[0], memory, gradients=1, columns=columns)
+        rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))
 
         def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
             inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
-            with torch.no_grad():
-                outputs = moment.outputs(moment.params, inputs)
-            cotangents = loss_cotangents(moment, outputs, labels[:, None])
-            return gradient_factors(moment, layout, inputs, cotangents[:, 0])
+            tape = layout.record(moment, inputs)
+            cotangents = loss_cotangents(moment, tape.outputs, labels[:, None])
+            return factors_along(moment, layout, tape, inputs, cotangents)
 
         strips = []
         for i in range(0, count(left[0]), rows):
@@ -62,11 +60,4 @@ def stiffness(
 
 
 def _cosine(one: Factors, other: Factors) -> Tensor:
-    return inner_trace(one, other) / _length(one)[:, None] / _length(other)
-
-
-def _length(gradients: Factors) -> Tensor:
-    """‖∇ℓ‖ of every example."""
-    squares = [layer.q[:, 0].square().sum(1) * layer.squares() for layer in gradients.outer]
-    squares += [part[:, 0].square().sum(1) for part in gradients.explicit.values()]
-    return torch.stack(squares).sum(0).sqrt()
+    return inner_trace(one, other) / one.squares().sqrt() / other.squares()[:, 0].sqrt()
