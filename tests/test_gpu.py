@@ -30,10 +30,12 @@ def response_on_gpu(case, engine, dtype=torch.float64, **options):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
 def test_cuda_agrees_with_the_cpu_in_float64(case, engine):
     if engine == "vmapped" and not case.vectorizes:
-        pytest.skip("vmap cannot take this case on any device")
+        pytest.skip("vmap cannot take this case")
+    if engine == "structured" and not case.structured:
+        pytest.skip("Structured cannot read this case")
     expected = le.respond(case.problem(), case.sources, case.targets, update=le.SGD(0.05), engine=engine)
     response = response_on_gpu(case, engine, update=le.SGD(0.05))
     assert response.target_change.is_cuda

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -46,10 +47,14 @@ def mode_of(module: Any, training: bool) -> Iterator[None]:
             m.training = was
 
 
-def vectorizable_attention() -> AbstractContextManager[None]:
-    """Attention in plain operations, which vmap can take; the fused kernels have no batching rule."""
-    manager: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return manager
+@contextmanager
+def vectorized() -> Iterator[None]:
+    """For vmap: attention in plain operations, since the fused kernels have no batching rule, and no warnings where it
+    goes one by one for want of another; that it is slow shows in the time it takes.
+    """
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from local_elasticity.engine.guard import vectorizable_attention
+from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
@@ -138,9 +138,13 @@ def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Te
     """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
     c, batch = labels.shape[:2]
     with torch.enable_grad():
-        read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
-        losses = [moment.loss(one, label) for one, label in zip(read, labels, strict=True)]
-        gradient: Tensor = torch.autograd.grad(torch.stack(losses).sum(), read)[0]
+        if moment.problem.loss_is_mean:
+            read = outputs.detach().requires_grad_()
+            total = c * moment.loss(read, labels.flatten(0, 1))
+        else:
+            read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
+            total = torch.stack([moment.loss(one, label) for one, label in zip(read, labels, strict=True)]).sum()
+        gradient: Tensor = torch.autograd.grad(total, read)[0]
     return gradient.reshape(c, batch, -1)
 
 
@@ -231,7 +235,7 @@ def _left_over_jacobian(moment: Moment, names: tuple[str, ...], inputs: Inputs) 
 
 def _each(function: Callable[[Inputs], Params], plainly: Callable[[Inputs], Params], inputs: Inputs) -> Params:
     try:
-        with torch.no_grad(), vectorizable_attention():
+        with torch.no_grad(), vectorized():
             return vmap(function)(inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):

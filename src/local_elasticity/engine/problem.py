@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from local_elasticity.engine.guard import held_still, mode_of
-from local_elasticity.engine.loss import Kind, LossFunction, resolve_loss
+from local_elasticity.engine.loss import LOSSES, Kind, LossFunction, resolve_loss
 from local_elasticity.shapes import Float
 
 Inputs = Any
@@ -82,6 +82,11 @@ class Problem:
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem computed in another precision; the model itself stays as it is."""
         return replace(self, dtype=dtype)
+
+    @property
+    def loss_is_mean(self) -> bool:
+        """Whether the loss of a batch is known to be the mean over its examples, as all losses with a name are."""
+        return self.loss in {function for function, _ in LOSSES.values()}
 
     @property
     def policy(self) -> str:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.patches import patches
 from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
 
 MOST_PLACES = 8
@@ -59,7 +60,8 @@ class Use:
     def places(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches)."""
         if self.kind == "conv2d":
-            return F.unfold(self.a, **self.options).transpose(1, 2), q.flatten(3).transpose(2, 3)
+            windows = patches(self.a, **self.options).permute(0, 4, 5, 1, 2, 3)
+            return windows.flatten(3).flatten(1, 2), q.flatten(3).transpose(2, 3)
         return self.a.reshape(len(self.a), -1, self.a.shape[-1]), q.reshape(*q.shape[:2], -1, q.shape[-1])
 
     def gradients(self, q: Tensor) -> Matrices:

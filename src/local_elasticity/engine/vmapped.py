@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from local_elasticity.engine.guard import vectorizable_attention
+from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.looped import realized_step
@@ -72,7 +72,7 @@ class VmappedRunner:
         job = self.job
         rows = slice(start, stop)
         inputs, labels = take(job.source_inputs, rows), job.source_labels[rows]
-        with torch.no_grad(), vectorizable_attention():
+        with torch.no_grad(), vectorized():
             loss_gradient, source_change, realized, after = vmap(self._step, in_dims=(0, 0))(inputs, labels)
             target_change = self._target_change(after)
         if job.targets_are_sources:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import Pair, UnreadableError, base_of, delta_of, parametric_rule
+from local_elasticity.engine.patches import patches
 from local_elasticity.engine.steps import LayerStep, ScaleStep, Steps
 
 
@@ -57,13 +58,21 @@ def conv2d(
     step = _layer_step(steps, weight, bias)
     if step is None:
         return base, None if d is None else _each_source(d, weight, geometry, groups)
-    c, (places, size), o = len(step.q), step.a.shape[1:], len(weight)
-    many = step.weight and places * (2 * size + o) >= size * o
-    delta = (_multiplied_out if many else _few_places)(step, h, d, weight, geometry)
+    c, (places, size), (t, o) = len(step.q), step.a.shape[1:], base.shape[:2]
+    at_h = _columns(h[None], weight, geometry)[0]
+    at_d = None if d is None else _columns(d, weight, geometry)
+    W = weight.flatten(1)
+    if not step.weight:
+        moved = None if at_d is None else W @ at_d
+    elif places * (2 * size + o) >= size * o:
+        moved = _multiplied_out(step.multiplied_out, W, at_h, at_d)
+    else:
+        moved = _few_places(step, W, at_h, at_d)
+    through = None if at_d is None or not step.decay else _as_images(W @ at_d, c, t, base)
+    delta = None if moved is None else _as_images(moved, c, t, base)
     if step.bias:
-        moved = step.q.sum(1)[:, None, :, None, None]
-        delta = moved.expand(c, *base.shape) if delta is None else delta + moved
-    through = _each_source(d, weight, geometry) if step.decay and d is not None else None
+        shift = step.q.sum(1)[:, None, :, None, None]
+        delta = shift.expand(c, *base.shape) if delta is None else delta + shift
     return base, _decayed(delta, through, base, weight, bias, step)
 
 
@@ -73,41 +82,33 @@ def _each_source(d: Tensor, weight: Tensor, geometry: dict[str, Any], groups: in
     return out
 
 
-def _multiplied_out(
-    step: LayerStep, h: Tensor, d: Tensor | None, weight: Tensor, geometry: dict[str, Any]
-) -> Tensor | None:
-    """ΔW_i h for all sources as one convolution with c·o channels, and W⁺_i δ as one product for each source."""
-    c, o, t = len(step.q), len(weight), len(h)
-    moved = step.multiplied_out
-    filters = moved.reshape(c * o, *weight.shape[1:])
-    at_h = F.conv2d(h, filters, **geometry)
-    delta: Tensor = at_h.unflatten(1, (c, o)).transpose(0, 1)
-    if d is None:
-        return delta.contiguous()
-    patches = F.unfold(d.flatten(0, 1), weight.shape[2:], **geometry)
-    columns = patches.unflatten(0, (c, t)).transpose(1, 2).flatten(2)
-    at_d = torch.bmm(weight.flatten(1) + moved, columns)
-    return delta + at_d.reshape(c, o, t, *at_h.shape[2:]).transpose(1, 2)
+def _columns(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> Tensor:
+    """Images [c, t, channels, …] as columns [c, size of a patch, t · places]."""
+    c, t = images.shape[:2]
+    windows: Tensor = patches(images.flatten(0, 1), weight.shape[2:], **geometry).unflatten(0, (c, t))
+    return windows.permute(0, 2, 3, 4, 1, 5, 6).reshape(c, weight[0].numel(), -1)
 
 
-def _few_places(
-    step: LayerStep, h: Tensor, d: Tensor | None, weight: Tensor, geometry: dict[str, Any]
-) -> Tensor | None:
-    """Σ_l q_il (a_il·patch), with the patches of h and of δ met one after the other."""
-    delta = None if d is None else _each_source(d, weight, geometry)
-    if not step.weight:
-        return delta
-    c, places = step.a.shape[:2]
-    t = len(h)
-    filters = step.a.reshape(c * places, *weight.shape[1:])
-    met = F.conv2d(h, filters, **geometry)
-    size = met.shape[2:]
-    met = met.unflatten(1, (c, places)).permute(1, 2, 0, 3, 4).reshape(c, places, -1)
-    if d is not None:
-        patches = F.unfold(d.flatten(0, 1), weight.shape[2:], **geometry)
-        met = torch.baddbmm(met, step.a, patches.unflatten(0, (c, t)).transpose(1, 2).flatten(2))
-    moved: Tensor = torch.bmm(step.q.transpose(1, 2), met).unflatten(2, (t, *size)).transpose(1, 2)
-    return moved.contiguous() if delta is None else delta + moved
+def _as_images(moved: Tensor, c: int, t: int, base: Tensor) -> Tensor:
+    """[c, channels, t · places] as [c, t, channels, …]."""
+    return moved.reshape(c, base.shape[1], t, *base.shape[2:]).transpose(1, 2).contiguous()
+
+
+def _multiplied_out(moved: Tensor, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
+    """ΔW_i h for all sources in one product, W⁺_i δ in one for each."""
+    c, o, size = moved.shape
+    at_all = (moved.reshape(c * o, size) @ at_h).reshape(c, o, -1)
+    return at_all if at_d is None else torch.baddbmm(at_all, W + moved, at_d)
+
+
+def _few_places(step: LayerStep, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
+    """Σ_l q_il (a_il·patch), patches of h and of δ met one after the other."""
+    c, places, size = step.a.shape
+    met = (step.a.reshape(c * places, size) @ at_h).reshape(c, places, -1)
+    if at_d is None:
+        return torch.bmm(step.q.transpose(1, 2), met)
+    met = torch.baddbmm(met, step.a, at_d)
+    return torch.baddbmm(W @ at_d, step.q.transpose(1, 2), met)
 
 
 @parametric_rule(F.batch_norm)

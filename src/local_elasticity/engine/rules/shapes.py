@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import LINEAR, Pair, UnreadableError, applied_to_deltas, base_of, delta_of, rule
+from local_elasticity.engine.patches import two
 
 LINEAR.update(
     {
@@ -85,7 +86,7 @@ def max_pool2d(
     h, d = base_of(x), delta_of(x)
     assert d is not None
     base = F.max_pool2d(h, kernel_size, stride, padding, dilation)
-    kernel, step, border, spacing = (_two(v) for v in (kernel_size, stride or kernel_size, padding, dilation))
+    kernel, step, border, spacing = (two(v) for v in (kernel_size, stride or kernel_size, padding, dilation))
     if any(border):
         edges = (border[1], border[1], border[0], border[0])
         h, d = F.pad(h, edges, value=-torch.inf), F.pad(d, edges)
@@ -103,7 +104,3 @@ def max_pool2d(
             best = after if best is None else torch.maximum(best, after, out=best)
     assert best is not None
     return base, best
-
-
-def _two(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
