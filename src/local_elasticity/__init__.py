@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Vmapped as Vmapped
     from local_elasticity.engine.estimate import estimate as estimate
     from local_elasticity.engine.respond import respond as respond
+    from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
     from local_elasticity.labelled import load as load
     from local_elasticity.labelled import similarity as similarity
     from local_elasticity.measures.activation import activation as activation
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "engine": (
-        "Problem SGD Adam FromOptimizer respond Response estimate Estimate Looped Vmapped Structured Linearized"
+        "Problem SGD Adam FromOptimizer respond respond_in_sequence Response estimate Estimate "
+        "Looped Vmapped Structured Linearized"
     ),
     "measures.change": "euclidean manhattan kl",
     "measures.relative": "relative source_change noise_floor",

@@ -7,6 +7,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.sequential import respond_in_sequence
 from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import SGD, Adam, FromOptimizer, Update
 from local_elasticity.engine.vmapped import Vmapped
@@ -26,4 +27,5 @@ __all__ = [
     "Vmapped",
     "estimate",
     "respond",
+    "respond_in_sequence",
 ]

@@ -147,6 +147,7 @@ class AutoRunner:
         loser = self.best if better else trial
         if better:
             self.best = trial
+            trial.chunk = trial.runner.chunk if trial.name == "structured" else trial.chunk
         if not self.trials:
             self.trials = self._next_trials(trial, better, left)
         if not self.trials:

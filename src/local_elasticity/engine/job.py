@@ -53,9 +53,8 @@ class Job:
         target_inputs = inputs if targets is None else read_targets(targets, moment.device, moment.dtype)
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
-        footprint_of_one = _check_network(
-            moment, take(inputs, slice(0, 1)), take(target_inputs, slice(0, 1)), labels[:1]
-        )
+        one, target = take(inputs, slice(0, 1)), None if targets is None else take(target_inputs, slice(0, 1))
+        footprint_of_one = _check_network(moment, one, target, labels[:1])
         return cls(
             moment=moment,
             update=update,
@@ -174,23 +173,22 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
 
-def _check_network(moment: Moment, source: Inputs, target: Inputs, label: Tensor) -> Footprint:
+def _check_network(moment: Moment, source: Inputs, target: Inputs | None, label: Tensor) -> Footprint:
     """Run one source and one target through the network; say plainly what does not fit."""
-    size = footprint(moment, target)
-    with torch.no_grad():
-        outputs = moment.outputs(moment.params, source)
-        expected = moment.outputs(moment.params, target).shape[1:]
+    outputs, size = footprint(moment, source)
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
         )
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
-    if outputs.shape[1:] != expected:
-        raise ValueError(
-            f"targets: outputs have shape {tuple(expected)}, those of sources {tuple(outputs.shape[1:])}; "
-            "sources and targets must give the same number of outputs"
-        )
+    if target is not None:
+        expected, size = footprint(moment, target)
+        if outputs.shape[1:] != expected.shape[1:]:
+            raise ValueError(
+                f"targets: outputs have shape {tuple(expected.shape[1:])}, those of sources "
+                f"{tuple(outputs.shape[1:])}; sources and targets must give the same number of outputs"
+            )
     loss = moment.loss(outputs, label)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -74,7 +74,7 @@ class LoopedRunner:
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         job = self.job
-        before, loss_gradient, gradient = self._gradient(row)
+        before, loss_gradient, gradient = self.gradient(row)
         with torch.no_grad():
             realized = self._step(gradient)
             target_change = job.predict(self.after, self.target_inputs, self.at_once) - self.target_before
@@ -92,7 +92,7 @@ class LoopedRunner:
             torch.add(p, moved[name], alpha=scale, out=self.after[name])
         return realized_step(params, self.after, gradient, moved, scale)
 
-    def _gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
+    def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
         """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
         inputs, labels = self.job.source(row)
         moment = self.job.moment

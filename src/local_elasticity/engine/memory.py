@@ -37,19 +37,19 @@ class Footprint:
         return 2 * self.activations * examples
 
 
-def footprint(moment: Moment, one: Inputs) -> Footprint:
-    """Measured on a forward pass of one example."""
+def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
+    """The outputs of one example, and what its forward pass took."""
     with torch.no_grad(), _Allocations() as seen:
-        moment.outputs(moment.params, one)
+        outputs = moment.outputs(moment.params, one)
     parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
-    return Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
+    return outputs, Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
 
 
 def examples_at_once(
     moment: Moment, inputs: Inputs, memory: int | None, *, gradients: int = 0, columns: int = 0
 ) -> int:
     """How many examples half the memory holds, with `gradients` vectors of `columns` numbers each and their passes."""
-    size = footprint(moment, take(inputs, slice(0, 1)))
+    _, size = footprint(moment, take(inputs, slice(0, 1)))
     vectors = 3 * gradients * columns * torch.finfo(moment.dtype).bits // 8
     budget = budget_of(memory, moment.device) // 2
     return max(1, min(count(inputs), budget // (vectors + 2 * size.backward(max(1, gradients)))))

@@ -21,7 +21,7 @@ class Response:
 
     Attributes:
         source_before: f(x; w), [n, k].
-        target_before: f(x′; w), [m, k].
+        target_before: f(x′; w), [m, k]; along a walk, where w moves from row to row, [n, m, k].
         source_change: f(x; w⁺) − f(x; w), [n, k].
         target_change: f(x′; w⁺) − f(x′; w), [n, m, k]; w⁺ is that of the row's source.
         loss_gradient: ∂ℓ/∂f at each source, [n, k]; None where the outputs were transformed so that there is none.
@@ -35,13 +35,13 @@ class Response:
     """
 
     source_before: Float[Tensor, "n *batch k"]
-    target_before: Float[Tensor, "m k"]
+    target_before: Float[Tensor, "... m k"]
     source_change: Float[Tensor, "n *batch k"]
     target_change: Float[Tensor, "n m k"]
     loss_gradient: Float[Tensor, "n *batch k"] | None
     step_size: Float[Tensor, " n"]
     source_noise: Float[Tensor, "n *batch k"]
-    target_noise: Float[Tensor, "m k"]
+    target_noise: Float[Tensor, "... m k"]
     noise_scale: Float[Tensor, " n"]
     kind: Kind
     update: Update

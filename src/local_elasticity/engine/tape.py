@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +118,16 @@ class Layout:
 
     @classmethod
     def of(cls, moment: Moment, inputs: Inputs) -> Layout:
+        """The layout of this network for such inputs, found once and remembered."""
+        shapes = tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
+        what = (shapes, moment.problem.steps, moment.problem.output, tuple(p.shape for p in moment.params.values()))
+        known = _layouts.setdefault(moment.problem.model, {})
+        if what not in known:
+            known[what] = cls._found(moment, inputs)
+        return known[what]
+
+    @classmethod
+    def _found(cls, moment: Moment, inputs: Inputs) -> Layout:
         """Record three examples, and compare the gradients of the middle one with autograd's own.
 
         This catches inputs whose first axis is not the examples and functions that mix examples.
@@ -146,6 +157,10 @@ class Layout:
     def record(self, moment: Moment, inputs: Inputs) -> Tape:
         """Run the network on a batch and keep what its gradients need."""
         return _record(moment, _leaves(moment.params), inputs, known=set(self.understood))
+
+
+_layouts: WeakKeyDictionary[Any, dict[Any, Layout]] = WeakKeyDictionary()
+"""The layouts of models, so that watching a training run does not find them anew at every step."""
 
 
 class _Recorder(TorchFunctionMode):

@@ -29,8 +29,8 @@ from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 
-FLIPS_AT_ONCE = 1 << 21
-"""Pairs of a source and a unit that may flip, in one go: what caches hold."""
+FLIPS_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Pairs of a source and a unit that may flip, in one go: what caches hold, or what keeps a GPU busy."""
 
 _RELUS = (torch.relu, torch.relu_, F.relu, Tensor.relu)
 _SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
@@ -141,7 +141,7 @@ class TwoLayerRunner:
     def _target(self, rows: slice) -> Pass:
         """The forward pass of a block of targets; kept where there is one block."""
         if self.kept is None or self.at_once < self.job.m:
-            self.kept = self._pass(take(self.job.target_inputs, rows))
+            self.kept = self.run(take(self.job.target_inputs, rows))
         return self.kept
 
     def _source(self, start: int, stop: int) -> Pass:
@@ -149,9 +149,10 @@ class TwoLayerRunner:
             kept = self._target(slice(None))
             return Pass(*(part[start:stop] for part in (kept.x, kept.Z, kept.H, kept.top, kept.outputs)))
         inputs = take(self.job.source_inputs, slice(start, stop))
-        return self._pass(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
+        return self.run(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
 
-    def _pass(self, inputs: Inputs) -> Pass:
+    def run(self, inputs: Inputs) -> Pass:
+        """A forward pass, watched."""
         with _Watch() as seen:
             outputs = self.job.moment.outputs(self.job.moment.params, inputs)
         (x, _, _, Z), (H, _, _, top) = seen.linear
@@ -200,7 +201,7 @@ class TwoLayerRunner:
         units, r = torch.unique(unit, return_inverse=True)
         uT, HT = step.u[:, units].T.contiguous(), step.H[:, units].T.contiguous()
         sT, spread = s.T.contiguous(), self.job.update.step_size * step.g.T
-        at_once = max(1, FLIPS_AT_ONCE // c)
+        at_once = max(1, _flips_at_once(s) // c)
         for i in range(0, len(j), at_once):
             at, of = j[i : i + at_once], r[i : i + at_once]
             z = target.Z[at, unit[i : i + at_once]][:, None]
@@ -214,13 +215,17 @@ class TwoLayerRunner:
 
 def _within_reach(Z: Tensor, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Targets j and units r with |Z_jr| ≤ s_j u_r, found in blocks that caches hold."""
-    rows = max(1, FLIPS_AT_ONCE // Z.shape[1])
+    rows = max(1, _flips_at_once(Z) // Z.shape[1])
     found = [
         torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
         for i in range(0, len(Z), rows)
     ]
     j, r = torch.cat(found).unbind(1)
     return j, r
+
+
+def _flips_at_once(tensor: Tensor) -> int:
+    return FLIPS_AT_ONCE.get(tensor.device.type, FLIPS_AT_ONCE["cpu"])
 
 
 def _name(func: Any) -> str:

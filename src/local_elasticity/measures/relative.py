@@ -57,11 +57,18 @@ def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor,
     at_source = _change_of_noise(change, response.source_before, RESOLVED * response.source_noise)
     if response.minibatches:
         at_source = at_source.mean(1)
+    floor = torch.maximum(at_source[:, None], _at_targets(response, change))
+    return floor.clamp_min(torch.finfo(floor.dtype).tiny)
+
+
+def _at_targets(response: Response, change: Change) -> Tensor:
+    """What the noise makes at the targets, [n, m]; rows that carry the same share of it are worked out once."""
+    if response.target_before.ndim == 3:
+        noise = RESOLVED * response.noise_scale[:, None, None] * response.target_noise
+        return _change_of_noise(change, response.target_before, noise)
     scale, row_of = response.noise_scale.unique(return_inverse=True)
     noise = RESOLVED * scale[:, None, None] * response.target_noise
-    at_target = _change_of_noise(change, response.target_before.expand_as(noise), noise)[row_of]
-    floor = torch.maximum(at_source[:, None], at_target)
-    return floor.clamp_min(torch.finfo(floor.dtype).tiny)
+    return _change_of_noise(change, response.target_before.expand_as(noise), noise)[row_of]
 
 
 def _change_of_noise(change: Change, before: Tensor, noise: Tensor) -> Tensor:

@@ -1,0 +1,242 @@
+"""Responses along a walk: the weights really move at every step (He & Su, Algorithm 1).
+
+For two-layer nets the pre-activations of all examples are kept and moved by the rank-one change of each step, so that a
+step costs a few passes over them instead of forward passes, and nothing is subtracted. Other nets are walked plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.jacobian import loss_cotangents
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.looped import LoopedRunner, realized_step
+from local_elasticity.engine.noise import Noise
+from local_elasticity.engine.problem import Problem, as_predictions
+from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
+from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
+from local_elasticity.engine.update import SGD, Update
+
+ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
+"""Examples whose hidden units are moved in one go: what caches hold, or what keeps a GPU busy."""
+
+
+def respond_in_sequence(
+    problem: Problem,
+    stream: Any,
+    targets: Any,
+    *,
+    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    record: Any = None,
+    memory: int | None = None,
+    progress: ProgressOption = None,
+) -> Response:
+    """Step on one example of the stream after another, each from where the last one ended; the model stays as it is.
+
+    Row t is what step t did: f(x′; w_t) − f(x′; w_{t−1}) at every target and at the example itself. `target_before` has
+    the shape [n, m, k] here, since predictions before a step are those after the one before it.
+
+    Args:
+        problem: the network and its loss.
+        stream: (inputs, labels) in the order of the walk.
+        targets: inputs at which every recorded step is read.
+        update: `SGD`, with or without weight decay.
+        record: which steps become rows, a boolean for each; all of them by default. The others move the weights too.
+        memory, progress: as for `respond`.
+
+    >>> import torch, local_elasticity as le
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> x, y = torch.eye(2), torch.full((2,), 3.0)
+    >>> walk = le.respond_in_sequence(le.Problem.of(net, "half_mse"), (x, y), x, update=le.SGD(0.1))
+    >>> le.relative(walk)
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    if not isinstance(update, SGD):
+        raise ValueError(
+            f"update: a walk takes steps of le.SGD, which has no state that would move along, not {update!r}"
+        )
+    with problem.moment() as moment:
+        job = Job.read(moment, stream, targets, update, memory=memory)
+        recorded = _checked_record(record, job)
+        with torch.no_grad(), Progress(job.n, "steps", progress) as bar:
+            try:
+                walk, noise, name = _TwoLayerWalk(job, recorded).steps(), None, "sequential, two layers"
+            except NotTwoLayersError:
+                runner = LoopedRunner(job)
+                walk, noise, name = (
+                    _plain_steps(job, runner, recorded),
+                    Noise.measure(job, runner),
+                    "sequential, looped",
+                )
+            return _response(job, recorded, walk, noise, name, bar)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one recorded step did: at its source [1, k], at the targets [m, k]."""
+
+    source_before: Tensor
+    target_before: Tensor
+    source_change: Tensor
+    target_change: Tensor
+    loss_gradient: Tensor
+    realized: Tensor
+
+
+def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[Step | None]:
+    """Gradient, step, predict, subtract."""
+    params = runner.params
+    before: Tensor | None = runner.target_before
+    for row in range(job.n):
+        runner.leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad():
+            at_source, loss_gradient, gradient = runner.gradient(row)
+        if recorded[row] and before is None:
+            before = job.predict(params, job.target_inputs, runner.at_once)
+        moved = job.rule(params, gradient)
+        after = {name: p + moved[name] for name, p in params.items()}
+        realized = realized_step(params, after, gradient, moved)
+        params = after
+        if not recorded[row] or before is None:
+            before = None
+            yield None
+            continue
+        predictions = job.predict(params, job.target_inputs, runner.at_once)
+        change = job.moment.predict(params, job.source(row)[0]) - at_source
+        yield Step(at_source, before, change, predictions - before, loss_gradient, realized)
+        before = predictions
+
+
+class _TwoLayerWalk:
+    """All examples' pre-activations Z, and the upper weights, as they move."""
+
+    def __init__(self, job: Job, recorded: Tensor) -> None:
+        self.job, self.recorded = job, recorded
+        self.net = TwoLayerRunner(job)
+        stream = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
+        passes = [self.net.run(inputs) for inputs in (stream, job.target_inputs)]
+        self.x = torch.cat([one.x for one in passes])
+        self.Z = torch.cat([one.Z for one in passes])
+        self.V = self.net.V.clone()
+        self.c = self.V.new_zeros(len(self.V)) if self.net.c is None else self.net.c.clone()
+        self.shape = passes[0].outputs.shape[1:]
+
+    def steps(self) -> Iterator[Step | None]:
+        for row in range(self.job.n):
+            yield self._step(row)
+
+    def _step(self, row: int) -> Step | None:
+        net, rate = self.net, self.job.update.step_size
+        hidden = self._hidden(self.Z[row])
+        top = F.linear(hidden, self.V, self.c)[None]
+        outputs = torch.sigmoid(top) if net.sigmoid else top
+        labels = self.job.source_labels[row : row + 1]
+        loss_gradient = loss_cotangents(self.job.moment, outputs.reshape(1, *self.shape), labels)[:, 0]
+        g = loss_gradient * outputs * (1 - outputs) if net.sigmoid else loss_gradient
+        u = (g @ self.V)[0]
+        u = u * (self.Z[row] > 0) if net.relu else u
+        met = self.x @ self.x[row] if net.W_steps else self.x.new_zeros(len(self.x))
+        s = -rate * (met + 1 if net.b_steps else met)
+        moved_V = -rate * g.T * hidden if net.V_steps else torch.zeros_like(self.V)
+        moved_c = -rate * g[0] if net.c_steps else torch.zeros_like(self.c)
+        step = (
+            self._read(row, s, u, moved_V, moved_c, as_predictions(outputs), loss_gradient)
+            if self.recorded[row]
+            else None
+        )
+        self._move(s, u)
+        self.V, self.c = self.V + moved_V, self.c + moved_c
+        return step
+
+    def _read(
+        self, row: int, s: Tensor, u: Tensor, moved_V: Tensor, moved_c: Tensor, before: Tensor, loss_gradient: Tensor
+    ) -> Step:
+        """The change of the source and of every target, block by block."""
+        at_once = ROWS_AT_ONCE.get(s.device.type, ROWS_AT_ONCE["cpu"])
+        blocks = [slice(row, row + 1)]
+        blocks += [slice(i, min(i + at_once, len(s))) for i in range(self.job.n, len(s), at_once)]
+        tops, changes = [], []
+        for rows in blocks:
+            Z, shift = self.Z[rows], s[rows, None] * u
+            hidden = self._hidden(Z)
+            moved = relu_change(Z, shift) if self.net.relu else shift
+            tops.append(F.linear(hidden, self.V, self.c))
+            changes.append(moved @ self.V.T + (hidden + moved) @ moved_V.T + moved_c)
+        top, change = torch.cat(tops), torch.cat(changes)
+        predictions = torch.sigmoid(top) if self.net.sigmoid else top
+        change = sigmoid_change(top, change) if self.net.sigmoid else change
+        one = torch.ones((), dtype=s.dtype, device=s.device)
+        return Step(before, predictions[1:], change[:1], change[1:], loss_gradient, one)
+
+    def _move(self, s: Tensor, u: Tensor) -> None:
+        at_once = ROWS_AT_ONCE.get(s.device.type, ROWS_AT_ONCE["cpu"])
+        for i in range(0, len(s), at_once):
+            self.Z[i : i + at_once].addr_(s[i : i + at_once], u)
+
+    def _hidden(self, Z: Tensor) -> Tensor:
+        return torch.relu(Z) if self.net.relu else Z
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The recorded steps, as the noise wants them."""
+
+    source_change: Tensor
+    loss_gradient: Tensor
+    realized: Tensor
+    subtracted: Tensor
+
+
+def _response(
+    job: Job, recorded: Tensor, walk: Iterator[Step | None], noise: Noise | None, name: str, bar: Progress
+) -> Response:
+    steps: list[Step] = []
+    for step in walk:
+        if step is not None:
+            steps.append(step)
+        bar.advance()
+    measured = _Measured(
+        torch.stack([step.source_change for step in steps]),
+        torch.stack([step.loss_gradient for step in steps]),
+        torch.stack([step.realized for step in steps]),
+        torch.full((len(steps),), float(noise is not None), dtype=job.moment.dtype, device=job.moment.device),
+    )
+    before = torch.stack([step.source_before for step in steps])
+    at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
+    at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
+    dtype = torch.float64 if job.moment.dtype == torch.float64 else torch.float32
+    return Response(
+        source_before=before[:, 0].to(dtype),
+        target_before=torch.stack([step.target_before for step in steps]).to(dtype),
+        source_change=measured.source_change[:, 0].to(dtype),
+        target_change=torch.stack([step.target_change for step in steps]).to(dtype),
+        loss_gradient=measured.loss_gradient[:, 0].to(dtype),
+        step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.moment.device),
+        source_noise=Noise(before, at_sources, at_targets).of_rows(measured)[:, 0].to(dtype),
+        target_noise=at_targets.to(dtype),
+        noise_scale=measured.subtracted.to(dtype),
+        kind=job.moment.problem.kind,
+        update=job.update,
+        engine=name,
+        policy=job.moment.problem.policy,
+        targets_are_sources=False,
+    )
+
+
+def _checked_record(record: Any, job: Job) -> Tensor:
+    if record is None:
+        return torch.ones(job.n, dtype=torch.bool)
+    recorded = torch.as_tensor(record, dtype=torch.bool).cpu()
+    if recorded.shape != (job.n,) or not recorded.any():
+        raise ValueError(f"record: a boolean for each of {job.n} steps is wanted, at least one of them true")
+    return recorded
