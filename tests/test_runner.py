@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
-from local_elasticity.papers.runner import EXPERIMENTS, find_experiment, run_experiment
+from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
+from local_elasticity.report.page import results_page, write_page
+
+ROOT = Path(__file__).parent.parent
 
 
 class Toy(Experiment):
@@ -49,7 +53,7 @@ class Toy(Experiment):
 def test_a_result_has_the_one_schema(tmp_path):
     result = run_experiment(Toy(), tmp_path / "run", scale="smoke", seeds=3)
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
-    keys = "schema experiment scale reading settings environment commit seeds cells claims curves figures"
+    keys = "schema experiment scale reading settings environment commit seeds seconds cells claims curves figures"
     assert set(result) == set(keys.split())
     assert result["schema"] == 1
     assert result["seeds"] == [0, 1, 2]
@@ -112,7 +116,49 @@ def test_arguments_are_checked(tmp_path):
         find_experiment("he2020local/fig99")
 
 
-def test_verdicts_follow_the_spread():
+def test_units_are_measured_on_one_machine_and_concluded_on_another(tmp_path):
+    """Measuring writes units only; the result names what the units say, not where it was put together."""
+    measure_units(Toy(), tmp_path, scale="smoke", seeds=2)
+    assert not (tmp_path / "result.json").exists()
+    for seed in (0, 1):
+        file = tmp_path / "units" / f"a-seed-{seed}.json"
+        unit = json.loads(file.read_text())
+        unit["environment"]["device"] = "one H200"
+        file.write_text(json.dumps(unit))
+    result = conclude(Toy(), tmp_path)
+    assert result["cells"][0]["values"] == [1, 2]
+    assert result["environment"][0]["device"] == "one H200"
+    assert len(result["environment"]) == 2
+
+
+def test_units_can_be_measured_in_batches(tmp_path):
+    class Batched(Toy):
+        def batches(self, units, settings):
+            return [list(units)]
+
+    toy = Batched()
+    assert run_experiment(toy, tmp_path, scale="smoke", seeds=2)["cells"][0]["values"] == [1, 2]
+
+
+def test_a_page_holds_what_the_results_hold(tmp_path):
+    run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
+    page = write_page(tmp_path / "toy").read_text()
+    assert "| a | value | 2 | 1.5 ± 0.71 | 1 … 2 | agrees |" in page
+    assert "| b | value |  | not measured |  |  |" in page
+    assert "**holds**" in page
+    assert "![toy](toy/one/figures/toy.png)" in page
+    with pytest.raises(ValueError, match="no result.json"):
+        write_page(tmp_path / "toy" / "one" / "units")
+
+
+@pytest.mark.parametrize(
+    "folder", [f for f in sorted((ROOT / "docs" / "results").glob("*")) if f.is_dir()], ids=lambda f: f.name
+)
+def test_the_pages_in_docs_are_made_from_their_results(folder):
+    assert folder.with_name(f"{folder.name}.md").read_text() == results_page(folder)
+
+
+def test_verdicts_follow_the_range_of_seeds():
     assert Cell("r", "c", 0.9, (0.5, 0.7, 0.9, 1.1)).verdict == "agrees"
     assert Cell("r", "c", 2.0, (0.5, 0.7, 0.9)).verdict == "differs"
     assert Cell("r", "c", 0.504, (0.5,), tolerance=0.005).verdict == "agrees"

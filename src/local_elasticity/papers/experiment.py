@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ class Unit:
 class Cell:
     """A number of the paper beside ours, over seeds.
 
-    It agrees where the published value lies within two standard deviations of a new draw, or within `tolerance`, the
-    precision to which the paper prints it. Without a published value there is no verdict.
+    It agrees where the published value lies within the range of our seeds widened by `tolerance` on either side: the
+    paper gives one seed, and prints it rounded. Without a published value there is no verdict.
     """
 
     row: str
@@ -58,10 +57,10 @@ class Cell:
     def verdict(self) -> Verdict | None:
         if self.paper is None:
             return None
-        if self.mean is None:
+        if not self.values:
             return "not measured"
-        spread = 2 * (self.sd or 0.0) * math.sqrt(1 + 1 / len(self.values))
-        return "agrees" if abs(self.mean - self.paper) <= max(spread, self.tolerance) else "differs"
+        low, high = min(self.values) - self.tolerance, max(self.values) + self.tolerance
+        return "agrees" if low <= self.paper <= high else "differs"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +83,11 @@ class Claim:
     verdict: Verdict = "not measured"
     effect: float | None = None
     evidence: str = ""
+
+    def judged(self, outcomes: Sequence[bool], effect: float | None, evidence: str) -> Claim:
+        """With a verdict: it holds where every outcome is true, fails where none is, and depends otherwise."""
+        verdict: Verdict = "holds" if all(outcomes) else "depends" if any(outcomes) else "fails"
+        return replace(self, verdict=verdict if outcomes else "not measured", effect=effect, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,10 @@ class Findings:
 class Experiment(ABC):
     """A table or figure of a paper.
 
-    A subclass declares its name, title, claims, readings and settings for each scale, runs one unit at a time, and
-    turns what was measured into findings. Units are independent, so that they can be interrupted and resumed.
+    A subclass declares its name, title, claims, readings and settings for each scale, measures units, and turns what
+    was measured into findings. Units are independent, so that they can be interrupted and resumed. Measuring needs
+    torch, NumPy and what the work itself needs; pandas and matplotlib are imported where findings are made, so that
+    units can be measured on a bare GPU machine and concluded elsewhere.
     """
 
     name: str
@@ -123,6 +129,16 @@ class Experiment(ABC):
     @abstractmethod
     def parts(self, settings: Settings) -> list[str]:
         """The parts that are run at every seed."""
+
+    def batches(self, units: Sequence[Unit], settings: Settings) -> list[list[Unit]]:
+        """Units that are measured in one go, by `measure_batch`; one at a time unless an experiment says otherwise."""
+        return [[unit] for unit in units]
+
+    def measure_batch(
+        self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
+    ) -> Mapping[Unit, Measured]:
+        """Measure the units of one batch."""
+        return {unit: self.measure(unit, settings, reading, device) for unit in units}
 
     @abstractmethod
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:

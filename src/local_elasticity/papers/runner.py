@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 import local_elasticity
-from local_elasticity.papers.experiment import Experiment, Findings, Measured, Reading, Scale, Unit
-from local_elasticity.report.figures import save_figure
+from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 
 logger = logging.getLogger("local_elasticity")
 
@@ -54,28 +53,64 @@ def run_experiment(
     Every finished unit is a file of its own under `out/units`; the same call goes on where an interrupted one stopped,
     and a folder that holds another run is refused.
     """
+    measure_units(experiment, out, scale=scale, seeds=seeds, reading=reading, device=device, report=report)
+    return conclude(experiment, out)
+
+
+def measure_units(
+    experiment: Experiment,
+    out: Path,
+    *,
+    scale: Scale = "small",
+    seeds: int = 3,
+    reading: Reading = "as_defined",
+    device: str = "cpu",
+    report: Report | None = None,
+) -> None:
+    """The first half of a run: measure the units that `out` does not hold yet. It needs no plotting library, so that a
+    bare GPU machine can do it; `conclude` makes the result anywhere.
+    """
     _check(experiment, scale, seeds, reading, device)
     settings = experiment.scales[scale]
-    identity = {
-        "experiment": experiment.name,
-        "scale": scale,
-        "reading": reading,
-        "settings": json.loads(json.dumps(settings)),
-    }
-    _claim_folder(out, identity)
+    _claim_folder(out, _identity(experiment, scale, reading))
     units = [Unit(part, seed) for seed in range(seeds) for part in experiment.parts(settings)]
-    measured: dict[Unit, Measured] = {}
-    for done, unit in enumerate(units, start=1):
-        file = out / "units" / f"{unit.name}.json"
+    missing = [unit for unit in units if not _file(out, unit).exists()]
+    done = 0
+    for unit in units:
+        if report and unit not in missing:
+            done += 1
+            report(unit, done, len(units), 0.0)
+    for batch in experiment.batches(missing, settings):
         began = time.monotonic()
-        there = file.exists()
-        if not there:
-            _write(file, dict(experiment.measure(unit, settings, reading, device)))
-        measured[unit] = json.loads(file.read_text())
-        if report:
-            report(unit, done, len(units), 0.0 if there else time.monotonic() - began)
-    findings = experiment.find(measured)
-    result = _result(identity, findings, seeds, device, _save_figures(findings, out))
+        measured = experiment.measure_batch(batch, settings, reading, device)
+        seconds = (time.monotonic() - began) / len(batch)
+        made = {"environment": _environment(device), "commit": _commit(), "seconds": round(seconds, 3)}
+        for unit in batch:
+            _write(_file(out, unit), {"part": unit.part, "seed": unit.seed, **made, "measured": dict(measured[unit])})
+            done += 1
+            if report:
+                report(unit, done, len(units), seconds)
+
+
+def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
+    """The second half of a run: result.json and figures from the units in `out`, wherever they were measured."""
+    identity = json.loads((out / "run.json").read_text())
+    there = [json.loads(file.read_text()) for file in sorted((out / "units").glob("[!.]*.json"))]
+    order = {part: place for place, part in enumerate(experiment.parts(identity["settings"]))}
+    kept = sorted((one for one in there if one["part"] in order), key=lambda one: (one["seed"], order[one["part"]]))
+    findings = experiment.find({Unit(one["part"], one["seed"]): one["measured"] for one in kept})
+    result = {
+        "schema": SCHEMA,
+        **identity,
+        "environment": _one_or_all([one["environment"] for one in kept]),
+        "commit": _one_or_all([one["commit"] for one in kept]),
+        "seeds": sorted({one["seed"] for one in kept}),
+        "seconds": round(sum(one["seconds"] for one in kept), 1),
+        "cells": [cell.as_json() for cell in findings.cells],
+        "claims": [asdict(claim) for claim in findings.claims],
+        "curves": [asdict(curve) for curve in findings.curves],
+        "figures": _save_figures(findings, out),
+    }
     _write(out / "result.json", result)
     return result
 
@@ -109,28 +144,33 @@ def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
-def _result(
-    identity: Mapping[str, Any], findings: Findings, seeds: int, device: str, figures: list[str]
-) -> dict[str, Any]:
+def _identity(experiment: Experiment, scale: Scale, reading: Reading) -> dict[str, Any]:
+    settings = json.loads(json.dumps(experiment.scales[scale]))
+    return {"experiment": experiment.name, "scale": scale, "reading": reading, "settings": settings}
+
+
+def _file(out: Path, unit: Unit) -> Path:
+    return out / "units" / f"{unit.name}.json"
+
+
+def _environment(device: str) -> dict[str, str]:
     return {
-        "schema": SCHEMA,
-        **identity,
-        "environment": {
-            "local_elasticity": local_elasticity.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "device": _device_in_words(device),
-        },
-        "commit": _commit(),
-        "seeds": list(range(seeds)),
-        "cells": [cell.as_json() for cell in findings.cells],
-        "claims": [asdict(claim) for claim in findings.claims],
-        "curves": [asdict(curve) for curve in findings.curves],
-        "figures": figures,
+        "local_elasticity": local_elasticity.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": _device_in_words(device),
     }
 
 
+def _one_or_all(values: list[Any]) -> Any:
+    """What all units share, or the list of what there was."""
+    different = [value for place, value in enumerate(values) if value not in values[:place]]
+    return different[0] if len(different) == 1 else different
+
+
 def _save_figures(findings: Findings, out: Path) -> list[str]:
+    from local_elasticity.report.figures import save_figure
+
     files = [file for name, made in findings.figures.items() for file in save_figure(made, out / "figures" / name)]
     return [str(file.relative_to(out)) for file in files]
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import local_elasticity as le
 from local_elasticity.data.manifolds import Manifold, manifold
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Cell, Claim, Experiment, Findings, Measured, Reading, Settings, Unit
-from local_elasticity.report.figures import COLOURS, STYLE, TWO_COLUMNS, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAPER = {
     ("torus", "relu"): -0.97,
@@ -156,18 +156,17 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     said = "; ".join(f"{name}: ReLU {np.mean(relu[name]):.2f}, linear {np.mean(linear[name]):.2f}" for name in LAYERS)
     evidence = f"correlation without the diagonal, mean over seeds: {said}"
     return [
-        _with(LOCAL, local, effect, f"below −0.8 in {sum(local)} of {len(local)} runs; {evidence}"),
-        _with(NOT_LINEAR, weaker, gap, f"weaker by 0.2 or more in {sum(weaker)} of {len(weaker)} runs; {evidence}"),
+        LOCAL.judged(local, effect, f"below −0.8 in {sum(local)} of {len(local)} runs; {evidence}"),
+        NOT_LINEAR.judged(weaker, gap, f"weaker by 0.2 or more in {sum(weaker)} of {len(weaker)} runs; {evidence}"),
     ]
-
-
-def _with(claim: Claim, outcomes: list[bool], effect: float, evidence: str) -> Claim:
-    verdict: Any = "holds" if all(outcomes) else "depends" if any(outcomes) else "fails"
-    return Claim(claim.id, claim.text, verdict, effect, evidence)
 
 
 def _draw(measured: Mapping[Unit, Measured]) -> Figure:
     """Four panels as in the paper, the first seed's points, the mean correlation over seeds in the title."""
+    import matplotlib as mpl
+
+    from local_elasticity.report.figures import COLOURS, STYLE, TWO_COLUMNS, figure
+
     with mpl.rc_context(STYLE):
         made = figure(TWO_COLUMNS, 4.2)
         panels = made.subplots(2, 2, sharey=True)

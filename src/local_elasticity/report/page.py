@@ -1,0 +1,96 @@
+"""A page of results: what the paper printed, what was measured, and the verdict, from result.json files alone.
+
+`python -m local_elasticity.report.page docs/results/he2020local` reads every result.json below that folder and writes
+docs/results/he2020local.md beside it. What no result.json holds is not on the page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_page(folder: Path) -> Path:
+    """Make the page of a folder of runs; it lies beside the folder and has its name."""
+    page = folder.with_name(f"{folder.name}.md")
+    page.write_text(results_page(folder))
+    return page
+
+
+def results_page(folder: Path) -> str:
+    """The page as Markdown; links are relative to the folder's parent."""
+    runs = {file.parent: json.loads(file.read_text()) for file in sorted(folder.rglob("result.json"))}
+    if not runs:
+        raise ValueError(f"folder: there is no result.json below {folder}")
+    introduction = folder / "about.md"
+    sections = [introduction.read_text().strip() if introduction.exists() else f"# {folder.name}"]
+    sections += [_section(run, place.relative_to(folder.parent)) for place, run in runs.items()]
+    return "\n\n".join(sections) + "\n"
+
+
+def _section(run: Mapping[str, Any], place: Path) -> str:
+    title = f"## {run['experiment']}, {run['reading'].replace('_', ' ')}, {run['scale']} scale"
+    parts = [title, _provenance(run), _claims(run["claims"]), _cells(run["cells"])]
+    parts += [f"![{Path(file).stem}]({place / file})" for file in run["figures"] if file.endswith(".png")]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _provenance(run: Mapping[str, Any]) -> str:
+    environments = run["environment"] if isinstance(run["environment"], list) else [run["environment"]]
+    commits = run["commit"] if isinstance(run["commit"], list) else [run["commit"]]
+    machines = " and ".join(f"{one['device']} (torch {one['torch']})" for one in environments)
+    named = ", ".join(f"`{str(commit)[:10]}`" for commit in commits)
+    return (
+        f"Seeds {', '.join(map(str, run['seeds']))}; {machines}; commit {named}; {run['seconds']:.0f} s of measuring."
+    )
+
+
+def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
+    if not claims:
+        return ""
+    rows = [
+        f"| {_plain(claim['text'])} | **{claim['verdict']}** | {_number(claim['effect'])} "
+        f"| {_plain(claim['evidence'])} |"
+        for claim in claims
+    ]
+    return "\n".join(["| claim | verdict | effect | evidence |", "|---|---|---|---|", *rows])
+
+
+def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
+    if not cells:
+        return ""
+    rows = [
+        f"| {_plain(cell['row'])} | {_plain(cell['column'])} | {_number(cell['paper'])} | {_measured(cell)} "
+        f"| {_range(cell['values'])} | {cell['verdict'] or ''} |"
+        for cell in cells
+    ]
+    head = ["| row | column | paper | measured, mean ± sd | range over seeds | verdict |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def _measured(cell: Mapping[str, Any]) -> str:
+    if cell["mean"] is None:
+        return "not measured"
+    spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
+    return f"{_number(cell['mean'])}{spread}"
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{_number(min(values))} … {_number(max(values))}" if len(values) > 1 else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _plain(text: str) -> str:
+    """As it stands in a table: bars would end the cell, and tags would be read as HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write_page(Path(name))
