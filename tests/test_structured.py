@@ -204,6 +204,22 @@ def test_float32_is_as_good_as_float64(name, step_size, trained):
     assert (error < STRUCTURED_IN_FLOAT32 + turned + saturated).all()
 
 
+@pytest.mark.parametrize("residual", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_two_layer_nets_keep_the_size_of_the_change_too(residual, loss):
+    """The loss gradient f − y of a trained net is a small difference; it is not taken in float32."""
+    torch.manual_seed(0)
+    net = le.models.fnn(64, width=512, probability=loss == "bce")
+    x = torch.randn(10, 64)
+    with torch.no_grad():
+        y = (net(x)[:, 0] + residual * torch.linspace(-1, 1, 10)).clamp(0, 1 if loss == "bce" else None)
+    problem = le.Problem.of(net, loss)
+    low = le.respond(problem, (x, y), update=le.SGD(1e-3), engine="structured")
+    high = le.respond(problem.to(torch.float64), (x, y), update=le.SGD(1e-3), engine="structured")
+    error = (low.target_change - high.target_change).flatten(1).norm(dim=1)
+    assert (error < STRUCTURED_IN_FLOAT32 * high.target_change.flatten(1).norm(dim=1)).all()
+
+
 def _per_own_change(response):
     """Changes in units of the source's own, free of the rounding of the size of a gradient; its turning remains."""
     return response.target_change.double() / response.source_change.double().norm(dim=1)[:, None, None]
@@ -326,8 +342,8 @@ def test_a_net_that_behaves_otherwise_is_found_out():
 
 
 def test_zero_gradients_and_overflowing_steps_are_rows_without_values():
-    net = le.models.fnn(3, width=6)
-    x = torch.randn(4, 3)
+    net = le.models.fnn(3, width=6).double()
+    x = torch.randn(4, 3, dtype=torch.float64)
     with torch.no_grad():
         y = net(x)[:, 0]
         y[1:] += 1

@@ -10,6 +10,9 @@ With M = [Z > 0], H = relu(Z) and g = ∂ℓ/∂(V H + c) at the source, output 
 The sums are k + 2 products of matrices; a unit can flip only where |Z_jr| ≤ max_i|s_ij| · max_i|u_ir|, a sparse set.
 What does not step leaves its term out: x_i·x_j for W, the 1 beside it for b, H_i·H_j and H_ir u_ir for V, the other 1
 for c.
+
+The one small number that is a difference is the loss gradient, f − y and its like, on a net that has learned. It is
+taken from predictions in float64: n forward passes, cheap beside n·m pairs.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
+
+UNITS_AT_ONCE = 4096
+"""Hidden units of a forward pass in float64 at a time."""
 
 FLIPS_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Pairs of a source and a unit that may flip, in one go: what caches hold, or what keeps a GPU busy."""
@@ -129,8 +135,8 @@ class TwoLayerRunner:
         job = self.job
         with torch.no_grad():
             source = self._source(start, stop)
-            loss_gradient = loss_cotangents(job.moment, source.outputs, job.source_labels[start:stop])
-            step = self._step(source, loss_gradient[:, 0])
+            loss_gradient, g = self._gradients(source, job.source_labels[start:stop])
+            step = self._step(source, g)
             parts = [
                 self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
             ]
@@ -158,9 +164,29 @@ class TwoLayerRunner:
         (x, _, _, Z), (H, _, _, top) = seen.linear
         return Pass(x, Z, H, top, outputs)
 
-    def _step(self, source: Pass, loss_gradient: Tensor) -> Step:
-        f = torch.sigmoid(source.top)
-        g = loss_gradient * f * (1 - f) if self.sigmoid else loss_gradient
+    def _gradients(self, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """∂ℓ/∂f [c, 1, k] and ∂ℓ/∂(V H + c) [c, k], from predictions in float64 where there is such a thing."""
+        precise = source.top.dtype == torch.float64 or source.top.device.type == "mps"
+        top = source.top if precise else self._precise_top(source.x)
+        outputs = torch.sigmoid(top) if self.sigmoid else top
+        labels = labels.to(top.dtype) if labels.is_floating_point() else labels
+        loss_gradient = loss_cotangents(self.job.moment, outputs.reshape(source.outputs.shape), labels)
+        g = loss_gradient[:, 0]
+        g = g * outputs * torch.sigmoid(-top) if self.sigmoid else g
+        return loss_gradient.to(source.top.dtype), g.to(source.top.dtype)
+
+    def _precise_top(self, x: Tensor) -> Tensor:
+        """V σ(W x + b) + c in float64, some hidden units at a time."""
+        x = x.double()
+        top = x.new_zeros(len(x), len(self.V)) if self.c is None else self.c.double().repeat(len(x), 1)
+        for r in range(0, len(self.W), UNITS_AT_ONCE):
+            units = slice(r, r + UNITS_AT_ONCE)
+            bias = None if self.b is None else self.b[units].double()
+            Z = F.linear(x, self.W[units].double(), bias)
+            top.addmm_(Z.relu_() if self.relu else Z, self.V[:, units].double().T)
+        return top
+
+    def _step(self, source: Pass, g: Tensor) -> Step:
         u = g @ self.V
         return Step(source.x, source.H, g, u.mul_(source.Z > 0) if self.relu else u)
 
