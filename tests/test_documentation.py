@@ -14,7 +14,11 @@ import pytest
 import local_elasticity as le
 
 ROOT = Path(__file__).parent.parent
-MODULES = [m.name for m in pkgutil.walk_packages(le.__path__, "local_elasticity.") if not m.name.endswith("__main__")]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(le.__path__, "local_elasticity.")
+    if not m.name.endswith(("__main__", "_triton"))
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 

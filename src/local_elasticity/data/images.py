@@ -114,7 +114,7 @@ def _place(name: str) -> str:
     path = _file(name)
     if path is not None:
         return str(path)
-    if vision.installed() and name in vision.DATASETS:
+    if name in vision.DATASETS and vision.works():
         return "torchvision (may download)"
     return packaged.PLACES.get(name, "not found")
 
@@ -138,7 +138,7 @@ def _from_folder(name: str) -> Images | None:
 
 
 def _from_torchvision(name: str) -> Images | None:
-    parts = vision.load(name) if name in vision.DATASETS and vision.installed() else None
+    parts = vision.load(name) if name in vision.DATASETS else None
     return None if parts is None else _images(name, parts, "torchvision")
 
 

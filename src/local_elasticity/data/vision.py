@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,22 @@ logger = logging.getLogger("local_elasticity")
 DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN"}
 
 
-def installed() -> bool:
-    return find_spec("torchvision") is not None
+def works() -> bool:
+    """Whether torchvision is installed and imports beside this build of torch."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        logger.info("torchvision does not import here (%s)", error)
+        return False
+    return True
 
 
 def load(name: str) -> list[np.ndarray] | None:
     """x_train, y_train, x_test, y_test; downloaded into torch's cache where it is not there yet."""
-    try:
-        from torchvision import datasets
-    except (ImportError, RuntimeError) as error:
-        logger.info("torchvision does not import here (%s)", error)
+    if not works():
         return None
+    from torchvision import datasets
+
     root = Path(torch.hub.get_dir()).parent / "datasets"
     dataset = getattr(datasets, DATASETS[name])
     try:

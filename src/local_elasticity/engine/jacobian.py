@@ -17,6 +17,7 @@ from torch.func import jacrev, vmap
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.loss import gradient_of
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.engine.tape import Layout, Matrices, Tape
@@ -137,13 +138,12 @@ def factors_along(
 def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
     """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
     c, batch = labels.shape[:2]
+    each = gradient_of(moment.problem.loss, outputs.detach(), labels.flatten(0, 1))
+    if each is not None:
+        return each.reshape(c, batch, -1) / batch
     with torch.enable_grad():
-        if moment.problem.loss_is_mean:
-            read = outputs.detach().requires_grad_()
-            total = c * moment.loss(read, labels.flatten(0, 1))
-        else:
-            read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
-            total = torch.stack([moment.loss(one, label) for one, label in zip(read, labels, strict=True)]).sum()
+        read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
+        total = torch.stack([moment.loss(one, label) for one, label in zip(read, labels, strict=True)]).sum()
         gradient: Tensor = torch.autograd.grad(total, read)[0]
     return gradient.reshape(c, batch, -1)
 
@@ -169,6 +169,12 @@ def gram(gradients: Factors) -> Float[Tensor, "b b"]:
     strips = [gradients.take(slice(i, i + rows)) for i in range(0, b, rows)]
     blocks = [[inner_trace(one, other) for other in strips[i:]] for i, one in enumerate(strips)]
     return from_upper([torch.cat(strip, dim=1) for strip in blocks], rows)
+
+
+def symmetric_product(left: Float[Tensor, "b h"]) -> Float[Tensor, "b b"]:
+    """left leftᵀ: half of it computed, in blocks, and mirrored."""
+    rows = -(-len(left) // SYMMETRIC_BLOCKS)
+    return from_upper([left[i : i + rows] @ left[i:].T for i in range(0, len(left), rows)], rows)
 
 
 def from_upper(strips: list[Tensor], rows: int) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -55,6 +56,24 @@ LOSSES: dict[str, tuple[LossFunction, Kind]] = {
     "bce": (bce, "binary_probabilities"),
     "bce_logits": (bce_logits, "binary_logits"),
 }
+
+
+def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
+    """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other."""
+    if loss is cross_entropy:
+        soft = labels.is_floating_point()
+        wanted = labels if soft else F.one_hot(labels, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
+        places = outputs[0, 0].numel()
+        return (outputs.softmax(1) * wanted.sum(1, keepdim=True) - wanted) / places
+    if loss not in {function for function, _ in LOSSES.values()}:
+        return None
+    residual = (torch.sigmoid(outputs) if loss is bce_logits else outputs) - _like(labels, outputs)
+    if loss is half_mse:
+        return residual
+    if loss is bce:
+        residual = residual / (outputs * (1 - outputs)).clamp_min(1e-12)  # as torch bounds it
+    k = outputs[0].numel()
+    return 2 * residual / k if loss is mse else residual / k
 
 
 def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, LossFunction, Kind]:

@@ -67,8 +67,9 @@ def budget_of(memory: int | None, device: torch.device) -> int:
 def available(device: torch.device) -> int:
     """Bytes free on the device now."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        now = torch.cuda.memory_stats(device)
+        unused = now.get("reserved_bytes.all.current", 0) - now.get("allocated_bytes.all.current", 0)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     return min(_free_in_machine(), _free_in_container())

@@ -12,7 +12,7 @@ What does not step leaves its term out: x_i·x_j for W, the 1 beside it for b, H
 for c.
 
 The one small number that is a difference is the loss gradient, f − y and its like, on a net that has learned. It is
-taken from predictions in float64: n forward passes, cheap beside n·m pairs.
+taken from predictions in float64 for the sources where rounding would show.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.flips import flips
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.jacobian import loss_cotangents
+from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
@@ -35,8 +36,11 @@ from local_elasticity.engine.rules.elementwise import sigmoid_change
 UNITS_AT_ONCE = 4096
 """Hidden units of a forward pass in float64 at a time."""
 
-FLIPS_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
-"""Pairs of a source and a unit that may flip, in one go: what caches hold, or what keeps a GPU busy."""
+RIGHT = 1e-6
+"""Relative rounding of a loss gradient that is put up with."""
+
+FORWARD_ROUNDING = 4
+"""Units of rounding of a prediction, in terms of the root of the sum of squares of what it is summed from."""
 
 _RELUS = (torch.relu, torch.relu_, F.relu, Tensor.relu)
 _SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
@@ -153,6 +157,8 @@ class TwoLayerRunner:
     def _source(self, start: int, stop: int) -> Pass:
         if self.job.targets_are_sources and self.at_once == self.job.m:
             kept = self._target(slice(None))
+            if stop - start == self.job.n:
+                return kept
             return Pass(*(part[start:stop] for part in (kept.x, kept.Z, kept.H, kept.top, kept.outputs)))
         inputs = take(self.job.source_inputs, slice(start, stop))
         return self.run(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
@@ -165,15 +171,28 @@ class TwoLayerRunner:
         return Pass(x, Z, H, top, outputs)
 
     def _gradients(self, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """∂ℓ/∂f [c, 1, k] and ∂ℓ/∂(V H + c) [c, k], from predictions in float64 where there is such a thing."""
-        precise = source.top.dtype == torch.float64 or source.top.device.type == "mps"
-        top = source.top if precise else self._precise_top(source.x)
+        """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 where rounding would show."""
+        loss_gradient, g = self._gradients_at(source.top, source, labels)
+        if g.dtype == torch.float64 or g.device.type == "mps":
+            return loss_gradient, g
+        summed = (source.H.square() @ self.V.square().T).sum(1).sqrt()
+        rounding = FORWARD_ROUNDING * torch.finfo(g.dtype).eps * summed
+        rows = torch.nonzero(~(rounding < RIGHT * g.norm(dim=1)) | (not self.job.moment.problem.loss_is_mean)).flatten()
+        if len(rows):
+            some = Pass(*(part[rows] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
+            precise = self._gradients_at(self._precise_top(some.x), some, labels[rows])
+            loss_gradient, g = (
+                rough.index_copy(0, rows, part.to(g.dtype))
+                for rough, part in zip((loss_gradient, g), precise, strict=True)
+            )
+        return loss_gradient, g
+
+    def _gradients_at(self, top: Tensor, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
         outputs = torch.sigmoid(top) if self.sigmoid else top
         labels = labels.to(top.dtype) if labels.is_floating_point() else labels
         loss_gradient = loss_cotangents(self.job.moment, outputs.reshape(source.outputs.shape), labels)
         g = loss_gradient[:, 0]
-        g = g * outputs * torch.sigmoid(-top) if self.sigmoid else g
-        return loss_gradient.to(source.top.dtype), g.to(source.top.dtype)
+        return loss_gradient, g * outputs * (1 - outputs) if self.sigmoid else g
 
     def _precise_top(self, x: Tensor) -> Tensor:
         """V σ(W x + b) + c in float64, some hidden units at a time."""
@@ -193,65 +212,43 @@ class TwoLayerRunner:
     def _changes(self, step: Step, target: Pass) -> Tensor:
         """Δ [c, t, k] of the predictions at a block of targets."""
         rate = self.job.update.step_size
-        top = step.H @ target.H.T if self.V_steps else step.x.new_zeros(len(step.x), len(target.x))
+        shape = len(step.x), len(target.x)
+        top = _product(step.H, target.H) if self.V_steps else step.x.new_zeros(shape)
         delta = -rate * step.g[:, None] * (top + 1 if self.c_steps else top)[:, :, None]
         if self.W_steps or self.b_steps:
-            met = step.x @ target.x.T if self.W_steps else step.x.new_zeros(len(step.x), len(target.x))
+            met = step.x @ target.x.T if self.W_steps else step.x.new_zeros(shape)
             s = -rate * (met + 1 if self.b_steps else met)
-            delta += self._through_hidden(step, target, s)
+            delta += s[:, :, None] * self._through_hidden(step, target)
             if self.relu:
-                delta += self._flips(step, target, s)
+                spread, H = (rate * step.g, step.H) if self.V_steps else (None, None)
+                delta += flips(target.Z, s, step.u, self.V, spread, H)
         return sigmoid_change(target.top, delta) if self.sigmoid else delta
 
-    def _through_hidden(self, step: Step, target: Pass, s: Tensor) -> Tensor:
-        """s_ij (Σ_r u_ir V_kr M_jr − η g_ik Σ_r H_ir u_ir M_jr), [c, t, k]."""
-        (c, k), h = step.g.shape, step.u.shape[1]
-        left = step.u.new_empty(k + self.V_steps, c, h)
-        torch.mul(step.u, self.V[:, None], out=left[:k])
+    def _through_hidden(self, step: Step, target: Pass) -> Tensor:
+        """Σ_r u_ir V_kr M_jr − η g_ik Σ_r H_ir u_ir M_jr, [c, t, k]."""
+        through = self._first_order(step, target)
         if self.V_steps:
-            torch.mul(step.u, step.H, out=left[k])
+            second = self._summed_where_on(step.H * step.u, target)
+            through = through - self.job.update.step_size * step.g[:, None] * second[:, :, None]
+        return through
+
+    def _first_order(self, step: Step, target: Pass) -> Tensor:
+        """Σ_r u_ir V_kr M_jr; for one output and sources that are targets g_i Σ_r V_r² M_ir M_jr, a symmetric sum."""
+        if self.relu and len(self.V) == 1 and step.H is target.H:
+            on = torch.where(target.Z > 0, self.V[0], 0)
+            return step.g[:, None] * _product(on, on)[:, :, None]
+        return torch.stack([self._summed_where_on(step.u * upper, target) for upper in self.V], dim=2)
+
+    def _summed_where_on(self, left: Tensor, target: Pass) -> Tensor:
+        """Σ_r left_ir M_jr, [c, t]; without ReLUs all units are on."""
         if self.relu:
-            sums = (left.flatten(0, 1) @ (target.Z > 0).to(step.u).T).reshape(*left.shape[:2], -1)
-        else:
-            sums = left.sum(2)[:, :, None]
-        through = sums[:k].permute(1, 2, 0)
-        if self.V_steps:
-            through = through - self.job.update.step_size * step.g[:, None] * sums[k][:, :, None]
-        return s[:, :, None] * through
-
-    def _flips(self, step: Step, target: Pass, s: Tensor) -> Tensor:
-        """Σ_r (V_kr − η g_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|) over the units that may flip: [c, t, k]."""
-        c, k = step.g.shape
-        flips: Tensor = s.new_zeros(k, len(target.x), c)
-        j, unit = _within_reach(target.Z, s.abs().amax(0), step.u.abs().amax(0))
-        units, r = torch.unique(unit, return_inverse=True)
-        uT, HT = step.u[:, units].T.contiguous(), step.H[:, units].T.contiguous()
-        sT, spread = s.T.contiguous(), self.job.update.step_size * step.g.T
-        at_once = max(1, _flips_at_once(s) // c)
-        for i in range(0, len(j), at_once):
-            at, of = j[i : i + at_once], r[i : i + at_once]
-            z = target.Z[at, unit[i : i + at_once]][:, None]
-            over = (sT[at] * torch.where(z > 0, -1, 1)).mul_(uT[of]).sub_(z.abs()).relu_()
-            for out in range(k):
-                weight = self.V[out, units[of]][:, None]
-                weight = torch.addcmul(weight, HT[of], spread[out], value=-1) if self.V_steps else weight
-                flips[out].index_add_(0, at, over * weight)
-        return flips.permute(2, 1, 0)
+            return left @ (target.Z > 0).to(left).T
+        return left.sum(1, keepdim=True).expand(-1, len(target.x))
 
 
-def _within_reach(Z: Tensor, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets j and units r with |Z_jr| ≤ s_j u_r, found in blocks that caches hold."""
-    rows = max(1, _flips_at_once(Z) // Z.shape[1])
-    found = [
-        torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
-        for i in range(0, len(Z), rows)
-    ]
-    j, r = torch.cat(found).unbind(1)
-    return j, r
-
-
-def _flips_at_once(tensor: Tensor) -> int:
-    return FLIPS_AT_ONCE.get(tensor.device.type, FLIPS_AT_ONCE["cpu"])
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left rightᵀ; half of it where both are the same."""
+    return symmetric_product(left) if left is right else left @ right.T
 
 
 def _name(func: Any) -> str:
