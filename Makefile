@@ -28,11 +28,13 @@ lint: $(VENV)/.dev  ## style, types, and which room may import which
 wheel: $(VENV)/.dev  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-bench: $(VENV)/.dev  ## measure the engines; figures go to benchmarks/results/
-	$(BIN)/python benchmarks/engines.py
+bench: $(VENV)/.bench .venv-tangents/.installed  ## measure the engines; figures go to benchmarks/results/ and docs/performance.md
+	$(BIN)/python -W ignore benchmarks/engines.py
+	$(BIN)/python -W ignore benchmarks/speed.py --tangents .venv-tangents/bin/python
+	$(BIN)/python benchmarks/page.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache demo
+	rm -rf $(VENV) .venv-tangents dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache demo
 
 $(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
@@ -43,6 +45,16 @@ $(VENV)/.python:
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.python
 	@echo "installing (about two minutes the first time)"
 	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	touch $@
+
+# neural-tangents wants an old jax and NumPy, so it has an environment of its own.
+.venv-tangents/.installed:
+	$(PYTHON) -m venv .venv-tangents
+	PIP_CONSTRAINT= .venv-tangents/bin/python -m pip install --quiet neural-tangents==0.6.5 jax==0.4.20 jaxlib==0.4.20 'numpy<2' 'scipy<1.13'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.python

