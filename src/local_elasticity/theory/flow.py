@@ -127,11 +127,7 @@ def ratio(target_change: Array, source_change: Array, *, scale: Array | float, w
     still = source_change <= ROUNDING * np.asarray(scale)
     if still.any():
         warnings.warn(f"source: S_rel is NaN at {still.mean():.0%} of the values asked for: {why}", StillSource, 3)
-    found: Array = np.divide(
-        *np.broadcast_arrays(target_change, source_change),
-        out=np.full(np.broadcast(target_change, source_change).shape, np.nan),
-        where=~np.broadcast_to(still, np.broadcast(target_change, source_change).shape),
-    )
+    found: Array = target_change / np.where(still, np.nan, source_change)
     return found
 
 

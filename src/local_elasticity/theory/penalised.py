@@ -77,7 +77,7 @@ class PenalisedFeatures:
 
     @property
     def size(self) -> int:
-        return self._features.shape[1]
+        return int(self._features.shape[1])
 
     @cached_property
     def classes(self) -> int:
@@ -135,7 +135,7 @@ class PenalisedFeatures:
 
     def weights(self, t: ArrayLike) -> Array:
         """W(t), [t, K, p] (Theorem 3.1)."""
-        values, vectors = self.spectrum
+        vectors = self.spectrum[1]
         offset = (self.start - self.limit) @ vectors
         return self._decay(as_times(t))[..., None, :] * offset @ vectors.T + self.limit
 

@@ -76,7 +76,7 @@ class TwoLayerRelu:
 
     @property
     def size(self) -> int:
-        return self.start.shape[1] - 1
+        return int(self.start.shape[1]) - 1
 
     def predict(self, w: Array, inputs: ArrayLike) -> Array:
         """f, [n], at weights [m, d+1]."""
@@ -120,7 +120,7 @@ class TwoLayerRelu:
         return at_source @ at_target.T * both
 
     def remainder(self, w: Array, source: Source, target: ArrayLike, *, step_size: float) -> tuple[Array, Array]:
-        """Δ₂ of A.3, what a step changes beyond its linear part Δ₁, and the bound on |Δ₂| printed there, [n, m] each."""
+        """Δ₂ of A.3, what a step changes beyond its linear part, and the bound on |Δ₂| printed there, [n, m] each."""
         (x, y), v = split(source, self.size), as_vectors(target, self.size, "target")
         at_source, at_target = np.atleast_2d(x), np.atleast_2d(v)
         before, step = self._steps(w, at_source, self._push(w, at_source, y, step_size), at_target)
@@ -142,7 +142,8 @@ class TwoLayerRelu:
         apart = np.linalg.norm(units[0][:, None] - units[1], axis=2)
         together = np.linalg.norm(units[0][:, None] + units[1], axis=2)
         angle = 2 * np.arctan2(apart, together)
-        return TwoLayerRelu.linear_net(source, target) * (1 - angle / np.pi)
+        value: Array = TwoLayerRelu.linear_net(source, target) * (1 - angle / np.pi)
+        return value
 
     @staticmethod
     def linear_net(source: ArrayLike, target: ArrayLike) -> Array:
@@ -167,7 +168,9 @@ class TwoLayerRelu:
         along = push[:, None] * (lifted(x) @ lifted(v).T)
         return lifted(v) @ w.T, along[..., None] * (lifted(x) @ w.T >= 0)[:, None, :] * self._signs
 
-    def _changes(self, weights: Array, source: tuple[Array, Array | None], v: Array, step: float) -> tuple[Array, Array]:
+    def _changes(
+        self, weights: Array, source: tuple[Array, Array | None], v: Array, step: float
+    ) -> tuple[Array, Array]:
         """f(x′; w⁺) − f(x′), [t, n, m], and at the sources themselves, [t, n]; up to a common factor in the limit."""
         x, others = np.atleast_2d(source[0]), np.atleast_2d(v)
         if not step:
