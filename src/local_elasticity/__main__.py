@@ -116,6 +116,42 @@ def run(
     console.print(f"written to {folder / 'result.json'} and {folder / 'figures'}")
 
 
+@app.command()
+def verify(
+    write_errata: Annotated[
+        Path | None, typer.Option(help="Also write the page of errata, for example to docs/errata.md.")
+    ] = None,
+) -> None:
+    """Hold every theorem, lemma and equation of the papers against an independent route (seconds)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from local_elasticity.certificates.verify import certificates, errata, measured
+
+    console, made = Console(), []
+    for section, some in certificates():
+        table = Table(
+            "statement", "checked against", "trials", "worst error", "verdict", title=section, show_lines=True
+        )
+        for one in some:
+            for row in measured(one):
+                table.add_row(*row, style=None if one.green else "bold red")
+            table.add_section()
+        console.print(table)
+        for one in some:
+            if one.counterexample:
+                console.print(f"[bold]{one.statement}[/bold]: {one.counterexample}", highlight=False)
+        made.append((section, some))
+    red = [one.statement for _, some in made for one in some if not one.green]
+    total = sum(len(some) for _, some in made)
+    if red:
+        typer.echo(f"{len(red)} of {total} certificates are red: {'; '.join(red)}", err=True)
+        raise typer.Exit(1)
+    if write_errata:
+        write_errata.write_text(errata(made))
+    console.print(f"all {total} certificates are green: each statement has the verdict that its numbers support")
+
+
 @data_app.command(name="list")
 def list_data() -> None:
     """Which datasets are on this machine, and where."""

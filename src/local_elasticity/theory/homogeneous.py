@@ -119,7 +119,7 @@ class HomogeneousFeatures:
         return kept(self._ratio(moved, inputs, np.atleast_2d(v)), times, x, v)
 
     def bound(self, w: Array, source: ArrayLike, target: ArrayLike) -> Array:
-        """Theorem 5.1 at weights [r, q], [n, m]: lim S_rel ≤ P(x, x′) Σ_r ‖w_r^{2(d−1)}‖ / |Σ_r ⟨β_r(x)², w_r^{2(d−1)}⟩|.
+        """Theorem 5.1 at weights [r, q]: S_rel ≤ P(x, x′) Σ_r ‖w_r^{2(d−1)}‖ / |Σ_r ⟨β_r(x)², w_r^{2(d−1)}⟩|.
 
         For d > 1 it moves with w: it is not independent of time.
         """

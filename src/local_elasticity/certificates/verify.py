@@ -1,0 +1,96 @@
+"""All certificates, and the page of errata made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from local_elasticity.certificates import (
+    definitions,
+    diagonal,
+    homogeneous,
+    penalised,
+    relu_gate,
+    symmetric_pair,
+    two_layer,
+)
+from local_elasticity.certificates.certificate import Certificate, Check
+
+SECTIONS: dict[str, Callable[[], list[Certificate]]] = {
+    "Definitions (Dan et al. §1)": definitions.certificates,
+    "Penalised features (Dan et al. §3)": penalised.certificates,
+    "ReLU gate (Dan et al. §4)": relu_gate.certificates,
+    "Homogeneous features (Dan et al. §5)": homogeneous.certificates,
+    "Diagonal quadratic features (Dan et al. Theorem 5.2)": diagonal.certificates,
+    "Symmetric pair (Dan et al. Theorem 5.3)": symmetric_pair.certificates,
+    "Two-layer ReLU net (He & Su §2.3, A.3)": two_layer.certificates,
+}
+"""By model, in the order of the papers."""
+
+OPENING = """# Errata of the papers' theory
+
+Every theorem, lemma and numbered equation of Dan et al. §§3–5 and He & Su §2.3 was held against an independent route:
+the gradient flow integrated by numbers, a step of autograd taken word for word, limits, orders of convergence, and
+random trials of every inequality. This page is what `local-elasticity verify --write-errata docs/errata.md` writes.
+"""
+
+
+def certificates() -> Iterator[tuple[str, list[Certificate]]]:
+    """The certificates of each model, made when they are asked for.
+
+    >>> section, made = next(certificates())
+    >>> section, all(one.green for one in made)
+    ('Definitions (Dan et al. §1)', True)
+    """
+    for section, make in SECTIONS.items():
+        yield section, make()
+
+
+def errata(made: Sequence[tuple[str, Sequence[Certificate]]]) -> str:
+    """The page as Markdown. Measured errors vary with the machine and are left out; what is allowed is given."""
+    parts = [OPENING, "## What is wrong as printed\n"]
+    parts += [_erratum(one) for _, some in made for one in some if one.verdict != "holds"]
+    parts.append("## Every statement\n")
+    for section, some in made:
+        parts += [f"### {section}\n", "| statement | says | checked against | verdict |", "|---|---|---|---|"]
+        parts += [_row(one) for one in some] + [""]
+    return "\n".join(parts)
+
+
+def _row(one: Certificate) -> str:
+    cells = (one.statement, one.says, "; ".join(describe(check) for check in one.standing), one.verdict)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _erratum(one: Certificate) -> str:
+    lines = [f"### {one.paper}, {one.statement}: {one.verdict}\n", f"Says: {one.says}.\n"]
+    if one.correction:
+        lines.append(f"Correction: {one.correction}.\n")
+    lines += [f"Counterexample: {one.counterexample}.\n"]
+    return "\n".join(lines)
+
+
+def measured(one: Certificate) -> list[tuple[str, str, str, str, str]]:
+    """Rows of a table: statement, checked against, trials, worst error, verdict; one row for each check.
+
+    >>> from local_elasticity.certificates.certificate import Certificate, Check
+    >>> measured(Certificate("He & Su", "eq. 0", "1 + 1 = 2", "holds", [Check("arithmetic", 1, 0.0)]))
+    [('eq. 0', 'arithmetic', '1', '0', 'holds')]
+    """
+    kinds = [("as printed: " if one.corrected else "", check) for check in one.printed]
+    kinds += [("corrected: ", check) for check in one.corrected]
+    verdict = one.verdict if one.green else f"RED: {one.verdict}, expected: {one.expected}"
+    return [
+        (
+            one.statement if place == 0 else "",
+            kind + check.against,
+            str(check.trials),
+            f"{check.worst:.2g}",
+            verdict if place == 0 else "",
+        )
+        for place, (kind, check) in enumerate(kinds)
+    ]
+
+
+def describe(check: Check) -> str:
+    """A check in words, with its trials and what it allows."""
+    return f"{check.against} ({check.trials} trials, at most {check.allowed:g})"
