@@ -130,9 +130,7 @@ def verify(
 
     console, made = Console(), []
     for section, some in certificates():
-        table = Table(
-            "statement", "checked against", "trials", "worst error", "verdict", title=section, show_lines=True
-        )
+        table = Table("statement", "checked against", "trials", "worst error", "verdict", title=section)
         for one in some:
             for row in measured(one):
                 table.add_row(*row, style=None if one.green else "bold red")

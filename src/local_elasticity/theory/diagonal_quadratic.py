@@ -89,24 +89,32 @@ class DiagonalQuadratic:
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
         """S_rel(t), [t, n, m], for features β(x) [n, r] and β(x′) [m, r] (eq. 13, or a finite step)."""
-        times, v = as_times(t), as_vectors(target, len(self.start), "target")
-        beta, wanted = split(source, len(self.start))
-        own, terms, moved = self._changes(np.atleast_1d(times), beta, wanted, v, as_step(step_size))
-        why = "its features β(x) are zero"
-        return kept(ratio(np.abs(moved), np.abs(own)[..., None], scale=terms[..., None], why=why), times, beta, v)
+        return self._relative(self.squares(t), as_times(t), source, target, as_step(step_size))
+
+    def relative_at(self, w: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
+        """The same at any weights, one vector or a stack of them, such as the runs of an SGD: [runs, n, m]."""
+        squares = as_vectors(w, len(self.start), "w") ** 2
+        return self._relative(squares, squares[..., 0], source, target, as_step(step_size))
 
     def signed(self, t: ArrayLike, source: Source, target: ArrayLike) -> Array:
         """Eq. 14 as it is printed, without the absolute values: it is negative where the target moves the other way."""
         times, v = as_times(t), as_vectors(target, len(self.start), "target")
         beta, wanted = split(source, len(self.start))
-        own, _, moved = self._changes(np.atleast_1d(times), beta, wanted, v, 0.0)
+        own, _, moved = self._changes(self.squares(np.atleast_1d(times)), beta, wanted, v, 0.0)
         return kept(moved / own[..., None], times, beta, v)
 
+    def _relative(self, squares: Array, like: Array, source: Source, target: ArrayLike, step: float) -> Array:
+        v = as_vectors(target, len(self.start), "target")
+        beta, wanted = split(source, len(self.start))
+        own, terms, moved = self._changes(np.atleast_2d(squares), beta, wanted, v, step)
+        why = "its features β(x) are zero"
+        return kept(ratio(np.abs(moved), np.abs(own)[..., None], scale=terms[..., None], why=why), like, beta, v)
+
     def _changes(
-        self, times: Array, beta: Array, wanted: Array | None, v: Array, step: float
+        self, squares: Array, beta: Array, wanted: Array | None, v: Array, step: float
     ) -> tuple[Array, Array, Array]:
         """Σβ(x)k, Σ|β(x)k| and Σβ(x′)k with k = w²(β(x) + cβ(x)²): [t, n], [t, n], [t, n, m]."""
-        squares, features = self.squares(times), np.atleast_2d(beta)
+        features = np.atleast_2d(beta)
         if wanted is None:
             wanted = features @ (self.moments[0] / self.moments[1])
         push = step * (np.atleast_1d(wanted) - squares @ features.T)
