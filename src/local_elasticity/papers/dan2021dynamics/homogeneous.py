@@ -2,7 +2,7 @@
 
 The text: a = (1, 4, 9), b = 1, w(0)² = (½, 2, 4), θ = η = 0.001, inputs N(0, I). Fig. 11: t = 500, x′ = (−1, −11, 1),
 x(z) = x′ + √z·1 for z = 1 … 100. Figs 12 and 13: t to 1000 and 2000, one pair that rises at once and one that first
-falls; the pairs are lost from the text, and ours are (1, 1, 1) with (1, 2, 3), and with (3, 1, 1). SGD is that of eq. 15.
+falls; the pairs are lost from the text, and ours are (1, 1, 1) with (1, 2, 3) and with (3, 1, 1). SGD is of eq. 15.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
         LATE.judged(
             [bool(somewhere < 1e-3)],
             float(somewhere),
-            f"of pairs drawn from N(0, I), {somewhere:.0%} fall somewhere after t = 500, {everywhere:.0%} at every time "
-            "after it",
+            f"of pairs drawn from N(0, I), {somewhere:.0%} fall somewhere after t = 500, {everywhere:.0%} at every "
+            "time after it",
         ),
         SGD_FOLLOWS.judged(
             [bool(gap < 0.05) for gap in gaps],
@@ -226,7 +226,7 @@ def _draw_ways(axes: Any, measured: Mapping[Unit, Measured], part: str, name: st
     """SGD with its band below, the formula as a line, the flow by numbers as dots on it."""
     curves = {way: _curve(measured, part, name, way) for way in WAYS}
     axes.fill_between(curves["SGD"].x, curves["SGD"].low, curves["SGD"].high, color=colours[1], alpha=0.2, linewidth=0)
-    axes.plot(curves["SGD"].x, curves["SGD"].mean, color=colours[1], linewidth=1, label="SGD, mean over runs")
+    axes.plot(curves["SGD"].x, curves["SGD"].mean, color=colours[1], linewidth=3, label="SGD, mean over runs")
     axes.plot(curves["formula"].x, curves["formula"].mean, color=colours[0], linewidth=1, label="formula")
     dots = curves["flow by numbers"]
     axes.plot(dots.x[::10], dots.mean[::10], ".", color=colours[0], markersize=3, label="flow by numbers")

@@ -1,8 +1,8 @@
 """Figures 6–9: S_rel of penalised regression over random features, by eq. 4 as defined, as printed and as released.
 
 The text: K = 2 classes of 1000 inputs in 100 dimensions, N(1, variance 2) and N(9, 1), features h = relu(W_r x) with
-p = 10 or 100 and W_r Gaussian, λ = 1, θ = 0.001, 20 pairs, 8000 steps, W(0) ~ N(0, 1). Between classes the source is of the
-first; within, source and target are. The notebook (reading as_released): standard deviation 2 for the first class, the
+p = 10 or 100 and W_r Gaussian, λ = 1, θ = 0.001, 20 pairs, 8000 steps, W(0) ~ N(0, 1). Between classes the source is
+of the first; within, source and target are. The notebook (reading as_released): standard deviation 2 for the first class, the
 source from the second, and both “intra-class” notebooks pair two classes. On either data all three formulas are shown.
 """
 
@@ -142,9 +142,10 @@ def _rise_cell(measured: Mapping[Unit, Measured], part: str, formula: str) -> Ce
 
 def _band(measured: Mapping[Unit, Measured], part: str, formula: str, what: str) -> Curve:
     values = _all(measured, part, formula, what)
-    line = lambda v: [float(f"{x:.5g}") for x in v]
+    rows = (values.mean(0), values.min(0), values.max(0))
+    mean, low, high = ([float(f"{v:.5g}") for v in row] for row in rows)
     name = f"{part}: {'S_rel' if what == 'S' else 'loss'} {NAMES[formula]}"
-    return Curve(name, _times(measured).tolist(), line(values.mean(0)), line(values.min(0)), line(values.max(0)))
+    return Curve(name, _times(measured).tolist(), mean, low, high)
 
 
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
@@ -166,11 +167,11 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     )
     rise = float(np.mean(_ratios(measured, FIGURES, "as_defined"))) - 1
     rescaled = np.array(_ratios(measured, [RESCALED], "as_defined"))
-    count = lambda name: f"in {sum(outcomes[name])} of {len(outcomes[name])} draws"
+    count = {name: f"in {sum(some)} of {len(some)} draws" for name, some in outcomes.items()}
     return [
-        LARGER.judged(outcomes["larger"], rise, f"as defined, by more than 0.1 %, {count('larger')}. {said}"),
-        TOGETHER.judged(outcomes["together"], rise, f"as defined, by more than 5 %, {count('together')}. {said}"),
-        ARTEFACT.judged(outcomes["artefact"], None, f"as released {count('artefact')}. {said}"),
+        LARGER.judged(outcomes["larger"], rise, f"as defined, by more than 0.1 %, {count['larger']}. {said}"),
+        TOGETHER.judged(outcomes["together"], rise, f"as defined, by more than 5 %, {count['together']}. {said}"),
+        ARTEFACT.judged(outcomes["artefact"], None, f"as released {count['artefact']}. {said}"),
         RESCALED_MOVES.judged(
             (np.abs(rescaled - 1) > 0.05).tolist(),
             float(np.abs(rescaled - 1).mean()),
@@ -196,9 +197,11 @@ def _draw(measured: Mapping[Unit, Measured], part: str) -> Figure:
         panels = made.subplots(1, 4)
         made.suptitle(part, fontsize=9)
         for colour, formula in zip(COLOURS, FORMULAS, strict=False):
-            panels[0].plot(t, _all(measured, part, formula, "loss").mean(0), color=colour, linewidth=1, label=formula)
+            panels[0].plot(
+                t, _all(measured, part, formula, "loss").mean(0), color=colour, linewidth=1, label=formula[3:]
+            )
         panels[0].set(title="loss", yscale="log", xlabel="t")
-        panels[0].legend()
+        panels[0].legend(title="as", title_fontsize=7)
         for axes, colour, formula in zip(panels[1:], COLOURS, FORMULAS, strict=False):
             S = _all(measured, part, formula, "S") / (pairs if formula == "as_released" else 1)
             axes.plot(t, S.T, color=colour, linewidth=0.4, alpha=0.5)

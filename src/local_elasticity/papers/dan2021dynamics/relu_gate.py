@@ -61,7 +61,9 @@ class ReluGateFigure(Experiment):
         source, target = PAIRS[unit.part]
         rng = np.random.default_rng(unit.seed)
         start = rng.normal(size=(settings["runs"], SIZE))
-        record = np.arange(0, settings["steps"] + 1, 10)
+        record = np.unique(np.append(np.geomspace(1, 50, 20).round(), np.arange(0, settings["steps"] + 1, 10))).astype(
+            int
+        )
         sgd = plain_sgd(start, rng, record)
         singles = (rng.normal(size=start.shape) for _ in range(settings["steps"]))
         algorithm = np.stack([start, *modified_sgd(start, STAR, singles, step_size=STEP)])[record]
@@ -87,9 +89,9 @@ class ReluGateFigure(Experiment):
 
 def plain_sgd(start: np.ndarray, rng: np.random.Generator, record: np.ndarray) -> np.ndarray:
     """Minibatch SGD on ½(max(0, w*·x) − max(0, w·x))², all runs at once; w at the recorded steps, [t, runs, d]."""
-    w, kept = start, []
+    w, kept, wanted = start, [], set(record.tolist())
     for step in range(int(record[-1]) + 1):
-        if step in record:
+        if step in wanted:
             kept.append(w)
         x = rng.normal(size=(len(w), BATCH, SIZE))
         before = np.einsum("rbd,rd->rb", x, w)
@@ -117,14 +119,14 @@ def _summary(S: np.ndarray) -> dict[str, list[float | None]]:
     count = known.sum(1)
     mean = np.where(count > 0, filled.sum(1) / np.maximum(count, 1), np.nan)
     rows = [row[mask] if mask.any() else np.array([np.nan]) for row, mask in zip(S, known, strict=True)]
-    plain = lambda values: [None if np.isnan(v) else float(f"{v:.10g}") for v in values]
-    return {
-        "mean": plain(mean),
-        "low": plain([np.quantile(row, 0.25) for row in rows]),
-        "high": plain([np.quantile(row, 0.75) for row in rows]),
-        "least": plain([row.min() for row in rows]),
-        "moving": plain(count / S.shape[1]),
+    found = {
+        "mean": mean,
+        "low": [np.quantile(row, 0.25) for row in rows],
+        "high": [np.quantile(row, 0.75) for row in rows],
+        "least": [row.min() for row in rows],
+        "moving": count / S.shape[1],
     }
+    return {key: [None if np.isnan(v) else float(f"{v:.10g}") for v in values] for key, values in found.items()}
 
 
 def _of(measured: Mapping[Unit, Measured], part: str) -> list[Measured]:
@@ -142,8 +144,9 @@ def _band(measured: Mapping[Unit, Measured], part: str, way: str) -> Curve:
     found = _of(measured, part)[0]
     curve = found["curves"][way]
     there = [i for i, v in enumerate(curve["mean"]) if v is not None]
-    pick = lambda values: [values[i] for i in there]
-    return Curve(f"{part}: {way}", pick(found["t"]), pick(curve["mean"]), pick(curve["low"]), pick(curve["high"]))
+    rows = (found["t"], curve["mean"], curve["low"], curve["high"])
+    x, mean, low, high = ([values[i] for i in there] for values in rows)
+    return Curve(f"{part}: {way}", x, mean, low, high)
 
 
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
@@ -178,12 +181,12 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
     with mpl.rc_context(STYLE):
         made = figure(TWO_COLUMNS, 2.6)
         for axes, part in zip(made.subplots(1, 2, sharey=True), PAIRS, strict=True):
-            for colour, way in zip(COLOURS, WAYS, strict=False):
+            for colour, way, width in zip(COLOURS, WAYS, (2.5, 1.5, 0.8), strict=False):
                 band = _band(measured, part, way)
-                axes.plot(band.x, band.mean, color=colour, linewidth=1.2, label=way)
+                axes.plot(band.x, band.mean, color=colour, linewidth=width, label=way)
                 axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
             value = _of(measured, part)[0]["value"]
             axes.axhline(value, color="0.4", linewidth=0.8, linestyle=":", label=f"Theorem 4.3: {value:.3f}")
-            axes.set(title=part, xlabel="step", ylabel="$S_{rel}$ where the source moves", ylim=(0, 2))
+            axes.set(title=part, xlabel="step", ylabel="$S_{rel}$ where the source moves", ylim=(0, 3), xscale="symlog")
             axes.legend()
     return made
