@@ -17,3 +17,6 @@ RESOLVED_ERROR = 0.01
 
 SLOPE = 0.1
 """An order of convergence, against its whole number."""
+
+FLOW = 1e-9
+"""Closed forms of gradient flows against a numerical integrator, relative to the largest weight."""

@@ -2,8 +2,8 @@
 
 The text: K = 2 classes of 1000 inputs in 100 dimensions, N(1, variance 2) and N(9, 1), features h = relu(W_r x) with
 p = 10 or 100 and W_r Gaussian, λ = 1, θ = 0.001, 20 pairs, 8000 steps, W(0) ~ N(0, 1). Between classes the source is
-of the first; within, source and target are. The notebook (reading as_released): standard deviation 2 for the first class, the
-source from the second, and both “intra-class” notebooks pair two classes. On either data all three formulas are shown.
+of the first; within, both are. The notebook (reading as_released): standard deviation 2 for the first class, the source
+from the second, and the “intra-class” notebook pairs two classes as well. All three formulas are shown on either data.
 """
 
 from __future__ import annotations
