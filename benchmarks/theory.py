@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -125,7 +126,12 @@ def main() -> None:
         ("closed form under a second", closed, "pass" if closed < 1 else "miss"),
         ("exponential per time / closed form at least 100", ratio, "pass" if ratio >= 100 else "miss"),  # type: ignore[operator]
     ]
-    report = {"machine": platform.machine(), "numpy": np.__version__, "python": platform.python_version()}
+    threads = os.environ.get("OMP_NUM_THREADS", "default")
+    report = {
+        "machine": f"{os.cpu_count()} CPU cores, OMP_NUM_THREADS={threads}",
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({**report, **found, "verdicts": verdicts}, indent=1) + "\n")
     for name, value in found["seconds"].items():  # type: ignore[attr-defined]
