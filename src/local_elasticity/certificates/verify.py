@@ -31,6 +31,7 @@ OPENING = """# Errata of the papers' theory
 Every theorem, lemma and numbered equation of Dan et al. §§3–5 and He & Su §2.3 was held against an independent route:
 the gradient flow integrated by numbers, a step of autograd taken word for word, limits, orders of convergence, and
 random trials of every inequality. This page is what `local-elasticity verify --write-errata docs/errata.md` writes.
+How the figures look by each reading is in [the results](results/dan2021dynamics-theory.md).
 """
 
 

@@ -121,7 +121,8 @@ class PenalisedFeatures:
         return end
 
     def starting_at(self, w0: ArrayLike) -> PenalisedFeatures:
-        """The same flow from another W(0); the eigendecomposition is kept."""
+        """The same flow from another W(0); moments and eigendecomposition are kept."""
+        _ = self.class_sums
         other = copy.copy(self)
         other.__dict__.pop("start", None)
         object.__setattr__(other, "w0", w0)

@@ -77,7 +77,7 @@ class Penalised(Experiment):
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         there = [part for part in (*FIGURES, RESCALED) if any(unit.part == part for unit in measured)]
-        cells = [_rise_cell(measured, part, formula) for part in there for formula in FORMULAS]
+        cells = [cell for part in there for formula in FORMULAS for cell in _moved_cells(measured, part, formula)]
         whats = ("S", "loss")
         curves = [_band(measured, part, formula, what) for part in there for formula in FORMULAS for what in whats]
         names = {part: part.split(",")[0].replace(". ", "").replace(" ", "_").lower() for part in there}
@@ -135,9 +135,14 @@ def _times(measured: Mapping[Unit, Measured]) -> np.ndarray:
     return np.array(next(iter(measured.values()))["t"])
 
 
-def _rise_cell(measured: Mapping[Unit, Measured], part: str, formula: str) -> Cell:
+def _moved_cells(measured: Mapping[Unit, Measured], part: str, formula: str) -> list[Cell]:
+    """How much S_rel moved from start to end, and between its least and its largest value on the way."""
     ratios = tuple(map(float, _ratios(measured, [part], formula)))
-    return Cell(part, f"S_rel(8000)/S_rel(0), {NAMES[formula]}", None, ratios)
+    spans = tuple(float(S.max() / S.min()) for S in _all(measured, part, formula, "S"))
+    return [
+        Cell(part, f"end/start of S_rel, {NAMES[formula]}", None, ratios),
+        Cell(part, f"largest/least S_rel, {NAMES[formula]}", None, spans),
+    ]
 
 
 def _band(measured: Mapping[Unit, Measured], part: str, formula: str, what: str) -> Curve:
