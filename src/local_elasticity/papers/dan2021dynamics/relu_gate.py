@@ -187,6 +187,8 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
                 axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
             value = _of(measured, part)[0]["value"]
             axes.axhline(value, color="0.4", linewidth=0.8, linestyle=":", label=f"Theorem 4.3: {value:.3f}")
-            axes.set(title=part, xlabel="step", ylabel="$S_{rel}$ where the source moves", ylim=(0, 3), xscale="symlog")
+            axes.set(title=part, xlabel="step", ylabel="$S_{rel}$ where the source moves", ylim=(0, 3))
+            axes.set_xscale("symlog")
+            axes.set_xlim(0, band.x[-1])
             axes.legend()
     return made
