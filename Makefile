@@ -31,6 +31,7 @@ wheel: $(VENV)/.dev  ## build the wheel into dist/
 bench: $(VENV)/.bench .venv-tangents/.installed  ## measure the engines; figures go to benchmarks/results/ and docs/performance.md
 	$(BIN)/python -W ignore benchmarks/engines.py
 	$(BIN)/python -W ignore benchmarks/speed.py --tangents .venv-tangents/bin/python
+	$(BIN)/python benchmarks/theory.py
 	$(BIN)/python benchmarks/page.py
 
 clean:

@@ -23,7 +23,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
         == "[]"
     )
     shown = command("--help").stdout
-    for word in ("demo", "list", "run", "data", "--version"):
+    for word in ("demo", "list", "run", "verify", "data", "--version"):
         assert word in shown
     assert "as_released" in command("run", "--help").stdout
 

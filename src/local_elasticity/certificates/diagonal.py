@@ -24,6 +24,7 @@ def certificates() -> list[Certificate]:
         _figure_11(),
         _non_decreasing(),
         _two_phases(),
+        _stays_large(),
     ]
 
 
@@ -214,4 +215,21 @@ def _two_phases() -> Certificate:
         counterexample=f"the paper's a, b, w(0), θ with x = (0, 1, 1): S_rel at x′ = (0, 1, 0) is {one[1]:.3f} at "
         f"t = 50 and {one[-1]:.3f} at t = 4000; at x′ = (0, 0, 1) {other[1]:.3f} and {other[-1]:.3f}. "
         "The two sum to 1 at all times, so that they cannot both be smaller early",
+    )
+
+
+def _stays_large() -> Certificate:
+    """A pair whose changes cancel in the limit: S_rel tends to 0, so that nothing positive stays below it."""
+    x, v = np.array([1.0, 1.0, 0.0]), np.array([4.0, -1.0, 0.0])
+    curve = _curve(x, v, np.array([100.0, 1000.0, 8000.0]))
+    lost = float(1 - curve[2] / curve[0])
+    return Certificate(
+        "Dan et al.",
+        "Hypothesis 1.2 (b) in the model of Fig. 12",
+        "for all (x, x′) S_rel stays above something positive that does not decrease",
+        "false as printed",
+        [Check("the share of S_rel that is lost from t = 100 to t = 8000, by autograd", 1, lost, 0.999)],
+        counterexample="the paper's a, b, w(0), θ with x = (1, 1, 0), x′ = (4, −1, 0), where Σ β(x)β(x′)a/b = 0: S_rel is "
+        f"{curve[0]:.3f} at t = 100, {curve[1]:.3f} at t = 1000 and tends to 0; Theorem 5.3 excludes such pairs, the "
+        "hypothesis does not",
     )
