@@ -230,6 +230,6 @@ def _stays_large() -> Certificate:
         "false as printed",
         [Check("the share of S_rel that is lost from t = 100 to t = 8000, by autograd", 1, lost, 0.999)],
         counterexample="the paper's a, b, w(0), θ with x = (1, 1, 0), x′ = (4, −1, 0), where Σ β(x)β(x′)a/b = 0: "
-        f"S_rel is {curve[0]:.3f} at t = 100, {curve[1]:.3f} at t = 1000 and tends to 0; Theorem 5.3 excludes such pairs, the "
-        "hypothesis does not",
+        f"S_rel is {curve[0]:.3f} at t = 100, {curve[1]:.3f} at t = 1000 and tends to 0; Theorem 5.3 excludes such "
+        "pairs, the hypothesis does not",
     )
