@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.linalg import expm, inv
 
 from local_elasticity.papers.dan2021dynamics.homogeneous import STEP, TRUTH, sgd
@@ -126,9 +127,10 @@ def main() -> None:
         ("closed form under a second", closed, "pass" if closed < 1 else "miss"),
         ("exponential per time / closed form at least 100", ratio, "pass" if ratio >= 100 else "miss"),  # type: ignore[operator]
     ]
-    threads = os.environ.get("OMP_NUM_THREADS", "default")
+    threads = os.environ.get("OMP_NUM_THREADS", "as many as there are")
     report = {
-        "machine": f"{os.cpu_count()} CPU cores, OMP_NUM_THREADS={threads}",
+        "machine": f"{os.cpu_count()} CPU cores (threads: {threads})",
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
