@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from local_elasticity import data as data
+    from local_elasticity import emergence as emergence
     from local_elasticity import models as models
     from local_elasticity.engine import SGD as SGD
     from local_elasticity.engine import Adam as Adam
@@ -54,7 +55,7 @@ _PLACES = {
     "labelled": "similarity load",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("data", "models")
+_ROOMS = ("data", "emergence", "models")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 
