@@ -17,3 +17,12 @@ RESOLVED_ERROR = 0.01
 
 SLOPE = 0.1
 """An order of convergence, against its whole number."""
+
+STANDARD_ERRORS = 4.0
+"""A mean over fixed draws, against what it estimates, in its own standard errors."""
+
+QUADRATURE = 2e-4
+"""Theory by quadrature against closed forms, relative: the trapezoid over ReLU's kink."""
+
+FINITE_SIZE = 0.1
+"""Theory of the proportional regime against simulations of a few hundred units, relative, on the mean of seeds."""

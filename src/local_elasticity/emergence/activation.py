@@ -97,7 +97,7 @@ def _relu_smoothed(mean: Tensor, variance: Tensor) -> Tensor:
 
 ACTIVATIONS = {
     "relu": Activation(
-        "relu", lambda z: z.clamp_min(0) - RELU_MEAN, lambda z: (z > 0).to(z.dtype), closed_form=_relu_smoothed
+        "relu", lambda z: torch.relu(z) - RELU_MEAN, lambda z: (z > 0).to(z.dtype), closed_form=_relu_smoothed
     ),
     "tanh": Activation("tanh", torch.tanh, lambda z: 1 - torch.tanh(z) ** 2),
     "erf": Activation(

@@ -41,7 +41,7 @@ def recall_at_k(
 
     >>> F = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]])
     >>> recall_at_k(F, torch.tensor([0, 0, 1, 1]))
-    0.5
+    0.75
     """
     features, labels = _read(features, labels)
     if distance not in ("cosine", "euclidean"):

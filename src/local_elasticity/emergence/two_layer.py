@@ -77,7 +77,7 @@ class TwoLayer:
         return replace(self, W=self.W + change)
 
     def module(self) -> TwoLayerModule:
-        """As an `nn.Module` whose only parameter is a copy of W, for `Problem.of` and the engines."""
+        """As an `nn.Module` with one output, which steps a copy of W alone, for `Problem.of` and the engines."""
         return TwoLayerModule(self)
 
 
@@ -89,8 +89,9 @@ class TwoLayerModule(nn.Module):
         self.hidden = nn.Linear(network.inputs, network.width, bias=False, dtype=network.W.dtype)
         self.hidden.weight = nn.Parameter(network.W.clone())
         self.activation = network.activation
-        self.register_buffer("outer", network.a / math.sqrt(network.width))
+        self.outer = nn.Linear(network.width, 1, bias=False, dtype=network.W.dtype)
+        self.outer.weight = nn.Parameter(network.a[None] / math.sqrt(network.width), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.activation.function(self.hidden(x))
-        return features @ self.get_buffer("outer")
+        out: Tensor = self.outer(self.activation.function(self.hidden(x)))
+        return out
