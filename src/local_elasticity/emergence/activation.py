@@ -45,7 +45,7 @@ class Moments:
     @property
     def slope_variance(self) -> float:
         """V′ = m2 − c1², what the gradient has outside its rank-one part."""
-        return self.m2 - self.c1**2
+        return max(self.m2 - self.c1**2, 0.0)
 
 
 @dataclass(frozen=True)

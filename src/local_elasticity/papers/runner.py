@@ -22,7 +22,14 @@ from local_elasticity.papers.experiment import Experiment, Findings, Reading, Sc
 logger = logging.getLogger("local_elasticity")
 
 SCHEMA = 1
-EXPERIMENTS = {"he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1"}
+EXPERIMENTS = {
+    "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
+    "emergence2024/alignment": "local_elasticity.papers.emergence2024.alignment:Alignment",
+    "emergence2024/emergence": "local_elasticity.papers.emergence2024.emergence:Emergence",
+    "emergence2024/rank_one": "local_elasticity.papers.emergence2024.rank_one:RankOne",
+    "emergence2024/retrieval": "local_elasticity.papers.emergence2024.retrieval:Retrieval",
+    "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
+}
 """Name → where it is defined; loaded when it is asked for."""
 
 Report = Callable[[Unit, int, int, float], None]
