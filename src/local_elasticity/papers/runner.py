@@ -28,6 +28,8 @@ EXPERIMENTS = {
     "emergence2024/emergence": "local_elasticity.papers.emergence2024.emergence:Emergence",
     "emergence2024/rank_one": "local_elasticity.papers.emergence2024.rank_one:RankOne",
     "emergence2024/retrieval": "local_elasticity.papers.emergence2024.retrieval:Retrieval",
+    "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
+    "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
     "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
 }
 """Name → where it is defined; loaded when it is asked for."""

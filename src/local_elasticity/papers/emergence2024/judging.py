@@ -17,7 +17,7 @@ def runs_of(measured: Mapping[Unit, Measured], part: str) -> Runs:
     return [found for unit, found in measured.items() if unit.part == part]
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
     """Rank correlation, ties at their mean rank; NaN where one side is constant."""
     from scipy.stats import rankdata
 
@@ -25,7 +25,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else float("nan")
 
 
-def pearson(x: Sequence[float], y: Sequence[float]) -> float:
+def pearson(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
     """Linear correlation; NaN where one side is constant."""
     return float(np.corrcoef(x, y)[0, 1]) if np.std(x) and np.std(y) else float("nan")
 
