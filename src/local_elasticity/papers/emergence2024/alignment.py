@@ -20,6 +20,7 @@ from local_elasticity.papers.emergence2024.judging import (
     spearman,
 )
 from local_elasticity.papers.emergence2024.sweep import (
+    PROBES,
     Variant,
     columns,
     features_row,
@@ -67,7 +68,9 @@ ALIGNMENT = Claim(
 ELASTICITY = Claim("elasticity", "[P] Local elasticity is stronger under the same condition")
 THEORY = Claim("theory", "[I] Quadrature theory gives alignment and elasticity: R² above 0.99 on the mean over seeds")
 NOISE = Claim("noises", "[P] Non-centred sub-Gaussian data in general: the same for four other noises")
-RELATIVE = Claim("relative", "[I] He & Su's S_rel, within over between, grows with the similarity after the step")
+RELATIVE = Claim(
+    "relative", "[I] He & Su's S_rel, within over between, grows with the similarity after the step (ReLU)"
+)
 NULL = Claim("shuffled", "[I] Control: on shuffled labels neither rises (under a tenth of the true effect)")
 LINEAR = Claim("linear", "[I] Control: in a linear net S_rel knows nothing of the step, though alignment rises")
 
@@ -77,7 +80,7 @@ class Alignment(Experiment):
     title = "Alignment and elasticity of unseen classes against train–unseen similarity, with theory and controls"
     claims = (ALIGNMENT, ELASTICITY, THEORY, NOISE, RELATIVE, NULL, LINEAR)
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 40, "values": 4},
+        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 30, "values": 3, "probes": 4},
         "small": {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 11},
         "paper": {"d": 256, "n": 512, "width": 512, "per_class": 400, "values": 11},
     }
@@ -89,13 +92,13 @@ class Alignment(Experiment):
         variant = VARIANTS[unit.part]
         found = trained(variant, settings, unit.seed)
         rows = []
-        for t, classes in turning(variant, settings, found, unit.seed):
-            row = {"t": t, **sides(found, classes), **features_row(found, classes), **relative_row(found, classes)}
-            rows.append({**row, **theory_row(found, classes)})
+        for seen in turning(variant, settings, found, unit.seed):
+            row = {**sides(found, seen), **features_row(seen), **theory_row(found, seen)}
+            rows.append({**row, **relative_row(found, seen, settings.get("probes", PROBES))})
         return columns(rows)
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
-        return Findings(_cells(measured), _judge(measured), _curves(measured), {"alignment": _draw(measured)})
+        return Findings(_cells(measured), _judge(measured), _curves(measured), _figures(measured))
 
 
 def _rank(run: Measured, name: str) -> float:
@@ -127,7 +130,7 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
         _rises(ELASTICITY, main, "elasticity"),
         _theory(main),
         _noises(measured),
-        _relative(main),
+        _relative(main, runs_of(measured, "design II, tanh")),
         _null(main, runs_of(measured, "design II, shuffled labels")),
         _linear(runs_of(measured, "design II, linear")),
     ]
@@ -160,12 +163,13 @@ def _noises(measured: Mapping[Unit, Measured]) -> Claim:
     return NOISE.judged([rank > 0.95 for rank in everything], float(np.mean(everything)), evidence)
 
 
-def _relative(runs: list[Measured]) -> Claim:
+def _relative(runs: list[Measured], tanh: list[Measured]) -> Claim:
     before, after = ([run[name][-1] / run[name][0] for run in runs] for name in ("S_rel ratio before", "S_rel ratio"))
     gains = [b / a for a, b in zip(before, after, strict=True)]
     evidence = (
         f"ratio at t = 1 over that at t = 0: {said(after)} after the step, {said(before)} before it; "
-        f"Spearman with |s| {said(_rank(run, 'S_rel ratio') for run in runs)}"
+        f"Spearman with |s| {said(_rank(run, 'S_rel ratio') for run in runs)}; with tanh, whose σ′ is even and so "
+        f"knows no sides, {said(run['S_rel ratio'][-1] / run['S_rel ratio'][0] for run in tanh)} after the step"
     )
     return RELATIVE.judged([gain > 1.1 for gain in gains], float(np.mean(gains)), evidence)
 
@@ -199,6 +203,10 @@ def _curves(measured: Mapping[Unit, Measured]) -> list[Curve]:
     return curves
 
 
+def _figures(measured: Mapping[Unit, Measured]) -> dict[str, Figure]:
+    return {"alignment": _draw(measured), "relative": _draw_relative(measured)}
+
+
 def _draw(measured: Mapping[Unit, Measured]) -> Figure:
     """Alignment and elasticity, simulation (bands over seeds) and theory (dashes): designs, activations, controls."""
     import matplotlib as mpl
@@ -207,7 +215,7 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
 
     groups = {
         "designs": (MAIN, "design I, relu", "design IIIb, relu"),
-        "activations and controls": (MAIN, "design II, tanh", "design II, linear", "design II, shuffled labels"),
+        "activations, shuffled labels": (MAIN, "design II, tanh", "design II, erf", "design II, shuffled labels"),
         "noises and steps": (MAIN, "design II, rademacher", "design II, ball", "design II, three steps"),
     }
     with mpl.rc_context(STYLE):
@@ -221,9 +229,33 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
                     x = over_seeds(runs, "t").mean(0)
                     draw_band(axes, x, over_seeds(runs, name), color=colour, label=part.removeprefix("design "))
                     if "three" not in part and "shuffled" not in part:
-                        axes.plot(x, mean_of(runs, f"theory {name}"), color=colour, linestyle="--", linewidth=0.8)
+                        axes.plot(x, mean_of(runs, f"theory {name}"), color="black", linestyle="--", linewidth=0.7)
                 axes.set(ylabel=f"{name} (theory dashed)" if column == 0 else None)
             panels[0, column].set_title(title)
             panels[0, column].legend()
             panels[1, column].set_xlabel("t: 0 across the task, 1 along it")
+    return made
+
+
+def _draw_relative(measured: Mapping[Unit, Measured]) -> Figure:
+    """S_rel within over between: flat before the step, in a linear net, and on shuffled labels."""
+    import matplotlib as mpl
+
+    from local_elasticity.report.figures import COLOURS, ONE_COLUMN, STYLE, figure
+
+    lines = {
+        "relu, before the step": (MAIN, "S_rel ratio before"),
+        "relu, after": (MAIN, "S_rel ratio"),
+        "tanh, after": ("design II, tanh", "S_rel ratio"),
+        "linear, after": ("design II, linear", "S_rel ratio"),
+        "shuffled labels, after": ("design II, shuffled labels", "S_rel ratio"),
+    }
+    with mpl.rc_context(STYLE):
+        made = figure(ONE_COLUMN, 2.8)
+        axes = made.subplots()
+        for (label, (part, name)), colour in zip(lines.items(), ("0.6", *COLOURS), strict=False):
+            runs = runs_of(measured, part)
+            draw_band(axes, mean_of(runs, "t"), over_seeds(runs, name), color=colour, label=label)
+        axes.set(yscale="log", xlabel="t: 0 across the task, 1 along it", ylabel="$S_{rel}$ within / between")
+        axes.legend()
     return made

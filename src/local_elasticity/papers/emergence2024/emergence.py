@@ -55,7 +55,7 @@ class Emergence(Experiment):
     title = "Rise curves of alignment and elasticity against train–unseen similarity, and the step size"
     claims = (IDENTICAL, HALF, SMALL, PROPORTION, THRESHOLD)
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 60, "values": 5},
+        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 40, "values": 4},
         "small": {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 11},
         "paper": {"d": 256, "n": 512, "width": 512, "per_class": 400, "values": 11},
     }
@@ -67,8 +67,8 @@ class Emergence(Experiment):
         variant = VARIANTS[unit.part]
         found = trained(variant, settings, unit.seed)
         rows = []
-        for t, classes in turning(variant, settings, found, unit.seed):
-            rows.append({"t": t, **sides(found, classes), **features_row(found, classes), **theory_row(found, classes)})
+        for seen in turning(variant, settings, found, unit.seed):
+            rows.append({**sides(found, seen), **features_row(seen), **theory_row(found, seen)})
         return {**columns(rows), "step_size": found.step.step_size}
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
@@ -175,7 +175,7 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
         s = mean_of(runs, "s")
         for name, colour in zip(("alignment", "elasticity"), COLOURS, strict=False):
             draw_band(rises, s, np.array([em.rise_curve(run[name]) for run in runs]), color=colour, label=name)
-            rises.plot(s, em.rise_curve(mean_of(runs, f"theory {name}")), color=colour, linestyle="--", linewidth=0.8)
+            rises.plot(s, em.rise_curve(mean_of(runs, f"theory {name}")), color="black", linestyle="--", linewidth=0.7)
         rises.set(xlabel="train–unseen similarity |s|", ylabel="u(s), theory dashed", title="ReLU: rise curves")
         rises.legend()
         for part, colour in zip(ACTIVATIONS, COLOURS, strict=False):

@@ -55,7 +55,7 @@ class MetricLearning(Experiment):
     title = "Alignment and Recall@1 of unseen classes along metric learning: small CNN on MNIST, ResNet-20 on CIFAR"
     claims = (CORRELATION, RAW, CLEAN, RESNET)
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"per_class": 30, "unseen": 20, "steps": 12, "batch": 30, "photographs": None},
+        "smoke": {"per_class": 20, "unseen": 10, "steps": 6, "batch": 20, "photographs": None},
         "small": {"per_class": 400, "unseen": 100, "steps": 300, "batch": 60, "photographs": None},
         "paper": {
             "per_class": 1000,

@@ -58,7 +58,7 @@ class Retrieval(Experiment):
     title = "Recall@1 and K-means on unseen classes against train–unseen similarity"
     claims = (RECALL, FLAT, CLUSTERS, KERNEL, ONE_SIDE, NULL)
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 40, "values": 4},
+        "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 30, "values": 3},
         "small": {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 11},
         "paper": {"d": 256, "n": 512, "width": 512, "per_class": 400, "values": 11},
     }
@@ -70,9 +70,9 @@ class Retrieval(Experiment):
         variant = VARIANTS[unit.part]
         found = trained(variant, settings, unit.seed)
         rows = []
-        for t, classes in turning(variant, settings, found, unit.seed):
-            row = {"t": t, **sides(found, classes), **retrieval_row(found, classes)}
-            rows.append({**row, **clusters_row(found, classes, unit.seed), **features_row(found, classes)})
+        for seen in turning(variant, settings, found, unit.seed):
+            row = {**sides(found, seen), **retrieval_row(found, seen)}
+            rows.append({**row, **clusters_row(seen, unit.seed), **features_row(seen)})
         return columns(rows)
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 import local_elasticity.emergence as em
 from local_elasticity.papers.experiment import Settings
@@ -52,84 +53,91 @@ def trained(variant: Variant, settings: Settings, seed: int) -> Trained:
     return Trained(step, after, em.Theory.of_step(step, n), task)
 
 
-def turning(
-    variant: Variant, settings: Settings, found: Trained, seed: int
-) -> Iterator[tuple[float, em.UnseenClasses]]:
+@dataclass(frozen=True)
+class Watched:
+    """Two unseen classes at some t, and their features before and after the step."""
+
+    t: float
+    classes: em.UnseenClasses
+    before: Tensor
+    after: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        return self.classes.labels
+
+
+def turning(variant: Variant, settings: Settings, found: Trained, seed: int) -> Iterator[Watched]:
     """The unseen classes at every t; the same noise throughout, so that only the means turn."""
-    for t in np.linspace(0, 1, settings["values"]):
-        yield (
-            float(t),
-            em.unseen_classes(variant.design, float(t), found.task.v, per_class=settings["per_class"], seed=seed),
-        )
+    for t in np.linspace(0, 1, settings["values"]).tolist():
+        classes = em.unseen_classes(variant.design, t, found.task.v, per_class=settings["per_class"], seed=seed)
+        yield Watched(t, classes, found.step.before.features(classes.x), found.after.features(classes.x))
 
 
 Row = dict[str, float]
 
 
-def sides(found: Trained, classes: em.UnseenClasses) -> Row:
-    """|s| and E b², the mean of the two classes."""
-    s = (classes.means @ found.step.beta).abs().mean()
-    b = (classes.x @ found.step.beta).square().mean()
-    return {"s": float(s), "second moment": float(b)}
+def sides(found: Trained, seen: Watched) -> Row:
+    """t, |s| and E b², the mean of the two classes."""
+    s = (seen.classes.means @ found.step.beta).abs().mean()
+    b = (seen.classes.x @ found.step.beta).square().mean()
+    return {"t": seen.t, "s": float(s), "second moment": float(b)}
 
 
-def features_row(found: Trained, classes: em.UnseenClasses) -> Row:
+def features_row(seen: Watched) -> Row:
     """Alignment in all its forms, elasticity and separability."""
-    before, after = found.step.before.features(classes.x), found.after.features(classes.x)
     return {
-        "alignment before": em.alignment(before, classes.labels),
-        "alignment": em.alignment(after, classes.labels),
-        "normalized alignment": em.alignment(after, classes.labels, form="normalized"),
-        "cosine": em.alignment(after, classes.labels, form="cosine"),
-        "centred cosine": em.alignment(after, classes.labels, form="centred_cosine"),
-        "elasticity": em.elasticity(before, after),
-        "separability": em.separability(after, classes.labels),
+        "alignment before": em.alignment(seen.before, seen.labels),
+        "alignment": em.alignment(seen.after, seen.labels),
+        "normalized alignment": em.alignment(seen.after, seen.labels, form="normalized"),
+        "cosine": em.alignment(seen.after, seen.labels, form="cosine"),
+        "centred cosine": em.alignment(seen.after, seen.labels, form="centred_cosine"),
+        "elasticity": em.elasticity(seen.before, seen.after),
+        "separability": em.separability(seen.after, seen.labels),
     }
 
 
-def theory_row(found: Trained, classes: em.UnseenClasses) -> Row:
-    """What theory says for each class, the mean of the two."""
-    theory = found.theory
-    norms = classes.means.norm(dim=1).tolist()
-    s = (classes.means @ found.step.beta).tolist()
-    inner = float(classes.means[0] @ classes.means[1])
-    each = list(zip(norms, s, strict=True))
+def theory_row(found: Trained, seen: Watched) -> Row:
+    """What theory says for each class, the mean of the two; it knows s by its size alone."""
+    theory, means = found.theory, seen.classes.means
+    s = (means @ found.step.beta).tolist()
+    each = list(zip(means.norm(dim=1).tolist(), s, strict=True))
+    different = {(round(norm, 9), round(abs(similarity), 9)) for norm, similarity in each}
     return {
-        "theory alignment": _mean(theory.alignment(*one) for one in each),
-        "theory elasticity": _mean(theory.elasticity(*one) for one in each),
-        "theory separability": -theory.product(each[0], each[1], inner),
-        "leading rise": _mean(theory.leading_alignment_rise(*one) for one in each),
-        "leading elasticity": _mean(theory.leading_elasticity(*one) for one in each),
+        "theory alignment": _mean(theory.alignment(*one) for one in different),
+        "theory elasticity": _mean(theory.elasticity(*one) for one in different),
+        "theory separability": -theory.product(each[0], each[1], float(means[0] @ means[1])),
+        "leading rise": _mean(theory.leading_alignment_rise(*one) for one in different),
+        "leading elasticity": _mean(theory.leading_elasticity(*one) for one in different),
     }
 
 
-def retrieval_row(found: Trained, classes: em.UnseenClasses) -> Row:
+def retrieval_row(found: Trained, seen: Watched) -> Row:
     """Recall@1 before and after the step, cosine and Euclidean, and in the equivalent kernel."""
-    before, after = found.step.before.features(classes.x), found.after.features(classes.x)
     theory = found.theory
     predicted = em.equivalent_recall(
-        classes.x, classes.labels, found.step.beta, gamma=theory.gamma, moments=theory.moments
+        seen.classes.x, seen.labels, found.step.beta, gamma=theory.gamma, moments=theory.moments
     )
     return {
-        "recall before": em.recall_at_k(before, classes.labels),
-        "recall": em.recall_at_k(after, classes.labels),
-        "recall euclidean": em.recall_at_k(after, classes.labels, distance="euclidean"),
+        "recall before": em.recall_at_k(seen.before, seen.labels),
+        "recall": em.recall_at_k(seen.after, seen.labels),
+        "recall euclidean": em.recall_at_k(seen.after, seen.labels, distance="euclidean"),
         "recall predicted": predicted,
     }
 
 
-def clusters_row(found: Trained, classes: em.UnseenClasses, seed: int) -> Row:
+def clusters_row(seen: Watched, seed: int) -> Row:
     """K-means against the classes, after the step and before it."""
-    after = em.cluster_agreement(found.after.features(classes.x), classes.labels, seed=seed)
-    before = em.cluster_agreement(found.step.before.features(classes.x), classes.labels, seed=seed)
+    after = em.cluster_agreement(seen.after, seen.labels, seed=seed)
+    before = em.cluster_agreement(seen.before, seen.labels, seed=seed)
     return {"accuracy": after.accuracy, "nmi": after.nmi, "accuracy before": before.accuracy}
 
 
-def relative_row(found: Trained, classes: em.UnseenClasses) -> Row:
+def relative_row(found: Trained, seen: Watched, probes: int = PROBES) -> Row:
     """He & Su's S_rel after a step on one unseen example, within over between, in the net before and after."""
-    half = len(classes.x) // 2
-    rows = [*range(min(PROBES, half)), *range(half, half + min(PROBES, half))]
-    x, labels = classes.x[rows], classes.labels[rows]
+    half = len(seen.labels) // 2
+    rows = [*range(min(probes, half)), *range(half, half + min(probes, half))]
+    x, labels = seen.classes.x[rows], seen.labels[rows]
     return {
         "S_rel ratio before": em.relative_on_unseen(found.step.before, x, labels).ratio,
         "S_rel ratio": em.relative_on_unseen(found.after, x, labels).ratio,
