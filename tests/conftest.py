@@ -17,6 +17,7 @@ install_import_hook(
         "local_elasticity.measures.stiffness",
         "local_elasticity.measures.activation",
         "local_elasticity.data.manifolds",
+        "local_elasticity.emergence",
     ],
     "tests.checking.checked",
 )

@@ -20,3 +20,11 @@ SLOPE = 0.1
 
 FLOW = 1e-9
 """Closed forms of gradient flows against a numerical integrator, relative to the largest weight."""
+STANDARD_ERRORS = 4.0
+"""A mean over fixed draws, against what it estimates, in its own standard errors."""
+
+QUADRATURE = 2e-4
+"""Theory by quadrature against closed forms, relative: the trapezoid over ReLU's kink."""
+
+FINITE_SIZE = 0.1
+"""Theory of the proportional regime against simulations of a few hundred units, relative, on the mean of seeds."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from local_elasticity import data as data
+    from local_elasticity import emergence as emergence
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity.engine import SGD as SGD
@@ -55,7 +56,7 @@ _PLACES = {
     "labelled": "similarity load",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("data", "models", "theory")
+_ROOMS = ("data", "emergence", "models", "theory")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 

@@ -27,6 +27,13 @@ EXPERIMENTS = {
     "dan2021dynamics/penalised": "local_elasticity.papers.dan2021dynamics.penalised:Penalised",
     "dan2021dynamics/relu_gate": "local_elasticity.papers.dan2021dynamics.relu_gate:ReluGateFigure",
     "dan2021dynamics/homogeneous": "local_elasticity.papers.dan2021dynamics.homogeneous:Homogeneous",
+    "emergence2024/alignment": "local_elasticity.papers.emergence2024.alignment:Alignment",
+    "emergence2024/emergence": "local_elasticity.papers.emergence2024.emergence:Emergence",
+    "emergence2024/rank_one": "local_elasticity.papers.emergence2024.rank_one:RankOne",
+    "emergence2024/retrieval": "local_elasticity.papers.emergence2024.retrieval:Retrieval",
+    "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
+    "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
+    "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
 }
 """Name → where it is defined; loaded when it is asked for."""
 

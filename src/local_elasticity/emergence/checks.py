@@ -1,0 +1,37 @@
+"""What is refused, in one place: each check names the argument and says what to do."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}: a positive number is wanted, not {value!r}")
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"{name}: it holds NaN or infinity; leave such rows out")
+
+
+def checked_features(name: str, features: Tensor) -> Tensor:
+    """[n, p] with n at least 1, in float64."""
+    if not isinstance(features, Tensor):
+        raise TypeError(f"{name}: a tensor [n, p] or a stream of features is wanted, not {type(features).__name__}")
+    if features.ndim != 2 or not features.numel():
+        raise ValueError(f"{name}: shape [n, p] is wanted, not {tuple(features.shape)}; flatten what follows the rows")
+    check_finite(name, features)
+    return features.detach().double()
+
+
+def checked_labels(labels: Tensor, count: int) -> Tensor:
+    labels = torch.as_tensor(labels)
+    if labels.shape != (count,):
+        raise ValueError(f"labels: one class for each of the {count} rows is wanted, not shape {tuple(labels.shape)}")
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise ValueError("labels: classes are whole numbers")
+    return labels.long()
