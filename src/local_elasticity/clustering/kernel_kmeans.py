@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,6 +10,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from local_elasticity.clustering.checks import check_choice, check_count
+from local_elasticity.clustering.partitions import Partitions
 from local_elasticity.clustering.single_moves import move_singly
 
 Array = np.ndarray
@@ -75,24 +75,20 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         K = _symmetric(validate_data(self, X, dtype=np.float64, ensure_min_samples=2))
         if len(K) < self.n_clusters:
             raise ValueError(f"n_samples={len(K)} should be >= n_clusters={self.n_clusters}.")
-        K = _centred(K)
+        centred = _centred(K)
         random = check_random_state(self.random_state)
         if self.init == "random":
             starts = random.randint(self.n_clusters, size=(self.n_init, len(K)))
         else:
-            starts = _nearest(K, _seeds(K, self.n_clusters, self.n_init, random))
-        found = _lloyd(K, starts, self.n_clusters, self.max_iter)
+            starts = _nearest(centred, _seeds(centred, self.n_clusters, self.n_init, random))
+        found, iterations = _lloyd(centred, starts, self.n_clusters, self.max_iter)
         if self.algorithm == "hartigan":
-            found = found.improved(K, self.n_clusters)
-        best = int(found.inertia.argmin())
-        self.labels_ = found.labels[best]
-        self.inertia_ = float(found.inertia[best])
-        self.inertias_ = found.inertia
-        self.n_iter_ = int(found.iterations[best])
-        members = _members(self.labels_[None], self.n_clusters)[:, 0]
-        self._weights = members / members.sum(0)
-        raw = np.asarray(X, dtype=np.float64)
-        self._within = np.einsum("nc,nc->c", self._weights, (raw + raw.T) / 2 @ self._weights)
+            found = move_singly(centred, found, self.n_clusters, max_moves=10 * len(K))
+        self.inertias_ = Partitions(centred, found, self.n_clusters).inertia
+        best = int(self.inertias_.argmin())
+        self.labels_, self.inertia_, self.n_iter_ = found[best], float(self.inertias_[best]), int(iterations[best])
+        final = Partitions(K, self.labels_[None], self.n_clusters)
+        self._sizes, self._within = final.sizes[0], (final.squares / final.sizes**2)[0]
         return self
 
     def fit_predict(self, X: Any, y: Any = None) -> Array:
@@ -104,7 +100,8 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         """The nearest cluster of new points, from their kernel with the fitted ones, [m, n]."""
         check_is_fitted(self)
         K = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.asarray((self._within - 2 * K @ self._weights).argmin(1))
+        members = (self.labels_[:, None] == np.arange(self.n_clusters)) / self._sizes
+        return np.asarray((self._within - 2 * K @ members).argmin(1))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -119,56 +116,32 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         check_choice("algorithm", self.algorithm, ("hartigan", "lloyd"))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What s starts ended with: labels [s, n], inertia [s], iterations [s]."""
-
-    labels: Array
-    inertia: Array
-    iterations: Array
-
-    def improved(self, K: Array, n_clusters: int) -> _Found:
-        labels, fell = move_singly(K, self.labels, n_clusters, max_moves=10 * len(K))
-        return replace(self, labels=labels, inertia=self.inertia - fell)
-
-
-def _lloyd(K: Array, labels: Array, n_clusters: int, max_iter: int) -> _Found:
-    """Reassign every point of every start to the nearest centre until none moves; keep each start's best."""
-    own = K.diagonal()
-    current = np.stack([_repaired(row, np.zeros(len(own)), n_clusters) for row in labels])
-    best, inertia = current.copy(), np.full(len(labels), np.inf)
-    iterations = np.zeros(len(labels), dtype=int)
-    active = np.arange(len(labels))
-    for _ in range(max_iter + 1):
-        distance = _distances(K, current[active], n_clusters)
-        at_own = np.take_along_axis(distance, current[active].T[:, :, None], axis=2)[:, :, 0]
-        value = at_own.sum(0) + own.sum()
-        better = value < inertia[active]
-        best[active[better]], inertia[active[better]] = current[active[better]], value[better]
-        nearest = distance.argmin(2).T
-        for row, apart in zip(nearest, at_own.T + own, strict=True):
-            _repaired(row, apart, n_clusters)
-        moved = (nearest != current[active]).any(1)
-        current[active] = nearest
+def _lloyd(K: Array, starts: Array, n_clusters: int, max_iter: int) -> tuple[Array, Array]:
+    """Put every point of every start with its nearest centre until none moves. The best partition that each start met,
+    [s, n], and how many iterations it took, [s].
+    """
+    current = np.stack([_repaired(row, np.zeros(len(K)), n_clusters) for row in starts])
+    best, inertia = current.copy(), np.full(len(starts), np.inf)
+    iterations, active = np.zeros(len(starts), dtype=int), np.arange(len(starts))
+    partitions = Partitions(K, current, n_clusters)
+    for iteration in range(max_iter + 1):
+        better = partitions.inertia < inertia[active]
+        best[active[better]], inertia[active[better]] = partitions.labels[better], partitions.inertia[better]
+        if iteration == max_iter:
+            break
+        distances = partitions.distances()
+        nearest = distances.argmin(1)
+        for row, distance in zip(nearest, distances.min(1), strict=True):
+            _repaired(row, distance, n_clusters)
+        moved = (nearest != partitions.labels).any(1)
         active = active[moved]
         if not len(active):
             break
         iterations[active] += 1
-    return _Found(best, inertia, np.minimum(iterations, max_iter))
-
-
-def _distances(K: Array, labels: Array, n_clusters: int) -> Array:
-    """d(i, C) − K_ii of s partitions at once, [n, s, c], from one matrix product."""
-    members = _members(labels, n_clusters)
-    weights = members / members.sum(0)
-    cross = (K @ weights.reshape(len(K), -1)).reshape(weights.shape)
-    within = np.einsum("nsc,nsc->sc", weights, cross)
-    return np.asarray(within - 2 * cross)
-
-
-def _members(labels: Array, n_clusters: int) -> Array:
-    """One where point n belongs to cluster c in start s, [n, s, c]."""
-    return np.asarray(labels.T[:, :, None] == np.arange(n_clusters), dtype=np.float64)
+        if not moved.all():
+            partitions.keep(moved)
+        partitions.reassign(nearest[moved])
+    return best, iterations
 
 
 def _repaired(labels: Array, apart: Array, n_clusters: int) -> Array:
