@@ -7,10 +7,10 @@ from numbers import Integral, Real
 from typing import Any
 
 
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """A whole number from `least` on."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: a whole number of at least {least} is wanted, not {value!r}")
+def check_count(name: str, value: Any) -> None:
+    """A whole number from 1 on."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: a whole number of at least 1 is wanted, not {value!r}")
 
 
 def check_positive(name: str, value: Any) -> None:
