@@ -8,8 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from local_elasticity import clustering as clustering
     from local_elasticity import data as data
     from local_elasticity import models as models
+    from local_elasticity.clustering.agreement import agreement as agreement
+    from local_elasticity.clustering.agreement import best_match_accuracy as best_match_accuracy
+    from local_elasticity.clustering.estimator import LocalElasticityClustering as LocalElasticityClustering
+    from local_elasticity.clustering.kernel_kmeans import KernelKMeans as KernelKMeans
     from local_elasticity.engine import SGD as SGD
     from local_elasticity.engine import Adam as Adam
     from local_elasticity.engine import Estimate as Estimate
@@ -52,9 +57,10 @@ _PLACES = {
     "measures.activation": "activation",
     "measures.summary": "class_pairs",
     "labelled": "similarity load",
+    "clustering": "LocalElasticityClustering KernelKMeans best_match_accuracy agreement",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("data", "models")
+_ROOMS = ("clustering", "data", "models")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 

@@ -32,7 +32,5 @@ def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) ->
         return np.asarray(drawn.reshape(X.shape))
     A = check_array(auxiliary, dtype=np.float64, allow_nd=True, input_name="auxiliary")
     if A.shape[1:] != X.shape[1:]:
-        raise ValueError(
-            f"auxiliary: samples of shape {A.shape[1:]}, but X has samples of shape {X.shape[1:]}; both are wanted alike"
-        )
+        raise ValueError(f"auxiliary: samples of shape {A.shape[1:]}, but X has samples of shape {X.shape[1:]}")
     return np.asarray(A)

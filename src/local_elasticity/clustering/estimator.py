@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_positive
+from local_elasticity.clustering.grouping import Grouping
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
 from local_elasticity.clustering.probe import Probe
@@ -50,8 +51,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         loss: `"l2"` or `"bce"`, of the network and of the probing step.
         network: a name (`"fnn"`, `"linear"`, `"resnet"`, each with a width as in `"fnn-40960"`; `"cnn"` for images),
             a function of one input's shape that makes an `nn.Module`, or a module, of which a copy is trained.
-        protocol: `"frozen"` (all steps from the same weights, as released) or `"sequential"` (Algorithm 1 to the letter:
-            one pass of SGD over primary and auxiliary points, each row recorded as it is met).
+        protocol: `"frozen"` (all steps from the same weights, as released) or `"sequential"` (Algorithm 1 to the
+            letter: one pass of SGD over primary and auxiliary points, each row recorded as it is met).
         passes: of the sequential protocol, averaged.
         init: `"trained"` (a warm-up comes first) or `"random"` (the network as it is made).
         auxiliary: `"shuffle"` (each feature permuted across the samples), `"noise"` (normal, with each feature's mean
@@ -133,7 +134,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
         seeds = random.randint(2**31 - 1, size=3)
-        self._scaling, self._shape = Scaling.of(X), X.shape[1:]
+        self._scaling = Scaling.of(X)
         self._primary = self._tensor(X)
         everything = torch.cat([self._primary, self._tensor(A)])
         labels = everything.new_full((len(everything),), self._auxiliary_label)
@@ -143,13 +144,17 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         check_outputs(self.network_, everything[:2], self.loss)
         self.history_ = self._train(training)
         self.step_size_ = self._probing_step(training)
-        self._cluster(self._similarities(training), random)
+        S = self._similarities(training)
+        self._grouping = Grouping.of(S, self._clusterer(random), normalises=self.similarity == "normalized_kernel")
+        self.labels_, self.similarity_ = self._grouping.labels, self._grouping.S
+        self.inertia_ = float(self._grouping.clusters.inertia_)
+        self.unresolved_ = int((~self._grouping.known).sum())
         return self
 
     def predict(self, X: Any) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
-        similarity, _ = self._similarity_of_new(X)
-        return np.asarray(self._clusters.predict(similarity))
+        S, own = self._similarities_of_new(X)
+        return self._grouping.predict(S, own)
 
     def score(self, X: Any, y: Any = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
@@ -157,14 +162,10 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
         y are not looked at.
         """
-        similarity, own = self._similarity_of_new(X)
+        S, own = self._similarities_of_new(X)
         if self.n_clusters == 1:
             return 0.0
-        if isinstance(self._clusters, KernelKMeans):
-            apart = self._clusters.transform(similarity, diagonal=own)
-        else:
-            apart = self._clusters.transform(similarity)
-        a, b = np.sort(apart, axis=1)[:, :2].T
+        a, b = np.sort(self._grouping.distances(S, own), axis=1)[:, :2].T
         return float(np.mean(np.divide(b - a, b, out=np.zeros_like(b), where=b > 0)))
 
     @property
@@ -227,24 +228,6 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             S = self._probe().in_sequence(self.network_, x, y, orders=torch.stack(orders).to(x.device))
         return np.asarray(S.double().cpu().numpy())
 
-    def _cluster(self, S: Array, random: np.random.RandomState) -> None:
-        """Symmetrise, cluster the points that moved, and put the others with them."""
-        with np.errstate(invalid="ignore"):
-            known = np.isfinite(S).all(1)
-        self.unresolved_ = int((~known).sum())
-        if known.sum() < max(self.n_clusters, 2):
-            raise ValueError(_why_unusable(S, self.unresolved_, self.step_size_))
-        S = _symmetrised(np.where(known[:, None], S, np.nan))
-        self._known, self._own = known, np.where(known, S.diagonal(), np.median(S.diagonal()[known]))
-        self.similarity_ = self._normalised(S, self._own)
-        self._clusters = self._clusterer(random).fit(self.similarity_[np.ix_(known, known)])
-        self.inertia_ = float(self._clusters.inertia_)
-        self.labels_ = np.empty(len(S), dtype=np.int64)
-        self.labels_[known] = self._clusters.labels_
-        if self.unresolved_:
-            logger.warning("%d of %d points did not move under their own step", self.unresolved_, len(S))
-            self.labels_[~known] = self._clusters.predict(self.similarity_[np.ix_(~known, known)])
-
     def _clusterer(self, random: np.random.RandomState) -> KMeans | KernelKMeans:
         if self.similarity == "relative":
             return KMeans(self.n_clusters, n_init=self.n_init, random_state=random)
@@ -252,24 +235,15 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
         return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
 
-    def _normalised(self, S: Array, own: Array) -> Array:
-        if self.similarity != "normalized_kernel":
-            return S
-        root = np.sqrt(np.maximum(own, np.finfo(np.float64).tiny))
-        return np.asarray(S / root[:, None] / np.sqrt(np.maximum(self._own, np.finfo(np.float64).tiny)))
-
-    def _similarity_of_new(self, X: Any) -> tuple[Array, Array]:
-        """New points with the fitted ones that were clustered [m, n], and with themselves [m]."""
+    def _similarities_of_new(self, X: Any) -> tuple[Array, Array]:
+        """New points with the fitted ones [m, n], and with themselves [m]."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, allow_nd=True, reset=False)
-        if X.shape[1:] != self._shape:
-            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {self._shape}")
+        shape = tuple(self._primary.shape[1:])
+        if X.shape[1:] != shape:
+            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {shape}")
         S, own = self._probe().between(self.network_, self._tensor(X), self._primary)
-        both, diagonal = S.double().cpu().numpy(), own.double().cpu().numpy()
-        diagonal = np.where(np.isfinite(diagonal), diagonal, np.median(self._own))
-        if self.similarity == "normalized_kernel":
-            return self._normalised(both, diagonal)[:, self._known], np.ones(len(both))
-        return both[:, self._known], diagonal
+        return S.double().cpu().numpy(), own.double().cpu().numpy()
 
     def _check_parameters(self) -> None:
         for name in ("n_clusters", "n_init", "passes", "batch_size", "epochs"):
@@ -288,22 +262,3 @@ CHOICES: dict[str, Sequence[str]] = {
     "init": ("trained", "random"),
     "reading": ("as_defined", "as_released"),
 }
-
-
-def _symmetrised(S: Array) -> Array:
-    """(S + Sᵀ)/2 (line 18), or the one direction that there is."""
-    both = np.stack([S, S.T])
-    count = np.isfinite(both).sum(0)
-    return np.asarray(np.divide(np.nansum(both, 0), count, out=np.full_like(S, np.nan), where=count > 0))
-
-
-def _why_unusable(S: Array, unresolved: int, step_size: float) -> str:
-    """Of a similarity that cannot be clustered, in words."""
-    moved = len(S) - unresolved
-    why = (
-        "predictions became infinite; take a smaller step_size or learning_rate"
-        if np.isinf(S).any()
-        else "the network fits them exactly or its units are all off, so that their gradients vanish; "
-        "take fewer epochs, another network or loss"
-    )
-    return f"X: {moved} of {len(S)} points moved under a step of {step_size:g} on themselves: {why}"

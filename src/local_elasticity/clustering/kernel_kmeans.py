@@ -103,12 +103,12 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         return np.asarray(self._distances(K, 0.0).argmin(1))
 
     def transform(self, X: Any, *, diagonal: Any) -> Array:
-        """Distances to the centres of the clusters in feature space, [m, n_clusters], from the kernel of new points with
-        the fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
+        """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
+        fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
         """
         check_is_fitted(self)
         K = validate_data(self, X, dtype=np.float64, reset=False)
-        return np.sqrt(self._distances(K, np.asarray(diagonal)[:, None]).clip(min=0))
+        return np.asarray(np.sqrt(self._distances(K, np.asarray(diagonal)[:, None]).clip(min=0)))
 
     def _distances(self, K: Array, own: Any) -> Array:
         members = (self.labels_[:, None] == np.arange(self.n_clusters)) / self._sizes

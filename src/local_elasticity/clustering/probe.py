@@ -35,8 +35,8 @@ class Probe:
         move.
 
         >>> import torch
-        >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        >>> Probe(False, "half_mse", 1e-6).frozen(torch.nn.Linear(2, 1, bias=False), x).round(decimals=4)  # a linear model: x·x′
+        >>> net, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        >>> Probe(False, "half_mse", 1e-6).frozen(net, x).round(decimals=4)  # a linear model: x·x′
         tensor([[1., 1.],
                 [1., 2.]])
         """
