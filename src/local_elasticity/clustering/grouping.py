@@ -71,7 +71,7 @@ class Grouping:
         """From new points to the centres of the clusters, [m, clusters]."""
         rows, diagonal = self._rows(S, own)
         if isinstance(self.clusters, KernelKMeans):
-            return self.clusters.transform(rows, diagonal=diagonal)
+            return self.clusters.distances(rows, diagonal=diagonal)
         return np.asarray(self.clusters.transform(rows))
 
     def _rows(self, S: Array, own: Array) -> tuple[Array, Array]:

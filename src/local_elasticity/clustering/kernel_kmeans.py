@@ -102,7 +102,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         K = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(self._distances(K, 0.0).argmin(1))
 
-    def transform(self, X: Any, *, diagonal: Any) -> Array:
+    def distances(self, X: Any, *, diagonal: Any) -> Array:
         """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
         fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
         """

@@ -26,7 +26,7 @@ class Partitions:
         self.clusters = np.arange(n_clusters)
         members = self._members(labels)
         self.sizes = members.sum(2)
-        self.sums = (members.reshape(-1, len(K)) @ K).reshape(members.shape)
+        self.sums = np.tensordot(members, K, 1)
         self._square()
 
     @property
@@ -47,7 +47,7 @@ class Partitions:
         entered = self._members(labels[:, changed]) - self._members(self.labels[:, changed])
         self.labels = labels.copy()
         self.sizes += entered.sum(2)
-        self.sums += (entered.reshape(-1, len(changed)) @ self.K[changed]).reshape(self.sums.shape)
+        self.sums += np.tensordot(entered, self.K[changed], 1)
         self._square()
 
     def keep(self, chosen: Array) -> None:
