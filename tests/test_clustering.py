@@ -1,4 +1,4 @@
-"""Algorithm 1 as an estimator: the scikit-learn contract, the definition, real digits, and everything that can be wrong."""
+"""Algorithm 1 as an estimator: the scikit-learn contract, the definition, real digits, bad input."""
 
 import logging
 import pickle

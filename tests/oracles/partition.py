@@ -1,4 +1,4 @@
-"""Kernel K-means in the plainest way: the objective as a double sum, the best partition of all there are, Lloyd's walk."""
+"""Kernel K-means in the plainest way: the objective as a double sum, the best of all partitions, Lloyd's walk."""
 
 import itertools
 

@@ -28,9 +28,6 @@ from local_elasticity.clustering.warm_up import History, Training, stable_rate, 
 logger = logging.getLogger("local_elasticity")
 
 Array = np.ndarray
-FROZEN_STEP = 1e-6
-"""The probing step of the released code. Nothing is subtracted, so that it may be as small as one likes."""
-
 HALVINGS = 20
 """How often a rate that diverged all the same is halved before it is given up."""
 
@@ -59,8 +56,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             and standard deviation), or an array of other points. What you know to be another class is best.
         n_init: starts of K-means or kernel K-means.
         epochs, batch_size, learning_rate: of the warm-up. Without a rate the largest stable one is taken.
-        step_size: of the probe. By default 1e-6 at frozen weights, and in sequence the warm-up's rate or, if that is
-            less, the largest stable one for single points.
+        step_size: of the probe. By default the limit of ever smaller steps at frozen weights (the released code takes
+            1e-6), and in sequence the warm-up's rate or, if that is less, the largest stable one for single points.
         reading: `"as_defined"`, or `"as_released"`: labels 1 and 0 instead of ±1 with the squared loss, and one random
             start of kernel K-means with seed 0 instead of the best of `n_init`.
         device: where the network lives.
@@ -73,7 +70,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         inertia_: the objective of K-means or kernel K-means.
         history_: `learning_rate` and the `loss` of each epoch of the warm-up.
         network_: the network after it.
-        step_size_: of the probe.
+        step_size_: of the probe; None for the limit of small ones.
         unresolved_: how many points did not move under a step on themselves; they are put with the cluster to which
             the others' steps say that they belong.
         n_features_in_: length of a sample's first axis.
@@ -209,11 +206,9 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             rate /= 2
         raise ValueError("network: the warm-up diverged at every rate that was tried; is its output finite?")
 
-    def _probing_step(self, training: Training) -> float:
-        if self.step_size is not None:
-            return float(self.step_size)
-        if self.protocol == "frozen":
-            return FROZEN_STEP
+    def _probing_step(self, training: Training) -> float | None:
+        if self.step_size is not None or self.protocol == "frozen":
+            return self.step_size
         single = stable_rate(self.network_, training, batch_size=1)
         return single if math.isnan(self.history_.learning_rate) else min(single, self.history_.learning_rate)
 

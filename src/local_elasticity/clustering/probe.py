@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,16 @@ from local_elasticity.engine.update import SGD
 from local_elasticity.measures.kernel import kernel, self_kernel
 from local_elasticity.measures.relative import relative
 
-Measure = Callable[[Response], Tensor]
-
 
 @dataclass(frozen=True)
 class Probe:
-    """How similarities are read: `relative` or `kernel`, from a step of `step_size` down the loss at the label 1."""
+    """How similarities are read: `relative` or `kernel`, from a step of `step_size` down the loss at the label 1, or
+    from the limit of ever smaller steps where it is None.
+    """
 
     relative: bool
     loss: str
-    step_size: float
+    step_size: float | None
     progress: ProgressOption = None
 
     def frozen(self, net: nn.Module, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Probe:
 
         >>> import torch
         >>> net, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        >>> Probe(False, "half_mse", 1e-6).frozen(net, x).round(decimals=4)  # a linear model: x·x′
+        >>> Probe(False, "half_mse", None).frozen(net, x)  # a linear model: x·x′
         tensor([[1., 1.],
                 [1., 2.]])
         """
@@ -53,6 +53,8 @@ class Probe:
         >>> Probe(True, "half_mse", 1e-3).in_sequence(net, x, y, orders=torch.tensor([[1, 0]]))
         tensor([[1.]])
         """
+        if self.step_size is None:
+            raise ValueError("step_size: a sequence of steps needs one")
         n, stream = int((y == 1).sum()), orders.flatten()
         walk = respond_in_sequence(
             Problem.of(net, self.loss),
@@ -78,13 +80,16 @@ class Probe:
         return relative(response) if self.relative else kernel(response)
 
     def _respond(self, net: nn.Module, sources: Tensor, targets: Tensor | None) -> Response:
-        """By the structured engine, or by the plain loop in float64 where it cannot read the network. There is no race
-        of engines, which another one could win the next time and change the last bits.
+        """By the linearized engine in the limit, else by the structured one, or the plain loop in float64 where that
+        cannot read the network. There is no race of engines, which another one could win the next time and change the
+        last bits.
         """
         problem, pair = Problem.of(net, self.loss), (sources, sources.new_ones(len(sources)))
+        respond_to = partial(respond, sources=pair, targets=targets, progress=self.progress)
+        if self.step_size is None:
+            return respond_to(problem, engine="linearized")
         update = SGD(self.step_size)
         try:
-            return respond(problem, pair, targets, update=update, engine="structured", progress=self.progress)
+            return respond_to(problem, update=update, engine="structured")
         except UnreadableError:
-            problem = problem.to(torch.float64)
-            return respond(problem, pair, targets, update=update, engine="looped", progress=self.progress)
+            return respond_to(problem.to(torch.float64), update=update, engine="looped")
