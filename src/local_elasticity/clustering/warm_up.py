@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.clustering.steps_in_place import steps_in_place
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -81,23 +83,42 @@ def stable_rate(net: nn.Module, training: Training, *, batch_size: int | None = 
 def warm_up(net: nn.Module, training: Training, learning_rate: float, *, progress: ProgressOption = None) -> History:
     """Train the network in place, by plain SGD. The history's last loss is NaN or infinite where it diverged."""
     history = History(learning_rate)
-    loss_of: LossFunction = Problem.of(net, training.loss).loss
-    optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
-    batches = training.batches()
-    net.train()
-    with Progress(training.epochs, "epochs of warm-up", progress) as bar:
+    net.eval()
+    with (
+        Progress(training.epochs, "epochs of warm-up", progress) as bar,
+        steps_in_place(net, training.x[:2], learning_rate),
+        _seeded(training),
+    ):
+        net.train()
+        batches = training.batches()
         for _ in range(training.epochs):
-            total = torch.zeros((), device=training.x.device)
-            for _ in range(training.batches_an_epoch):
-                x, y = next(batches)
-                optimizer.zero_grad(set_to_none=True)
-                loss = loss_of(net(x), y)
-                loss.backward()
-                optimizer.step()
-                total += loss.detach() * len(x)
-            history.loss.append(float(total) / len(training.x))
+            history.loss.append(_epoch(net, training, batches, learning_rate))
             if not math.isfinite(history.loss[-1]):
                 break
             bar.advance()
     net.eval()
     return history
+
+
+def _epoch(net: nn.Module, training: Training, batches: Iterator[tuple[Tensor, Tensor]], learning_rate: float) -> float:
+    """One step on each batch; the mean loss on the way."""
+    loss_of: LossFunction = Problem.of(net, training.loss).loss
+    optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
+    total = torch.zeros((), device=training.x.device)
+    for _ in range(training.batches_an_epoch):
+        x, y = next(batches)
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(net(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach() * len(x)
+    return float(total) / len(training.x)
+
+
+@contextmanager
+def _seeded(training: Training) -> Iterator[None]:
+    """Dropout draws from the global generators, which are put back as they were."""
+    devices = [training.x.device] if training.x.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(training.seed)
+        yield
