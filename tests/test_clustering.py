@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.clustering import kmeans
 from local_elasticity.clustering.grouping import Grouping
 from local_elasticity.clustering.probe import Probe
 from local_elasticity.clustering.steps_in_place import steps_in_place
@@ -289,7 +290,7 @@ def clustered_digits(pair, auxiliary, seed):
     digits = le.data.load("mnist")
     x, kinds = digits.take(pair, per_class=50)
     others, _ = digits.take(auxiliary, per_class=50)
-    model = le.LocalElasticityClustering(network="cnn", learning_rate=0.03, random_state=seed)
+    model = le.LocalElasticityClustering(network="cnn", random_state=seed)
     labels = model.fit_predict(x.numpy(), auxiliary=others.numpy())
     return le.best_match_accuracy(labels, kinds), le.best_match_accuracy(kmeans(x, 2, random_state=0), kinds)
 

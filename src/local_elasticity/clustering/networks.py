@@ -51,9 +51,9 @@ def build_network(network: str | Factory | nn.Module, shape: Shape, *, loss: str
 
 
 def check_outputs(net: nn.Module, x: Tensor, loss: str) -> None:
-    """One finite number for each example, a probability for BCE; a ValueError says what came instead."""
+    """One number for each example, a probability for BCE; a ValueError says what came instead."""
     with torch.no_grad():
-        outputs = net(x)
+        outputs = net.eval()(x)
     if not isinstance(outputs, Tensor) or outputs.numel() != len(x):
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"network: one output for each of {len(x)} examples is wanted, not {what}")
