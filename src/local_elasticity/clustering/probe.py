@@ -36,7 +36,7 @@ class Probe:
 
         >>> import torch
         >>> net, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        >>> Probe(False, "half_mse", None).frozen(net, x)  # a linear model: x·x′
+        >>> Probe(False, "half_mse", None).frozen(net, x).round(decimals=4)  # a linear model: x·x′
         tensor([[1., 1.],
                 [1., 2.]])
         """
