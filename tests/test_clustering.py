@@ -85,6 +85,14 @@ def test_sequential_is_algorithm_1(relative, loss):
     assert_near(found, expected)
 
 
+def test_a_walk_that_rounding_hides_is_walked_in_float64():
+    """A tiny step, in a network that can only be walked by subtracting predictions."""
+    x, y = torch.randn(8, 4), torch.tensor([1.0] * 5 + [-1.0] * 3)
+    net = le.models.fnn(4, width=16, layers=3)
+    walked = Probe(False, "half_mse", 1e-7).in_sequence(net, x, y, orders=torch.randperm(8)[None])
+    assert_near(walked, Probe(False, "half_mse", None).frozen(net, x[:5]))
+
+
 def test_passes_of_the_sequence_are_averaged():
     x, y = torch.randn(6, 3), torch.tensor([1.0, 1, 1, 1, -1, -1])
     net, orders = le.models.fnn(3, width=8), torch.stack([torch.randperm(6) for _ in range(2)])

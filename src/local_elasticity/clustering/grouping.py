@@ -96,7 +96,7 @@ def _why_unusable(S: Array, moved: int) -> str:
     why = (
         "predictions became infinite; take a smaller step_size or learning_rate"
         if np.isinf(S).any()
-        else "their gradients vanish, because the network fits them exactly or its units are all off; take fewer "
-        "epochs, another loss or another network"
+        else "their gradients vanish, because the network fits them exactly or its units are all off, or the step is "
+        "lost in rounding; take fewer epochs, another loss or network, or a larger step_size"
     )
     return f"X: only {moved} of {len(S)} points moved under a step on themselves: {why}"

@@ -45,7 +45,7 @@ class Probe:
     def in_sequence(self, net: nn.Module, x: Tensor, y: Tensor, *, orders: Tensor) -> Tensor:
         """Algorithm 1: a step on one point after another, in the given orders [passes, all], each from where the last
         one ended. What a step on primary i (those with y = 1 come first) did to all n of them is row i: [n, n]. Passes
-        are averaged.
+        are averaged. A walk that rounding hides a row of is walked again in float64.
 
         >>> import torch
         >>> x, y = torch.eye(2), torch.tensor([1.0, -1.0])
@@ -56,16 +56,20 @@ class Probe:
         if self.step_size is None:
             raise ValueError("step_size: a sequence of steps needs one")
         n, stream = int((y == 1).sum()), orders.flatten()
-        walk = respond_in_sequence(
-            Problem.of(net, self.loss),
-            (x[stream], y[stream]),
-            x[:n],
+        walk = partial(
+            respond_in_sequence,
+            stream=(x[stream], y[stream]),
+            targets=x[:n],
             update=SGD(self.step_size),
             record=(stream < n).cpu(),
             progress=self.progress,
         )
+        problem = Problem.of(net, self.loss)
+        S = self._measure(walk(problem))
+        if S.isnan().any():
+            S = self._measure(walk(problem.to(torch.float64)))
         place = stream[stream < n].reshape(len(orders), n).argsort(1)
-        rows = self._measure(walk).reshape(len(orders), n, n)
+        rows = S.reshape(len(orders), n, n)
         return torch.stack([rows[i, place[i]] for i in range(len(orders))]).nanmean(0)
 
     def between(self, net: nn.Module, new: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
