@@ -8,10 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from local_elasticity import clustering as clustering
     from local_elasticity import data as data
     from local_elasticity import emergence as emergence
     from local_elasticity import models as models
     from local_elasticity import theory as theory
+    from local_elasticity.clustering.agreement import agreement as agreement
+    from local_elasticity.clustering.agreement import best_match_accuracy as best_match_accuracy
+    from local_elasticity.clustering.estimator import LocalElasticityClustering as LocalElasticityClustering
+    from local_elasticity.clustering.kernel_kmeans import KernelKMeans as KernelKMeans
     from local_elasticity.engine import SGD as SGD
     from local_elasticity.engine import Adam as Adam
     from local_elasticity.engine import Estimate as Estimate
@@ -54,9 +59,10 @@ _PLACES = {
     "measures.activation": "activation",
     "measures.summary": "class_pairs",
     "labelled": "similarity load",
+    "clustering": "LocalElasticityClustering KernelKMeans best_match_accuracy agreement",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("data", "emergence", "models", "theory")
+_ROOMS = ("clustering", "data", "emergence", "models", "theory")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 

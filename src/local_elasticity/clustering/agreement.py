@@ -1,0 +1,46 @@
+"""How far a clustering agrees with known classes, whatever the clusters are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+from sklearn.utils.validation import check_consistent_length, column_or_1d
+
+
+def best_match_accuracy(labels: Any, truth: Any) -> float:
+    """The share of points that are right once clusters are named after classes in the best way (Hungarian matching).
+
+    Any number of clusters and classes: one cluster for each class and one class for each cluster, the rest are wrong.
+
+    >>> best_match_accuracy([1, 1, 0, 0, 0], ["cat", "cat", "dog", "dog", "cat"])
+    0.8
+    """
+    table = _table(labels, truth)
+    return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
+
+
+def agreement(labels: Any, truth: Any) -> dict[str, float]:
+    """Best-match accuracy, adjusted Rand index and normalised mutual information by name.
+
+    >>> agreement([1, 1, 0, 0], [0, 0, 1, 1])
+    {'accuracy': 1.0, 'ari': 1.0, 'nmi': 1.0}
+    """
+    accuracy = best_match_accuracy(labels, truth)
+    return {
+        "accuracy": accuracy,
+        "ari": float(adjusted_rand_score(truth, labels)),
+        "nmi": float(normalized_mutual_info_score(truth, labels)),
+    }
+
+
+def _table(labels: Any, truth: Any) -> np.ndarray:
+    """How many points of each class [rows] lie in each cluster [columns]."""
+    labels, truth = column_or_1d(labels), column_or_1d(truth)
+    check_consistent_length(labels, truth)
+    if not len(labels):
+        raise ValueError("labels: there are no points to compare")
+    return np.asarray(contingency_matrix(truth, labels))

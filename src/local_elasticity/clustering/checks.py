@@ -1,0 +1,25 @@
+"""Checks of constructor arguments, in scikit-learn's manner: at fit, never before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def check_count(name: str, value: Any) -> None:
+    """A whole number from 1 on."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: a whole number of at least 1 is wanted, not {value!r}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A positive, finite number."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < float("inf"):
+        raise ValueError(f"{name}: a positive, finite number is wanted, not {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """One of these words."""
+    if value not in choices:
+        raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")

