@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -72,8 +72,10 @@ def measure_units(
     """
     _check(experiment, scale, seeds, reading, device)
     settings = experiment.scales[scale]
-    _claim_folder(out, _identity(experiment, scale, reading))
+    identity = _identity(experiment, scale, reading)
+    _claim_folder(out, identity)
     units = [Unit(part, seed) for seed in range(seeds) for part in experiment.parts(settings)]
+    _take_over(out, units, _siblings(out, identity, experiment.shares))
     missing = [unit for unit in units if not _file(out, unit).exists()]
     done = 0
     for unit in units:
@@ -142,6 +144,24 @@ def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:
         raise ValueError(
             f"--out: {out} holds another run ({', '.join(changed)} differ); choose another folder or remove it"
         )
+
+
+def _siblings(out: Path, identity: Mapping[str, Any], shares: Sequence[str]) -> list[Path]:
+    """Folders beside this one whose units of the same name are the same work."""
+    alike = {key: value for key, value in identity.items() if key != "experiment"}
+    folders = []
+    for file in sorted(out.absolute().parent.glob("*/run.json")) if shares else ():
+        other = json.loads(file.read_text())
+        if other.get("experiment") in shares and all(other.get(key) == value for key, value in alike.items()):
+            folders.append(file.parent)
+    return folders
+
+
+def _take_over(out: Path, units: Sequence[Unit], siblings: Sequence[Path]) -> None:
+    for unit in units:
+        there = next((_file(folder, unit) for folder in siblings if _file(folder, unit).exists()), None)
+        if there is not None and not _file(out, unit).exists():
+            _write(_file(out, unit), json.loads(there.read_text()))
 
 
 def _identity(experiment: Experiment, scale: Scale, reading: Reading) -> dict[str, Any]:
