@@ -1,5 +1,7 @@
 """He & Su's experiments: stacked warm-ups are plain SGD, shared units are measured once, tables say what was measured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,20 @@ def test_stacked_warm_up_is_plain_sgd(d, activation, loss):
     for one, found in zip(lessons, learned, strict=True):
         expected = plain_sgd(one, schedule, 70, activation)
         assert torch.allclose(found.net(found.x), expected(one.x), rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
+        kernels = [le.ntk(le.Problem.of(net, "mse"), x) for net, x in ((found.net, found.x), (expected, one.x))]
+        assert torch.allclose(*kernels, rtol=SAME_IN_FLOAT64)
+
+
+@pytest.mark.parametrize("d", [4, 30], ids=["weights", "pre-activations"])
+def test_units_that_fall_silent_are_left_out(d):
+    """Examples that are close together: on one side of most units. Each net loses another number of them."""
+    near = [replace(one, x=torch.where(one.x == -1, one.x, one.x / 20)) for one in (lesson(20, d, s) for s in range(3))]
+    schedule = Schedule("l2", rate=0.005, epochs=6, batch_size=8)
+    learned = learn_two_layers(near, schedule, width=300, relu=True, device="cpu", dtype=torch.float64)
+    assert 50 < len(learned[0].net[0].weight) < 250
+    for one, found in zip(near, learned, strict=True):
+        expected = plain_sgd(one, schedule, 300, "relu")
+        assert torch.allclose(found.net(found.x), expected(one.x), rtol=SAME_IN_FLOAT64)
         kernels = [le.ntk(le.Problem.of(net, "mse"), x) for net, x in ((found.net, found.x), (expected, one.x))]
         assert torch.allclose(*kernels, rtol=SAME_IN_FLOAT64)
 

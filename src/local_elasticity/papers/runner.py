@@ -22,7 +22,17 @@ from local_elasticity.papers.experiment import Experiment, Findings, Reading, Sc
 logger = logging.getLogger("local_elasticity")
 
 SCHEMA = 1
-EXPERIMENTS = {"he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1"}
+EXPERIMENTS = {
+    "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
+    "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
+    "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
+    "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",
+    "he2020local/table4": "local_elasticity.papers.he2020local.table4:Table4",
+    "he2020local/table5": "local_elasticity.papers.he2020local.table5:Table5",
+    "he2020local/table6": "local_elasticity.papers.he2020local.table6:Table6",
+    "he2020local/table7": "local_elasticity.papers.he2020local.table7:Table7",
+    "he2020local/table8": "local_elasticity.papers.he2020local.table8:Table8",
+}
 """Name → where it is defined; loaded when it is asked for."""
 
 Report = Callable[[Unit, int, int, float], None]
