@@ -24,6 +24,8 @@ logger = logging.getLogger("local_elasticity")
 SCHEMA = 1
 EXPERIMENTS = {
     "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
+    "he2020local/fig4": "local_elasticity.papers.he2020local.fig4:Fig4",
+    "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",
     "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
     "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
     "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",

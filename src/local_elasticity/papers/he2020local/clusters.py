@@ -1,8 +1,4 @@
-"""From a trained net's kernel to the accuracies of a table.
-
-The released probe takes steps of 1e-6 and more from frozen weights; the similarities here are its limit η → 0, from the
-neural tangent kernel K of the predictions: S_ker = K (eq. 2.3), S_rel = |K(x, x′)| / K(x, x) (eq. 2.2).
-"""
+"""From a trained net's similarities, or from a baseline's features, to the accuracies of a table."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 import local_elasticity as le
 from local_elasticity.clustering.agreement import best_match_accuracy
 from local_elasticity.clustering.baselines import autoencoder_features, kmeans, pca_kmeans, pretrained_features
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.papers.experiment import Reading
+from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
 from local_elasticity.papers.he2020local.task import Samples
 from local_elasticity.papers.he2020local.warm_up import Learned
 
@@ -40,14 +36,8 @@ class Similarities:
 
 def similarities_of(learned: Learned, samples: Samples, *, probabilities: bool) -> Similarities:
     """In the limit of small steps, of probabilities where the net ends in a sigmoid."""
-    x = learned.x[: len(samples.classes)]
-    K = le.ntk(le.Problem.of(learned.net, "mse"), x).double()
-    if probabilities:
-        with torch.no_grad():
-            z = learned.net(x)[:, 0].double()
-        slope = torch.exp(F.logsigmoid(z) + F.logsigmoid(-z))
-        K = slope[:, None] * K * slope
-    return Similarities((K.abs() / K.diagonal()[:, None]).cpu().numpy(), K.cpu().numpy())
+    K = kernel_of_small_steps(learned.net, learned.x[: len(samples.classes)], probabilities=probabilities)
+    return Similarities(relative_of_small_steps(K).cpu().numpy(), K.cpu().numpy())
 
 
 def similarities_along(
@@ -77,7 +67,9 @@ def accuracies(S: Similarities, classes: torch.Tensor, *, seed: int, reading: Re
     scale = np.sqrt(K.diagonal().clip(min=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         normalized = K / scale[:, None] / scale
-    found = {"relative": _right(kmeans(relative, 2, random_state=seed), classes) if np.isfinite(relative).all() else None}
+    found = {
+        "relative": _right(kmeans(relative, 2, random_state=seed), classes) if np.isfinite(relative).all() else None
+    }
     for name, kernel in (("kernelized", K), ("normalized-kernelized", normalized)):
         best, one = _kernel_kmeans(kernel, classes, seed)
         own, other = (best, one) if reading == "as_defined" else (one, best)

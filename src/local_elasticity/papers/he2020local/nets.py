@@ -11,7 +11,15 @@ import torch
 from local_elasticity.models.small import FullyConnectedResNet, cnn
 from local_elasticity.papers.experiment import Reading, Settings
 from local_elasticity.papers.he2020local.task import Samples, Task
-from local_elasticity.papers.he2020local.warm_up import Learned, Lesson, Loss, Schedule, learn_one, learn_two_layers
+from local_elasticity.papers.he2020local.warm_up import (
+    Activation,
+    Learned,
+    Lesson,
+    Loss,
+    Schedule,
+    learn_one,
+    learn_two_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,22 @@ KINDS = {
 
 
 def schedule(task: Task, kind: Kind, settings: Settings, reading: Reading) -> Schedule:
-    """Rate 3e-3, but 3e-5 for linear nets with the squared loss; a quarter of the epochs for BCE on MNIST; batches of
-    500 on CIFAR-10, for CNN and ResNet and for 3 vs 5, else of 50. As released, BCE is nn.BCELoss after a sigmoid.
+    """A quarter of the epochs for BCE on MNIST; batches of 500 on CIFAR-10, for CNN and ResNet and for 3 vs 5, else of
+    50. As released, BCE is nn.BCELoss after a sigmoid.
     """
     large = task.dataset == "cifar10" or kind.network in ("cnn", "resnet") or task.primary == (3, 5)
     shorter = 4 if kind.loss == "bce" and task.dataset == "mnist" else 1
     loss: Loss = "l2" if kind.loss == "l2" else "bce of probabilities" if reading == "as_released" else "bce"
     return Schedule(
         loss=loss,
-        rate=3e-5 if (kind.network, kind.loss) == ("linear", "l2") else 3e-3,
         epochs=settings["epochs"] // shorter if kind.trained else 0,
         batch_size=500 if large else 50,
     )
+
+
+def rate(kind: Kind) -> float:
+    """3e-3, but 3e-5 for linear nets with the squared loss."""
+    return 3e-5 if (kind.network, kind.loss) == ("linear", "l2") else 3e-3
 
 
 def labels(samples: Samples, kind: Kind, reading: Reading) -> torch.Tensor:
@@ -69,12 +81,12 @@ def learn(
 ) -> list[Learned]:
     """Nets of one kind, warmed up on one schedule; each one's draws are seeded by its name."""
     lessons = [
-        Lesson(samples.x, labels(samples, kind, reading), zlib.crc32(name.encode()))
+        Lesson(samples.x, labels(samples, kind, reading), rate(kind), zlib.crc32(name.encode()))
         for samples, name in zip(together, names, strict=True)
     ]
     if kind.network in ("relu", "linear"):
-        relu, width = kind.network == "relu", settings["width"]
-        return learn_two_layers(lessons, plan, width=width, relu=relu, device=device, dtype=torch.float32)
+        activation: Activation = "relu" if kind.network == "relu" else "linear"
+        return learn_two_layers(lessons, plan, width=settings["width"], activation=activation, device=device)
     if kind.network == "cnn":
         return [learn_one(lesson, plan, cnn, device) for lesson in lessons]
     inputs, width = together[0].x[0].numel(), settings["resnet width"]

@@ -28,7 +28,7 @@ from local_elasticity.papers.experiment import (
 from local_elasticity.papers.he2020local import clusters, nets
 from local_elasticity.papers.he2020local.grid import Grid
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
-from local_elasticity.papers.he2020local.warm_up import Learned, Schedule
+from local_elasticity.papers.he2020local.warm_up import Learned
 
 TOLERANCE = 2.0
 """Points by which the paper's one seed may lie outside the range of ours and still agree."""
@@ -147,7 +147,7 @@ class ClusteringTable(Experiment):
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {
-                unit: _Clustering(one, samples, kind, plan, reading, unit.seed, settings["width"]).submit(pool)
+                unit: _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).submit(pool)
                 for unit, one, samples in zip(units, learned, together, strict=True)
             }
             return {unit: clustering() for unit, clustering in waiting.items()}
@@ -184,7 +184,6 @@ class _Clustering:
     learned: Learned
     samples: Samples
     kind: nets.Kind
-    plan: Schedule
     reading: Reading
     seed: int
     width: int
@@ -197,7 +196,9 @@ class _Clustering:
         about = self._about(S)
 
         def fetch() -> Measured:
-            along = {f"{key}, sequential": value for key, value in walk.result().items() if "," not in key} if walk else {}
+            along = (
+                {f"{key}, sequential": value for key, value in walk.result().items() if "," not in key} if walk else {}
+            )
             return frozen.result() | along | about
 
         return fetch
@@ -209,7 +210,9 @@ class _Clustering:
 
     def _walk(self) -> clusters.Similarities:
         y = nets.labels(self.samples, self.kind, self.reading)
-        return clusters.similarities_along(self.learned, self.samples, y, step_size=self.plan.rate, seed=self.seed)
+        return clusters.similarities_along(
+            self.learned, self.samples, y, step_size=nets.rate(self.kind), seed=self.seed
+        )
 
     def _accuracies(self, S: clusters.Similarities) -> dict[str, float | None]:
         return clusters.accuracies(S, self.samples.classes, seed=self.seed, reading=self.reading)

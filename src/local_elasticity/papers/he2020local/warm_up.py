@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from local_elasticity.engine.guard import held_still
 
+Activation = Literal["relu", "linear", "sigmoid"]
 Loss = Literal["l2", "bce", "bce of probabilities"]
 """The squared error; the cross-entropy of logits; the same as nn.BCELoss differentiates it after a sigmoid in float32,
 where a probability that rounds to 0 or 1 has no gradient."""
@@ -33,10 +34,11 @@ where a probability that rounds to 0 or 1 has no gradient."""
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one net learns: inputs [n, ...], labels [n], and the seed of its initial weights and of its batches."""
+    """What one net learns: inputs [n, ...], labels [n], the step size, the seed of its initial weights and batches."""
 
     x: Tensor
     y: Tensor
+    rate: float
     seed: int
 
 
@@ -45,7 +47,6 @@ class Schedule:
     """How all nets of a stack learn it."""
 
     loss: Loss
-    rate: float
     epochs: int
     batch_size: int
 
@@ -59,28 +60,34 @@ class Learned:
 
 
 def learn_two_layers(
-    lessons: Sequence[Lesson], schedule: Schedule, *, width: int, relu: bool, device: str, dtype: torch.dtype
+    lessons: Sequence[Lesson],
+    schedule: Schedule,
+    *,
+    width: int,
+    activation: Activation,
+    device: str,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Learned]:
     """Train one two-layer net on every lesson; lessons are of one size.
 
     >>> x, y = torch.eye(4, 3), torch.tensor([1.0, 1.0, 0.0, 0.0])
-    >>> schedule = Schedule("l2", rate=0.1, epochs=300, batch_size=2)
-    >>> learned = learn_two_layers(
-    ...     [Lesson(x, y, seed) for seed in (0, 1)], schedule, width=64, relu=True, device="cpu", dtype=torch.float32
-    ... )
+    >>> lessons = [Lesson(x, y, rate=0.1, seed=seed) for seed in (0, 1)]
+    >>> schedule = Schedule("l2", epochs=300, batch_size=2)
+    >>> learned = learn_two_layers(lessons, schedule, width=64, activation="relu", device="cpu")
     >>> [(one.net(one.x)[:, 0] > 0.5).tolist() for one in learned]
     [[True, True, False, False], [True, True, False, False]]
     """
     with held_still(torch.device(device), None), torch.no_grad():
         x, W, V, c = _stacked(lessons, width, device, dtype)
-        if not relu:
+        if activation == "linear":
             W, V = linear_units_gathered(W, V)
         y = torch.stack([lesson.y.to(device, dtype) for lesson in lessons])
         stack = (_Weights if 2 * x.shape[2] <= x.shape[1] else _PreActivations)(x, W)
-        top = _Top(y, V, c, schedule, relu)
+        rates = torch.tensor([lesson.rate for lesson in lessons], device=device, dtype=dtype)
+        top = _Top(y, V, c, rates, schedule.loss, activation)
         _train(stack, top, _epochs(lessons, schedule, device))
         W = stack.weights()
-        return [Learned(_net(W[i], top.V[i], top.c[i], relu), x[i]) for i in range(len(lessons))]
+        return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i]) for i in range(len(lessons))]
 
 
 def _stacked(
@@ -105,7 +112,7 @@ def learn_one(lesson: Lesson, schedule: Schedule, make: Callable[[], nn.Module],
         torch.manual_seed(lesson.seed)
         net = make().to(device)
         x, y = lesson.x.to(device), lesson.y.to(device, lesson.x.dtype)
-        optimizer = torch.optim.SGD(net.parameters(), lr=schedule.rate)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lesson.rate)
         for rows in (rows[0] for epoch in _epochs([lesson], schedule, device) for rows in epoch):
             optimizer.zero_grad(set_to_none=True)
             f = net(x[rows])[:, 0]
@@ -165,8 +172,8 @@ class _Weights:
     def pre_activations(self, rows: Tensor) -> Tensor:
         return torch.bmm(self.x[self.each, rows], self.W.mT)
 
-    def move(self, rows: Tensor, at_hidden: Tensor, rate: float) -> None:
-        self.W.baddbmm_(at_hidden.mT, self.x[self.each, rows], alpha=-rate)
+    def move(self, rows: Tensor, step: Tensor) -> None:
+        self.W.baddbmm_(step.mT, self.x[self.each, rows], alpha=-1)
 
     def active(self) -> Tensor:
         """Units that some example of their net turns on, [s, h]."""
@@ -191,9 +198,9 @@ class _PreActivations:
     def pre_activations(self, rows: Tensor) -> Tensor:
         return self.Z[self.each, rows]
 
-    def move(self, rows: Tensor, at_hidden: Tensor, rate: float) -> None:
-        self.Z.baddbmm_(self.gram[self.each, rows].mT, at_hidden, alpha=-rate)
-        self.added[self.each, rows] -= rate * at_hidden
+    def move(self, rows: Tensor, step: Tensor) -> None:
+        self.Z.baddbmm_(self.gram[self.each, rows].mT, step, alpha=-1)
+        self.added[self.each, rows] -= step
 
     def active(self) -> Tensor:
         return (self.Z > 0).any(1)
@@ -209,33 +216,43 @@ class _PreActivations:
 
 
 class _Top:
-    """Upper weights V [s, h] and biases c [s]: a step moves them, and says what moves the lower ones."""
+    """Upper weights V [s, h] and biases c [s]: a step moves them, and says how the lower ones move."""
 
-    def __init__(self, y: Tensor, V: Tensor, c: Tensor, schedule: Schedule, relu: bool) -> None:
-        self.y, self.V, self.c, self.relu = y, V, c, relu
-        self.loss, self.rate = schedule.loss, schedule.rate
+    def __init__(self, y: Tensor, V: Tensor, c: Tensor, rates: Tensor, loss: Loss, activation: Activation) -> None:
+        self.y, self.V, self.c, self.rates = y, V, c, rates
+        self.loss, self.activation = loss, activation
 
     def step(self, rows: Tensor, Z: Tensor) -> Tensor:
-        """The loss gradient at the pre-activations Z [s, B, h] of a batch, which are used up."""
-        off = Z <= 0 if self.relu else None
-        H = Z.relu_() if self.relu else Z
+        """η ∂ℓ/∂Z at the pre-activations Z [s, B, h] of a batch, which are used up."""
+        H, slope = _activated(Z, self.activation)
         f = torch.bmm(H, self.V[:, :, None])[:, :, 0] + self.c[:, None]
-        g = _loss_gradient(f, self.y.gather(1, rows), self.loss)
+        g = self.rates[:, None] * _loss_gradient(f, self.y.gather(1, rows), self.loss)
         moved = torch.bmm(H.mT, g[:, :, None])[:, :, 0]
-        at_hidden = torch.mul(g[:, :, None], self.V[:, None], out=H)
-        if off is not None:
-            at_hidden.masked_fill_(off, 0)
-        self.V.sub_(moved, alpha=self.rate)
-        self.c.sub_(g.sum(1), alpha=self.rate)
-        return at_hidden
+        step = torch.mul(g[:, :, None], self.V[:, None], out=H)
+        if slope is not None:
+            step.mul_(slope)
+        self.V.sub_(moved)
+        self.c.sub_(g.sum(1))
+        return step
+
+
+def _activated(Z: Tensor, activation: Activation) -> tuple[Tensor, Tensor | None]:
+    """σ(Z), in Z's place, and σ′(Z); None where that is one."""
+    if activation == "relu":
+        on = Z > 0
+        return Z.relu_(), on
+    if activation == "sigmoid":
+        H = Z.sigmoid_()
+        return H, H * (1 - H)
+    return Z, None
 
 
 def _train(stack: _Weights | _PreActivations, top: _Top, epochs: Sequence[Sequence[Tensor]]) -> None:
     """Step through the batches; after epochs 1, 2, 4, … leave the units out that no example turns on."""
     for epoch, batches in enumerate(epochs, start=1):
         for rows in batches:
-            stack.move(rows, top.step(rows, stack.pre_activations(rows)), top.rate)
-        if top.relu and epoch & (epoch - 1) == 0:
+            stack.move(rows, top.step(rows, stack.pre_activations(rows)))
+        if top.activation == "relu" and epoch & (epoch - 1) == 0:
             active = stack.active()
             units = active.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(active.sum(1).max()))]
             stack.keep(units)
@@ -254,10 +271,12 @@ def _loss_gradient(f: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 
 def _epochs(lessons: Sequence[Lesson], schedule: Schedule, device: str) -> list[tuple[Tensor, ...]]:
-    """The rows [s, B] of every step of every epoch: a new random order each time, each net's own."""
+    """The rows [s, B] of every step of every epoch: a new random order each time, each net's own; or all at once."""
+    n = len(lessons[0].x)
+    if schedule.batch_size >= n:
+        return [(torch.arange(n, device=device).expand(len(lessons), n),)] * schedule.epochs
     orders = [
-        torch.rand(schedule.epochs, len(one.x), generator=torch.Generator().manual_seed(one.seed)).argsort(1)
-        for one in lessons
+        torch.rand(schedule.epochs, n, generator=torch.Generator().manual_seed(one.seed)).argsort(1) for one in lessons
     ]
     together = torch.stack(orders, dim=1).to(device)
     return [epoch.split(schedule.batch_size, dim=1) for epoch in together]
@@ -271,8 +290,9 @@ def _wider(matrix: Tensor, columns: int) -> Tensor:
     return nn.functional.pad(matrix, (0, columns - matrix.shape[1]))
 
 
-def _net(W: Tensor, V: Tensor, c: Tensor, relu: bool) -> nn.Sequential:
+def _net(W: Tensor, V: Tensor, c: Tensor, activation: Activation) -> nn.Sequential:
     with torch.device("meta"):
         first, last = nn.Linear(W.shape[1], W.shape[0], bias=False), nn.Linear(W.shape[0], 1)
     first.weight, last.weight, last.bias = (nn.Parameter(p) for p in (W, V[None], c[None]))
-    return nn.Sequential(first, *[nn.ReLU()] * relu, last)
+    between = {"relu": [nn.ReLU()], "sigmoid": [nn.Sigmoid()], "linear": []}[activation]
+    return nn.Sequential(first, *between, last)
