@@ -34,6 +34,8 @@ EXPERIMENTS = {
     "he2020local/table6": "local_elasticity.papers.he2020local.table6:Table6",
     "he2020local/table7": "local_elasticity.papers.he2020local.table7:Table7",
     "he2020local/table8": "local_elasticity.papers.he2020local.table8:Table8",
+    "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
+    "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
 }
 """Name → where it is defined; loaded when it is asked for."""
 

@@ -137,7 +137,7 @@ def _kernel_kmeans(K: np.ndarray, classes: torch.Tensor, seed: int) -> tuple[flo
 
 
 def _symmetrized(S: np.ndarray) -> np.ndarray:
-    return (S + S.T) / 2
+    return np.asarray((S + S.T) / 2)
 
 
 def _right(labels: np.ndarray, classes: torch.Tensor) -> float:

@@ -1,7 +1,8 @@
 """Figure 1 (b), (c), (e), (f): relative similarity against geodesic distance, on the torus and the folded boxes.
 
-The published correlations are those of the whole matrix, diagonal included, with the angle for the distance on the torus
-and 11 for the half-width 13/1.2 of the boxes; the text's distances, and the pairs without the diagonal, stand beside.
+The published correlations are those of the whole matrix, diagonal included, with the angle for the distance on the
+torus and 11 for the half-width 13/1.2 of the boxes; the text's distances, and the pairs without the diagonal, stand
+beside them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
-    RELEASED,
-    RELEASED_WITHOUT,
-    WITH,
     WITHOUT,
     Key,
     Simulation,
     cell,
+    correlation_cells,
     draw_panels,
     judge_local,
     values,
@@ -49,8 +48,8 @@ class Fig1(Simulation):
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         cells = []
         for key, paper in PAPER.items():
-            cells += [cell(measured, key, what, paper) for what in (RELEASED, WITH)]
-            cells += [cell(measured, key, what) for what in (RELEASED_WITHOUT, WITHOUT, "accuracy", "rate")]
+            cells += correlation_cells(measured, key, paper)
+            cells += [cell(measured, key, what) for what in ("accuracy", "rate")]
         cells += [cell(measured, key, "mean", paper) for key, paper in PAPER_MEAN.items()]
         return Findings(cells, _judge(measured), figures={"fig1": draw_panels(measured, self.keys, 2)})
 

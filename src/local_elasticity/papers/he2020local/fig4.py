@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 from local_elasticity.papers.experiment import Claim, Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
-    WITH,
-    WITHOUT,
     Key,
     Simulation,
     cell,
+    correlation_cells,
     draw_panels,
     judge_local,
 )
@@ -37,7 +36,10 @@ class Fig4(Simulation):
     keys = (*RELU, *LINEAR, AS_RELEASED)
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
-        cells = [cell(measured, key, what) for key in self.keys for what in (WITH, WITHOUT, "mean", "accuracy", "rate")]
+        cells = []
+        for key in self.keys:
+            cells += correlation_cells(measured, key, None)
+            cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
         claims = [judge_local(claim, measured, [key]) for key, claim in CONFIRMED.items()]
         claims.append(judge_local(SPHERES_RELEASED, measured, [AS_RELEASED]))
         return Findings(cells, claims, figures={"fig4": draw_panels(measured, self.keys, 4)})

@@ -10,13 +10,10 @@ import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
-    RELEASED,
-    RELEASED_WITHOUT,
-    WITH,
-    WITHOUT,
     Key,
     Simulation,
     cell,
+    correlation_cells,
     draw_panels,
     judge_local,
     values,
@@ -28,7 +25,9 @@ SIGMOID: tuple[Key, ...] = tuple((name, "sigmoid") for name in MANIFOLDS)
 PAPER_PATTERNS, PAPER_SIGMOID = {("torus", "relu"): -0.97}, {("torus", "sigmoid"): -0.99}
 NEARLY_LINEAR = -0.9
 
-PATTERNS = Claim("patterns", "The cosine of activation patterns falls linearly with Euclidean distance (Fig. 5 a), torus")
+PATTERNS = Claim(
+    "patterns", "The cosine of activation patterns falls linearly with Euclidean distance (Fig. 5 a), torus"
+)
 PATTERNS_ELSEWHERE = Claim("patterns_elsewhere", "The same on the other five manifolds")
 SIGMOID_LOCAL = Claim("sigmoid", "Nets with sigmoid units are locally elastic too (Fig. 5 b), torus")
 SIGMOID_ELSEWHERE = Claim("sigmoid_elsewhere", "The same on the other five manifolds")
@@ -44,8 +43,8 @@ class Fig5(Simulation):
         cells = [cell(measured, key, "activation", PAPER_PATTERNS.get(key)) for key in RELU]
         cells += [cell(measured, key, "activation without diagonal") for key in RELU]
         for key in SIGMOID:
-            cells += [cell(measured, key, what, PAPER_SIGMOID.get(key)) for what in (RELEASED, WITH)]
-            cells += [cell(measured, key, what) for what in (RELEASED_WITHOUT, WITHOUT, "mean", "accuracy", "rate")]
+            cells += correlation_cells(measured, key, PAPER_SIGMOID.get(key))
+            cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
         claims = [
             _judge_patterns(PATTERNS, measured, RELU[:1]),
             _judge_patterns(PATTERNS_ELSEWHERE, measured, RELU[1:]),
@@ -60,5 +59,7 @@ def _judge_patterns(claim: Claim, measured: Mapping[Unit, Measured], keys: tuple
     found = {key[0]: values(measured, key, "activation without diagonal") for key in keys}
     every = [value for seen in found.values() for value in seen]
     said = "; ".join(f"{name.replace('_', ' ')} {np.mean(seen):.2f}" for name, seen in found.items() if seen)
-    evidence = f"correlation below {NEARLY_LINEAR} in {sum(v < NEARLY_LINEAR for v in every)} of {len(every)} runs; {said}"
+    evidence = (
+        f"correlation below {NEARLY_LINEAR} in {sum(v < NEARLY_LINEAR for v in every)} of {len(every)} runs; {said}"
+    )
     return claim.judged([v < NEARLY_LINEAR for v in every], float(np.mean(every)), evidence)

@@ -43,14 +43,16 @@ def judge_ahead(claim: Claim, grid: Grid, rows: Sequence[str], others: Sequence[
     return claim.judged([bool(gap > 0) for gap in gaps], _mean(gaps), evidence)
 
 
-def judge_gains(claim: Claim, grid: Grid, pairs: Sequence[tuple[str, str]], *, everywhere: bool = False) -> Claim:
+def judge_gains(
+    claim: Claim, grid: Grid, pairs: Sequence[tuple[str, str]], *, everywhere: bool = False, unit: str = " points"
+) -> Claim:
     """That the first row of every pair is ahead of the second: on average over the columns at every seed, or, where the
     sentence says always, in every column on average over the seeds.
     """
     gains = [grid.of(first) - grid.of(second) for first, second in pairs]
     outcomes = [_known(gain.mean(1 if everywhere else 0)) > 0 for gain in gains]
     said = "; ".join(
-        f"{first} − {second}: {_mean(gain):+.1f} points (sd over seeds {_sd(gain.mean(0)):.1f}), ahead in "
+        f"{first} − {second}: {_mean(gain):+.2g}{unit} (sd over seeds {_sd(gain.mean(0)):.2g}), ahead in "
         f"{int((_known(gain.mean(1)) > 0).sum())} of {_count(len(gain), 'column')}"
         for (first, second), gain in zip(pairs, gains, strict=True)
     )

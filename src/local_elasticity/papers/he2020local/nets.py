@@ -10,12 +10,11 @@ import torch
 
 from local_elasticity.models.small import FullyConnectedResNet, cnn
 from local_elasticity.papers.experiment import Reading, Settings
+from local_elasticity.papers.he2020local.stack import Activation, Loss
 from local_elasticity.papers.he2020local.task import Samples, Task
 from local_elasticity.papers.he2020local.warm_up import (
-    Activation,
     Learned,
     Lesson,
-    Loss,
     Schedule,
     learn_one,
     learn_two_layers,

@@ -1,4 +1,4 @@
-"""What Tables 1–8 share: nets are the units, several tables look at the same ones, and a cell is a row's measure of them.
+"""What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
 
 Nets that learn on one schedule are warmed up together, as many as the scale says, and clustered on all cores.
 """
@@ -160,7 +160,8 @@ class ClusteringTable(Experiment):
         seeds = sorted({unit.seed for unit in measured})
         values: dict[tuple[str, str], list[float]] = {}
         cells = []
-        for row, name, measure in ((row, *variant) for row in self.rows for variant in _variants(row, measured)):
+        shown = [(row, *variant) for row in self.rows for variant in _variants(row, measured)]
+        for row, name, measure in shown:
             for place, task in enumerate(tasks):
                 units = [Unit(f"{task.name} {row.net}", seed) for seed in seeds]
                 found = [measured.get(unit, {}).get(measure) for unit in units]
@@ -223,11 +224,12 @@ class _Clustering:
         middle = (1 + float(y.min())) / 2 if self.kind.loss == "l2" else 0.0
         with torch.no_grad():
             f = self.learned.net(self.learned.x)[:, 0]
-        about = {"warm-up accuracy": float(((f > middle) == (y == 1)).double().mean())}
+        about = {"warm-up accuracy": 100 * float(((f > middle) == (y == 1)).double().mean())}
         if self.kind.network == "relu":
             with torch.no_grad():
-                on = (self.learned.net[0](self.learned.x[: len(self.samples.classes)]) > 0).any(0)
-            about["silent units"] = 1 - float(on.sum()) / self.width
+                lower = next(self.learned.net.children())
+                on = (lower(self.learned.x[: len(self.samples.classes)]) > 0).any(0)
+            about["silent units"] = 100 - 100 * float(on.sum()) / self.width
         if self.kind.network == "relu" and self.kind.loss == "l2":
             about |= clusters.geometry(self.learned, S.kernel)
         return about

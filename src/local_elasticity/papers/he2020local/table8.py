@@ -41,5 +41,5 @@ class Table8(ClusteringTable):
         return [
             judge_gains(MATTERS, grid, pairs),
             judge_below(IDENTITY, grid, [step.name, other_step.name], 0.01),
-            judge_gains(EQUAL_NORMS, grid, [(other_spread.name, spread.name)]),
+            judge_gains(EQUAL_NORMS, grid, [(other_spread.name, spread.name)], unit=""),
         ]
