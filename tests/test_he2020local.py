@@ -220,3 +220,17 @@ def test_steps_are_compared_by_class():
     with pytest.raises(ValueError, match="no step"):
         Moves(change, change * np.nan, change).compared(np.ones(8, dtype=bool), similar, ~similar)
     assert len(triples(range(10))) == 6 * 5 * 4 + 4 * 3 * 6
+
+
+def test_a_warm_up_that_explodes_leaves_no_numbers(monkeypatch):
+    """Cells of such a net are not measured; the run goes on."""
+    monkeypatch.setattr("local_elasticity.papers.he2020local.nets.rate", lambda kind: 1e30)
+    table = find_experiment("he2020local/table5")
+    settings = table.scales["smoke"]
+    unit = Unit(table.parts(settings)[1], 0)
+    assert unit.part.endswith("relu l2")
+    found = table.measure(unit, settings, "as_defined", "cpu")
+    assert found["relative"] is None
+    assert found["kernelized"] is None
+    cells = table.find({unit: found}).cells
+    assert all(cell.verdict == "not measured" for cell in cells if cell.paper is not None)

@@ -128,11 +128,14 @@ def pretrained_baseline(samples: Samples, network: str, seed: int, device: str) 
 
 
 def _kernel_kmeans(K: np.ndarray, classes: torch.Tensor, seed: int) -> tuple[float | None, float | None]:
-    """The best of ten starts by objective; and one random start, seed 0, plain iterations, as released."""
+    """The best of ten starts by objective; and one random start, plain iterations, as released. That one is a draw among
+    local optima which may lie far apart (5 vs 9: 56 and 93 percent even for a linear net); the released seed is 0, and
+    here every seed makes its own draw.
+    """
     if not np.isfinite(K).all():
         return None, None
     best = KernelKMeans(2, random_state=seed)
-    one = KernelKMeans(2, init="random", algorithm="lloyd", n_init=1, max_iter=100, random_state=0)
+    one = KernelKMeans(2, init="random", algorithm="lloyd", n_init=1, max_iter=100, random_state=seed)
     return _right(best.fit_predict(K), classes), _right(one.fit_predict(K), classes)
 
 
