@@ -128,9 +128,9 @@ def pretrained_baseline(samples: Samples, network: str, seed: int, device: str) 
 
 
 def _kernel_kmeans(K: np.ndarray, classes: torch.Tensor, seed: int) -> tuple[float | None, float | None]:
-    """The best of ten starts by objective; and one random start, plain iterations, as released. That one is a draw among
-    local optima which may lie far apart (5 vs 9: 56 and 93 percent even for a linear net); the released seed is 0, and
-    here every seed makes its own draw.
+    """The best of ten starts by objective; and one random start, plain iterations, as released. That one is a draw
+    among local optima which may lie far apart (5 vs 9: 56 and 93 percent even for a linear net); the released seed is
+    0, and here every seed makes its own draw.
     """
     if not np.isfinite(K).all():
         return None, None

@@ -42,4 +42,4 @@ class Fig4(Simulation):
             cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
         claims = [judge_local(claim, measured, [key]) for key, claim in CONFIRMED.items()]
         claims.append(judge_local(SPHERES_RELEASED, measured, [AS_RELEASED]))
-        return Findings(cells, claims, figures={"fig4": draw_panels(measured, self.keys, 4)})
+        return Findings(cells, claims, figures={"fig4": draw_panels(measured, self.keys, 3)})

@@ -175,7 +175,7 @@ def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: boo
 
 
 def _pictured(unit: Unit, S: Tensor, distance: Tensor) -> dict[str, Any]:
-    """The pairs that a scatter plot shows, of the first seed only."""
+    """The pairs that a scatter plot shows, one of either order, of the first seed only."""
     above = torch.triu_indices(len(S), len(S), 1)
     if unit.seed:
         return {}
@@ -246,11 +246,12 @@ def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns:
         panels = made.subplots(rows, columns, squeeze=False)
         for axes, key in zip(panels.flat, keys, strict=False):
             shown = next((found for unit, found in measured.items() if key_of(unit) == key and "S" in found), None)
-            axes.set_title(f"{key[0].replace('_', ' ')}, {key[1]}: {np.mean(values(measured, key, WITHOUT)):.2f}")
-            axes.set(xlabel="distance along the manifold", ylabel="$S_{rel}$")
+            correlation = np.mean(values(measured, key, WITHOUT))
+            axes.set_title(f"{key[0].replace('_', ' ')}, {key[1]}: {correlation:.2f}".replace("-", "−"))
+            axes.set(xlabel="geodesic distance", ylabel="$S_{rel}$")
             if shown:
                 colour = COLOURS[("relu", "linear", "sigmoid", "relu bce").index(key[1])]
-                axes.scatter(shown["distance"], shown["S"], s=2, alpha=0.4, color=colour, linewidths=0)
+                axes.scatter(shown["distance"], shown["S"], s=2, alpha=0.4, color=colour, linewidths=0, rasterized=True)
                 axes.set_ylim(0, None)
         for axes in panels.flat[len(keys) :]:
             axes.set_visible(False)
