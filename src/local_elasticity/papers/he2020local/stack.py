@@ -23,6 +23,8 @@ Loss = Literal["l2", "bce", "bce of probabilities"]
 """The squared error; the cross-entropy of logits; the same as nn.BCELoss differentiates it after a sigmoid in float32,
 where a probability that rounds to 0 or 1 has no gradient."""
 
+ROUND = 64
+
 
 def initial_weights(
     inputs: int, width: int, *, seed: int, device: str, dtype: torch.dtype
@@ -157,10 +159,12 @@ class Top:
 
 
 def leave_silent_units_out(lower: Weights | PreActivations, top: Top) -> None:
-    """Keep as many units of every net as the net with the most active ones has, these first."""
+    """Keep as many units of every net as the net with the most active ones has, these first; a round number of them,
+    because matrix products like that.
+    """
     active = lower.active()
-    most = max(1, int(active.sum(1).max()))
-    units = active.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    most = ROUND * -(-int(active.sum(1).max()) // ROUND)
+    units = active.int().argsort(dim=1, descending=True, stable=True)[:, : max(ROUND, most)]
     lower.keep(units)
     top.V = top.V.gather(1, units)
 

@@ -113,10 +113,12 @@ def learn_one(lesson: Lesson, schedule: Schedule, make: Callable[[], nn.Module],
 def _stacked(
     lessons: Sequence[Lesson], width: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs x [s, n, r] with what is still gathered, and weights W [s, h, r], V [s, h], c [s] that read them."""
+    """Inputs x [s, n, r] with what is still gathered, and weights W [s, h, r], V [s, h], c [s] that read them. Columns
+    of zeros make r the same for all nets, and round, because matrix products like that.
+    """
     inputs = [lesson.x.flatten(1).to(device, dtype) for lesson in lessons]
     bases = [still_inputs_gathered(x) for x in inputs]
-    r = max(basis.shape[1] for basis in bases)
+    r = 8 * -(-max(basis.shape[1] for basis in bases) // 8)
     starts = [
         initial_weights(x.shape[1], width, seed=lesson.seed, device=device, dtype=dtype)
         for x, lesson in zip(inputs, lessons, strict=True)
