@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from local_elasticity import data as data
     from local_elasticity import models as models
+    from local_elasticity import training as training
     from local_elasticity.engine import SGD as SGD
     from local_elasticity.engine import Adam as Adam
     from local_elasticity.engine import Estimate as Estimate
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from local_elasticity.measures.relative import source_change as source_change
     from local_elasticity.measures.stiffness import stiffness as stiffness
     from local_elasticity.measures.summary import class_pairs as class_pairs
+    from local_elasticity.training.monitor import Monitor as Monitor
 
 _PLACES = {
     "engine": (
@@ -52,9 +54,10 @@ _PLACES = {
     "measures.activation": "activation",
     "measures.summary": "class_pairs",
     "labelled": "similarity load",
+    "training": "Monitor",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("data", "models")
+_ROOMS = ("data", "models", "training")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 
