@@ -139,7 +139,8 @@ FOREVER = """
 import sys, torch, local_elasticity as le
 torch.manual_seed(0)
 net, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
-monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=("kl", "relative"), every=1, budget=None, store=sys.argv[1])
+options = {"loss": "cross_entropy", "measures": ("kl", "relative"), "every": 1, "budget": None}
+monitor = le.Monitor(net, (x, y), store=sys.argv[1], **options)
 for step in range(10**9):
     monitor.step(step)
 """

@@ -7,6 +7,7 @@ A process that is killed in between leaves a chunk without a step, which counts 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ class HistoryStore:
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
             self.group = self._create({**identity, **about})
+        self._arrays = {name: self.group[name] for name in ("seconds", "similarity", "step")}
+        self._engine = self.about.get("engine")
+        self._count = len(self.steps())
 
     @classmethod
     def open(cls, path: str | Path) -> HistoryStore:
@@ -75,9 +79,12 @@ class HistoryStore:
         return {name: json.loads(str(value)) for name, value in self.group.attrs.items()}
 
     def _create(self, attributes: Mapping[str, Any]) -> Any:
+        """An empty history; it appears whole or not at all."""
         import zarr
 
-        group = zarr.open_group(self.path, mode="w-", zarr_format=3)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
+        group = zarr.open_group(unfinished, mode="w-", zarr_format=3)
         measures = attributes["measures"]
         n, m = len(attributes["source_classes"]), len(attributes["target_classes"])
 
@@ -91,7 +98,8 @@ class HistoryStore:
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
-        return group
+        unfinished.rename(self.path)
+        return zarr.open_group(self.path, mode="r+")
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         there = self.about
@@ -105,31 +113,32 @@ class HistoryStore:
 
     def steps(self) -> list[int]:
         """The steps of the finished probes, in order."""
-        written: list[int] = self.group["step"][:].tolist()
+        written: list[int] = self._arrays["step"][:].tolist()
         return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
 
     def append(self, step: int, similarity: Mapping[str, np.ndarray], *, seconds: float, engine: str) -> None:
         """Add a probe; its step is written last."""
-        if self.group.attrs.get("engine") != json.dumps(engine):
-            self.group.attrs["engine"] = json.dumps(engine)
-        place = len(self.steps())
+        if engine != self._engine:
+            self.group.attrs["engine"], self._engine = json.dumps(engine), engine
         values: dict[str, Any] = {"seconds": seconds, "similarity": np.stack(list(similarity.values())), "step": step}
         for name, value in values.items():
-            array = self.group[name]
-            array.resize((place + 1, *array.shape[1:]))
-            array[place] = value
+            array = self._arrays[name]
+            array.resize((self._count + 1, *array.shape[1:]))
+            array[self._count] = value
+        self._count += 1
 
     def keep(self, count: int) -> None:
         """Drop all probes after the first `count`; the steps go first."""
         for name in ("step", "similarity", "seconds"):
-            array = self.group[name]
+            array = self._arrays[name]
             if array.shape[0] > count:
                 array.resize((count, *array.shape[1:]))
+        self._count = count
 
     def similarity(self, place: int) -> np.ndarray:
         """The similarities of one probe, [measures, n, m]."""
-        values: np.ndarray = self.group["similarity"][place]
+        values: np.ndarray = self._arrays["similarity"][place]
         return values
 
     def seconds(self, place: int) -> float:
-        return float(self.group["seconds"][place])
+        return float(self._arrays["seconds"][place])
