@@ -22,7 +22,12 @@ from local_elasticity.papers.experiment import Experiment, Findings, Reading, Sc
 logger = logging.getLogger("local_elasticity")
 
 SCHEMA = 1
-EXPERIMENTS = {"he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1"}
+EXPERIMENTS = {
+    "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
+    "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
+    "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
+    "dan2021dynamics/cifar100": "local_elasticity.papers.dan2021dynamics.cifar100:CIFAR100",
+}
 """Name → where it is defined; loaded when it is asked for."""
 
 Report = Callable[[Unit, int, int, float], None]
