@@ -27,6 +27,8 @@ EXPERIMENTS = {
     "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
     "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
     "dan2021dynamics/cifar100": "local_elasticity.papers.dan2021dynamics.cifar100:CIFAR100",
+    "dan2021dynamics/regression": "local_elasticity.papers.dan2021dynamics.regression:Regression",
+    "dan2021dynamics/selection": "local_elasticity.papers.dan2021dynamics.selection:Selection",
 }
 """Name → where it is defined; loaded when it is asked for."""
 

@@ -10,7 +10,7 @@ class CIFAR100(Classification):
     classes = {"motorcycle": 48, "orange": 53, "wardrobe": 94}  # noqa: RUF012 (read only)
     accuracy = 0.94
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"dataset": "digits", "per_class": 40, "points": 4, "width": 4, "epochs": 2, "probes": 1},
+        "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "probes": 1},
         "small": {"dataset": dataset, "per_class": None, "points": 10, "width": 12, "epochs": 16, "probes": 1},
         "paper": {"dataset": dataset, "per_class": None, "points": 20, "width": 64, "epochs": 35, "probes": 1},
     }

@@ -40,7 +40,7 @@ CLAIMS = (
     Claim("early", "Locality sets in well before the accuracy saturates (§6)"),
     Claim(
         "starts_at_one",
-        "The published curves begin at about 1.00 for every pair (Figs. 1, 2, 14), by the released formula",
+        "By the released formula all pairs begin at about 1.00, as published (Figs. 1, 2, 14)",
     ),
 )
 
@@ -123,7 +123,7 @@ def _intra_larger(runs: Runs, name: str, title: str, where: tuple[str, str]) -> 
     effects = {reduction: runs.contrast(*where, reduction) for reduction in READINGS}
     said = "; ".join(
         f"{READINGS[r]}: all pairs in {outcomes[r].sum()} of {len(outcomes[r])} runs, intra/inter "
-        f"{np.exp(np.mean(effects[r])):.2f} (z = {z_score(effects[r]):.1f})"
+        f"{np.exp(np.mean(effects[r])):.2f} {z_said(effects[r])}"
         for r in READINGS
     )
     ratio = float(np.exp(np.mean(effects["median apart"])))
@@ -170,7 +170,7 @@ def _sharper(runs: Runs) -> Claim:
     evidence = (
         f"SGD, late, intra/inter of medians without self-pairs: {ratios}; KL is quadratic, so that its root is the "
         f"fair comparison: Definition 2 above 1 in {(two > one).sum()}, its root in {(root > one).sum()} of {len(one)} "
-        f"runs (z of the root's gain {z_score(root - one):.1f})"
+        f"runs {z_said(root - one)}"
     )
     return _claim("sharper").judged([bool(o) for o in outcomes], float(np.mean(root - one)), evidence)
 
@@ -179,7 +179,7 @@ def _softmax_better(runs: Runs) -> Claim:
     soft, plain = runs.contrast("sgd", "l1"), runs.contrast("sgd", "logits")
     evidence = (
         f"SGD, L1, late, intra/inter of medians without self-pairs: softmax {np.exp(np.mean(soft)):.2f}, logits "
-        f"{np.exp(np.mean(plain)):.2f} (z of the difference {z_score(soft - plain):.1f})"
+        f"{np.exp(np.mean(plain)):.2f} {z_said(soft - plain)}"
     )
     return _claim("softmax_better").judged((soft > plain).tolist(), float(np.mean(soft - plain)), evidence)
 
@@ -223,11 +223,11 @@ def relative_change(curves: np.ndarray) -> np.ndarray:
     return change
 
 
-def z_score(effects: np.ndarray) -> float:
-    """Mean over its standard error; NaN for one seed."""
+def z_said(effects: np.ndarray) -> str:
+    """The mean over its standard error, in words; nothing for one seed."""
     if len(effects) < 2 or np.std(effects) == 0:
-        return float("nan")
-    return float(np.mean(effects) / (np.std(effects, ddof=1) / np.sqrt(len(effects))))
+        return ""
+    return f"(z over seeds {np.mean(effects) / (np.std(effects, ddof=1) / np.sqrt(len(effects))):.1f})"
 
 
 def _said(changes: Mapping[str, np.ndarray]) -> str:

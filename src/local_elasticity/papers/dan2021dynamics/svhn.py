@@ -13,7 +13,7 @@ class SVHN(Classification):
     classes = {"0": 0, "2": 2, "4": 4}  # noqa: RUF012 (read only)
     accuracy = 0.87
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"dataset": "digits", "per_class": 40, "points": 4, "width": 4, "epochs": 2, "probes": 1},
+        "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "probes": 1},
         "small": {"dataset": dataset, "per_class": 1000, "points": 10, "width": 12, "epochs": 8, "probes": 2},
         "paper": {"dataset": dataset, "per_class": None, "points": 20, "width": 64, "epochs": 21, "probes": 3},
     }
