@@ -100,6 +100,7 @@ def watched(part: str, settings: Settings, seed: int, device: str, *, slower: in
         update=le.SGD(RATE),
         schedule=[slower * time for time in due],
         budget=None,
+        engine="structured",
         memory=None,
     )
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE / slower)
