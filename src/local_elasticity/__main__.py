@@ -122,9 +122,7 @@ def watch(
     model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
     loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
-    measure: Annotated[list[str], typer.Option(help="kl, relative, kernel, stiffness_cos, …; may be repeated.")] = [
-        "kl"
-    ],
+    measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
     per_class: Annotated[int, typer.Option(help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
