@@ -184,6 +184,19 @@ def test_measures_may_be_functions_and_regression_has_one_class():
     assert monitor.phases().of.tolist() == ["intra", "intra"]
 
 
+def test_targets_with_the_sources_labels_are_other_examples():
+    """The diagonal of a square matrix is left out only where the targets are the sources."""
+    net, a, b = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 3)
+    labels, seen = torch.arange(4) % 2, []
+    options = {"loss": "cross_entropy", "every": 1, "loggers": [lambda values, step: seen.append(values)]}
+    le.Monitor(net, (a, labels), **options).step(0)
+    others = le.Monitor(net, (a, labels), targets=b, target_labels=labels, **options)
+    others.step(0)
+    assert others.frame().pairs.tolist() == [4, 4, 4, 4]
+    S = others.history[0].similarity["relative"]
+    assert seen[1]["local_elasticity/relative/0-0"] == pytest.approx(np.median(S[::2, ::2]))
+
+
 def test_it_can_be_drawn(tmp_path):
     from local_elasticity.report.figures import save_figure
 

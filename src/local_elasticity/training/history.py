@@ -150,8 +150,14 @@ class History:
     def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
         key = (probe.step, f"{measure} {reduce} {resamples}")
         if key not in self._frames:
-            labels = (self.source_classes, self.target_classes if not self.square else None)
-            table = class_pairs(probe.similarity[measure], *labels, reduce=reduce, resamples=resamples)
+            table = class_pairs(
+                probe.similarity[measure],
+                self.source_classes,
+                self.target_classes,
+                reduce=reduce,
+                self_pairs="exclude" if self.square else "include",
+                resamples=resamples,
+            )
             table.insert(0, "step", probe.step)
             table.insert(1, "measure", measure)
             self._frames[key] = table

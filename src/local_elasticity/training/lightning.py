@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import SGD, Update
-from local_elasticity.training.monitor import Monitor
+from local_elasticity.training.monitor import Monitor, update_of
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -54,7 +54,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
         def moved(leaf: Any) -> Any:
             return leaf.to(pl_module.device) if hasattr(leaf, "to") else leaf
 
-        update = self.update if isinstance(self.update, Update) else self.update(trainer.optimizers[0])
+        update = update_of(self.update, trainer.optimizers[0])
         options = {"loggers": trainer.loggers, **self.options}
         self.monitor = Monitor(
             self.problem(pl_module),

@@ -156,8 +156,8 @@ class Monitor:
     def _record(self, probe: Probe) -> None:
         self.history.append(probe)
         if first() and self._loggers:
-            classes = self.history.source_classes, None if self.history.square else self.history.target_classes
-            self._loggers.log(logged_values(probe.similarity, *classes), probe.step)
+            classes = self.history.source_classes, self.history.target_classes
+            self._loggers.log(logged_values(probe.similarity, *classes, square=self.history.square), probe.step)
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
@@ -242,6 +242,13 @@ def _as_problem(problem: Any, loss: Any) -> Problem:
     if loss is None:
         raise ValueError('loss: a bare model needs one, for example loss="cross_entropy"')
     return Problem.of(problem, loss)
+
+
+def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Update:
+    """An update, or what a function such as `FromOptimizer` makes of the optimizer; a class is such a function."""
+    if isinstance(update, Update) and not isinstance(update, type):
+        return update
+    return update(optimizer)  # type: ignore[operator]
 
 
 def _labels(labels: Any, size: int, name: str) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -137,14 +137,16 @@ def phases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def logged_values(
-    similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any] | None
+    similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
 ) -> dict[str, float]:
     """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
     from local_elasticity.measures.summary import class_pairs
 
     values: dict[str, float] = {}
     for name, S in similarity.items():
-        table = class_pairs(S, source_classes, target_classes, resamples=0).assign(step=0, measure=name)
+        self_pairs: Literal["exclude", "include"] = "exclude" if square else "include"
+        table = class_pairs(S, source_classes, target_classes, self_pairs=self_pairs, resamples=0)
+        table = table.assign(step=0, measure=name)
         if len(table) <= PAIRS_LOGGED:
             pairs = zip(table.source_class, table.target_class, table.value, strict=True)
             values |= {f"local_elasticity/{name}/{a}-{b}": float(value) for a, b, value in pairs}

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import SGD, Update
 from local_elasticity.training.distributed import first
-from local_elasticity.training.monitor import Monitor
+from local_elasticity.training.monitor import Monitor, update_of
 
 try:
     from transformers import TrainerCallback
@@ -64,7 +64,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             self.problem(model),
             tree_map(moved, self.sources),
             targets=tree_map(moved, self.targets),
-            update=self.update if isinstance(self.update, Update) else self.update(optimizer),
+            update=update_of(self.update, optimizer),
             **self.options,
         )
         file = _folder(args, state) / STATE
