@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from local_elasticity import emergence as emergence
     from local_elasticity import models as models
     from local_elasticity import theory as theory
+    from local_elasticity import training as training
     from local_elasticity.clustering.agreement import agreement as agreement
     from local_elasticity.clustering.agreement import best_match_accuracy as best_match_accuracy
     from local_elasticity.clustering.estimator import LocalElasticityClustering as LocalElasticityClustering
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from local_elasticity.measures.relative import source_change as source_change
     from local_elasticity.measures.stiffness import stiffness as stiffness
     from local_elasticity.measures.summary import class_pairs as class_pairs
+    from local_elasticity.training.monitor import Monitor as Monitor
 
 _PLACES = {
     "engine": (
@@ -60,9 +62,10 @@ _PLACES = {
     "measures.summary": "class_pairs",
     "labelled": "similarity load",
     "clustering": "LocalElasticityClustering KernelKMeans best_match_accuracy agreement",
+    "training": "Monitor",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("clustering", "data", "emergence", "models", "theory")
+_ROOMS = ("clustering", "data", "emergence", "models", "theory", "training")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 

@@ -150,6 +150,47 @@ def verify(
     console.print(f"all {total} certificates are green: each statement has the verdict that its numbers support")
 
 
+@app.command()
+def watch(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINTS...", help="Files that hold a state_dict.")],
+    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
+    measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
+    per_class: Annotated[int, typer.Option(help="Sources of each class.")] = 20,
+    step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
+    out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
+    from rich.console import Console
+
+    from local_elasticity import SGD
+    from local_elasticity.data.points import read_points
+    from local_elasticity.report.figures import save_figure
+    from local_elasticity.training.checkpoints import find_model
+    from local_elasticity.training.checkpoints import watch as watch_checkpoints
+
+    if (out / "history.zarr").exists():
+        raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
+    net = find_model(model).to(device)
+    x, y = read_points(data, per_class)
+    monitor = watch_checkpoints(
+        checkpoints,
+        net,
+        (x.to(device), y.to(device)),
+        loss=loss,
+        measures=tuple(measure.split(",")),
+        update=SGD(step_size),
+        store=out / "history.zarr",
+    )
+    console = Console()
+    _print_frame(console, monitor.phases().round(4), "Phases")
+    _print_frame(console, monitor.frame().round(4).tail(12), "The last class pairs")
+    files = save_figure(monitor.plot(), out / "curves")
+    console.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}")
+
+
 @data_app.command(name="list")
 def list_data() -> None:
     """Which datasets are on this machine, and where."""
@@ -179,6 +220,15 @@ def _print_result(console: Any, result: dict[str, Any]) -> None:
     console.print(cells)
     for claim in result["claims"]:
         console.print(f"[bold]{claim['verdict']}[/bold]: {claim['text']}\n  {claim['evidence']}", highlight=False)
+
+
+def _print_frame(console: Any, frame: Any, title: str) -> None:
+    from rich.table import Table
+
+    table = Table(*map(str, frame.columns), title=title)
+    for row in frame.itertuples(index=False):
+        table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
+    console.print(table)
 
 
 def main() -> None:

@@ -15,6 +15,9 @@ Reduction = Literal["median", "mean", "trimmed", "ratio_of_sums"]
 TRIMMED_SHARE = 0.1
 """`trimmed` leaves out this share of the pairs at either end."""
 
+NUMBERS_AT_ONCE = 10**7
+"""Resampled similarities that are held at a time."""
+
 Reduce = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
 
@@ -164,12 +167,13 @@ def _interval(
     if not np.isfinite(block).any() or resamples < 1:
         return np.nan, np.nan
     n, m = block.shape
-    estimates = []
-    for _ in range(resamples):
-        i, j = rng.integers(n, size=n), rng.integers(m, size=m)
-        sample = block[i][:, j]
-        estimates.append(reduction(sample[None], None if weight is None else weight[i])[0])
-    low, high = np.nanquantile(estimates, [(1 - level) / 2, (1 + level) / 2])
+    draws = [(rng.integers(n, size=n), rng.integers(m, size=m)) for _ in range(resamples)]
+    at_once = max(1, NUMBERS_AT_ONCE // block.size)
+    parts = []
+    for start in range(0, resamples, at_once):
+        i, j = (np.stack(part) for part in zip(*draws[start : start + at_once], strict=True))
+        parts.append(reduction(block[i[:, :, None], j[:, None, :]], None if weight is None else weight[i]))
+    low, high = np.nanquantile(np.concatenate(parts), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

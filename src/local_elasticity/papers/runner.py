@@ -46,6 +46,11 @@ EXPERIMENTS = {
     "he2020local/table8": "local_elasticity.papers.he2020local.table8:Table8",
     "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
     "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
+    "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
+    "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
+    "dan2021dynamics/cifar100": "local_elasticity.papers.dan2021dynamics.cifar100:CIFAR100",
+    "dan2021dynamics/regression": "local_elasticity.papers.dan2021dynamics.regression:Regression",
+    "dan2021dynamics/selection": "local_elasticity.papers.dan2021dynamics.selection:Selection",
 }
 """Name → where it is defined; loaded when it is asked for."""
 

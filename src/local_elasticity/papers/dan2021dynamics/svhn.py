@@ -1,0 +1,19 @@
+"""Figures 1 and 15: SVHN, digits 0, 2 and 4.
+
+The file holds 2500 of the some 7700 training images a digit; three times the epochs make as many steps.
+"""
+
+from local_elasticity.papers.dan2021dynamics.classification import Classification
+
+
+class SVHN(Classification):
+    name = "dan2021dynamics/svhn"
+    title = "S_rel of class pairs while ResNet-18 learns SVHN 0, 2, 4: four panels"
+    dataset = "svhn-0-2-4"
+    classes = {"0": 0, "2": 2, "4": 4}  # noqa: RUF012 (read only)
+    accuracy = 0.87
+    scales = {  # noqa: RUF012 (read only)
+        "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "probes": 1},
+        "small": {"dataset": dataset, "per_class": 1000, "points": 10, "width": 12, "epochs": 8, "probes": 2},
+        "paper": {"dataset": dataset, "per_class": None, "points": 20, "width": 64, "epochs": 21, "probes": 3},
+    }

@@ -1,0 +1,144 @@
+"""A history on disk as it grows: one zarr store, one chunk a probe, readable with xarray at any moment.
+
+A probe's similarities are written first and its step last, each as a chunk of its own that appears whole or not at all.
+A process that is killed in between leaves a chunk without a step, which counts for nothing and is written over.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NOT_WRITTEN = -1
+"""The step of a probe that was not finished."""
+
+FORMAT = "local elasticity history 1"
+
+
+class HistoryStore:
+    """Probes of n sources and m targets under a few measures, appended one at a time.
+
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = HistoryStore(f"{folder}/run.zarr", ["kl"], ["a", "b"], ["a", "b"], {})
+    ...     store.append(0, {"kl": np.eye(2)}, seconds=0.1, engine="looped")
+    ...     HistoryStore(f"{folder}/run.zarr", ["kl"], ["a", "b"], ["a", "b"], {}).steps()
+    [0]
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        measures: Sequence[str],
+        source_classes: Sequence[Any],
+        target_classes: Sequence[Any],
+        about: Mapping[str, Any],
+    ) -> None:
+        import zarr
+
+        self.path = Path(path)
+        identity = {
+            "format": FORMAT,
+            "measures": list(measures),
+            "source_classes": list(source_classes),
+            "target_classes": list(target_classes),
+        }
+        if (self.path / "zarr.json").exists():
+            self.group: Any = zarr.open_group(self.path, mode="r+")
+            self._check(identity)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
+        else:
+            self.group = self._create({**identity, **about})
+        self._arrays = {name: self.group[name] for name in ("seconds", "similarity", "step")}
+        self._engine = self.about.get("engine")
+        self._count = len(self.steps())
+
+    @classmethod
+    def open(cls, path: str | Path) -> HistoryStore:
+        """A history that is there, whatever it holds."""
+        import zarr
+
+        if not (Path(path) / "zarr.json").exists():
+            raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
+        attributes = zarr.open_group(path, mode="r").attrs
+        if attributes.get("format") != json.dumps(FORMAT):
+            raise ValueError(f"path: {path} is a zarr store, but holds no history")
+        names = ("measures", "source_classes", "target_classes")
+        measures, sources, targets = (json.loads(str(attributes[name])) for name in names)
+        return cls(path, measures, sources, targets, {})
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """All that is known of the run besides its numbers."""
+        return {name: json.loads(str(value)) for name, value in self.group.attrs.items()}
+
+    def _create(self, attributes: Mapping[str, Any]) -> Any:
+        """An empty history; it appears whole or not at all."""
+        import zarr
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
+        group = zarr.open_group(unfinished, mode="w-", zarr_format=3)
+        measures = attributes["measures"]
+        n, m = len(attributes["source_classes"]), len(attributes["target_classes"])
+
+        def array(name: str, shape: tuple[int, ...], kind: str, fill: Any, dims: tuple[str, ...]) -> None:
+            chunk = tuple(max(1, size) for size in shape)
+            group.create_array(
+                name, shape=shape, chunks=chunk, dtype=kind, fill_value=fill, dimension_names=dims, compressors=None
+            )
+
+        array("seconds", (0,), "float64", np.nan, ("probe",))
+        array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
+        array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
+        group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
+        unfinished.rename(self.path)
+        return zarr.open_group(self.path, mode="r+")
+
+    def _check(self, identity: Mapping[str, Any]) -> None:
+        there = self.about
+        if there.get("format") != FORMAT:
+            raise ValueError(f"store: {self.path} is a zarr store, but holds no history; choose another path")
+        for name, value in identity.items():
+            if there[name] != json.loads(json.dumps(value)):
+                raise ValueError(
+                    f"store: {self.path} holds a history with other {name.replace('_', ' ')}; choose another path"
+                )
+
+    def steps(self) -> list[int]:
+        """The steps of the finished probes, in order."""
+        written: list[int] = self._arrays["step"][:].tolist()
+        return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
+
+    def append(self, step: int, similarity: Mapping[str, np.ndarray], *, seconds: float, engine: str) -> None:
+        """Add a probe; its step is written last."""
+        if engine != self._engine:
+            self.group.attrs["engine"], self._engine = json.dumps(engine), engine
+        values: dict[str, Any] = {"seconds": seconds, "similarity": np.stack(list(similarity.values())), "step": step}
+        for name, value in values.items():
+            array = self._arrays[name]
+            array.resize((self._count + 1, *array.shape[1:]))
+            array[self._count] = value
+        self._count += 1
+
+    def keep(self, count: int) -> None:
+        """Drop all probes after the first `count`; the steps go first."""
+        for name in ("step", "similarity", "seconds"):
+            array = self._arrays[name]
+            if array.shape[0] > count:
+                array.resize((count, *array.shape[1:]))
+        self._count = count
+
+    def similarity(self, place: int) -> np.ndarray:
+        """The similarities of one probe, [measures, n, m]."""
+        values: np.ndarray = self._arrays["similarity"][place]
+        return values
+
+    def seconds(self, place: int) -> float:
+        return float(self._arrays["seconds"][place])

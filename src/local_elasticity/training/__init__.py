@@ -1,0 +1,17 @@
+"""Watching local elasticity while a network trains."""
+
+from local_elasticity.training.monitor import Monitor
+from local_elasticity.training.phases import ChangePoint, change_point, half_life, locality
+from local_elasticity.training.schedule import Every, Listed, LogSpaced, PerEpoch
+
+__all__ = [
+    "ChangePoint",
+    "Every",
+    "Listed",
+    "LogSpaced",
+    "Monitor",
+    "PerEpoch",
+    "change_point",
+    "half_life",
+    "locality",
+]

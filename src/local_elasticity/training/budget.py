@@ -1,0 +1,99 @@
+"""The budget: how much of the training time probes may take, and what was left out to keep it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("local_elasticity")
+
+
+@dataclass
+class Budget:
+    """Probing may take `share` of the training time; None lets every probe through.
+
+    The first probe is always taken. Another is affordable where the probes so far and one like the last together stay
+    within the share, so that a schedule that asks for more is thinned out instead of slowing training down.
+
+    >>> now = iter([0.0, 1.0, 3.0, 10.0, 45.0])
+    >>> budget = Budget(0.1, clock=lambda: next(now))  # the clock starts at 0
+    >>> with budget.probing():  # from 1 to 3
+    ...     pass
+    >>> budget.affords(10), budget.affords(45)  # after 8 and after 43 seconds of training: 2 + 2 are wanted
+    (False, True)
+    >>> budget.skipped
+    [10]
+    """
+
+    share: float | None = 0.1
+    clock: Callable[[], float] = time.perf_counter
+    probing_seconds: float = 0.0
+    last_seconds: float = 0.0
+    earlier_seconds: float = 0.0
+    skipped: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        share = self.share
+        if share is not None and not (isinstance(share, (int, float)) and share > 0):
+            raise ValueError(f"budget: a positive share of the training time, or None, is wanted, not {share!r}")
+        self._began = self.clock()
+
+    @property
+    def training_seconds(self) -> float:
+        """Time that went into anything but probing."""
+        return self.earlier_seconds + self.clock() - self._began - self.probing_seconds
+
+    def affords(self, step: int) -> bool:
+        """Whether a probe may be taken now; where not, the step is written down as skipped."""
+        if self.share is None or self.last_seconds == 0:
+            return True
+        if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds:
+            return True
+        if not self.skipped:
+            logger.warning(
+                "local elasticity: probes are due more often than %.0f %% of the training time allows (one took "
+                "%.3g s); some are left out",
+                100 * self.share,
+                self.last_seconds,
+            )
+        self.skipped.append(step)
+        return False
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Time what is done inside."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.last_seconds = self.clock() - began
+            self.probing_seconds += self.last_seconds
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Time what is done with the last probe: it belongs to its cost."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            seconds = self.clock() - began
+            self.last_seconds += seconds
+            self.probing_seconds += seconds
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "training_seconds": self.training_seconds,
+            "probing_seconds": self.probing_seconds,
+            "last_seconds": self.last_seconds,
+            "skipped": list(self.skipped),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.probing_seconds, self.last_seconds = float(state["probing_seconds"]), float(state["last_seconds"])
+        self.skipped = [int(step) for step in state["skipped"]]
+        self._began = self.clock()
+        self.earlier_seconds = float(state["training_seconds"]) + self.probing_seconds

@@ -1,0 +1,201 @@
+"""The history of a run: what every probe found, in memory, and on disk where a store was named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from local_elasticity.measures.summary import Reduction, class_pairs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from local_elasticity.store.history import HistoryStore
+
+logger = logging.getLogger("local_elasticity")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine."""
+
+    step: int
+    similarity: Mapping[str, np.ndarray]
+    seconds: float
+    engine: str
+
+
+class History:
+    """Probes in the order of their steps, and what can be made of them.
+
+    Where the disk is full or gone, the history goes on in memory and says so once.
+    """
+
+    def __init__(
+        self,
+        measures: Sequence[str],
+        source_classes: Sequence[Any],
+        target_classes: Sequence[Any],
+        *,
+        square: bool = False,
+        store: str | Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.measures = tuple(measures)
+        self.source_classes, self.target_classes = list(source_classes), list(target_classes)
+        self.about = {**(about or {}), "targets_are_sources": square}
+        self._probes: list[Probe] = []
+        self._frames: dict[tuple[int, str], pd.DataFrame] = {}
+        self._store: HistoryStore | None = None
+        if store is not None:
+            from local_elasticity.store.history import HistoryStore
+
+            self._read(HistoryStore(store, self.measures, self.source_classes, self.target_classes, self.about))
+
+    @classmethod
+    def open(cls, path: str | Path) -> History:
+        """The history that a monitor with `store=path` wrote, also of a run that still goes on."""
+        from local_elasticity.store.history import HistoryStore
+
+        store = HistoryStore.open(path)
+        about = store.about
+        history = cls(about["measures"], about["source_classes"], about["target_classes"], about=about)
+        history.about = about
+        history._read(store)
+        return history
+
+    def _read(self, store: HistoryStore) -> None:
+        engine = str(store.about.get("engine", ""))
+        for place, step in enumerate(store.steps()):
+            similarity = dict(zip(self.measures, store.similarity(place), strict=True))
+            self._probes.append(Probe(step, similarity, store.seconds(place), engine))
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._probes)
+
+    def __iter__(self) -> Iterator[Probe]:
+        return iter(self._probes)
+
+    def __getitem__(self, place: int) -> Probe:
+        return self._probes[place]
+
+    @property
+    def steps(self) -> list[int]:
+        return [probe.step for probe in self._probes]
+
+    @property
+    def stored(self) -> bool:
+        """Whether it grows on disk."""
+        return self._store is not None
+
+    def append(self, probe: Probe) -> None:
+        self._probes.append(probe)
+        if self._store is None:
+            return
+        try:
+            self._store.append(probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine)
+        except OSError as error:
+            logger.warning("store: %s cannot be written (%s); the history goes on in memory", self._store.path, error)
+            self._store = None
+
+    def keep_until(self, step: int) -> None:
+        """Drop probes after `step`: they belong to a continuation that was given up."""
+        self._probes = [probe for probe in self._probes if probe.step <= step]
+        self._frames.clear()
+        if self._store is not None:
+            self._store.keep(len(self._probes))
+
+    def state(self) -> list[dict[str, Any]]:
+        """The probes as plain values and tensors, which `torch.load(..., weights_only=True)` reads."""
+        return [
+            {
+                "step": probe.step,
+                "seconds": probe.seconds,
+                "engine": probe.engine,
+                "similarity": {name: torch.from_numpy(S) for name, S in probe.similarity.items()},
+            }
+            for probe in self._probes
+        ]
+
+    def load(self, state: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Go on from a checkpoint at `step`: what the store holds so far, and what the checkpoint knows besides."""
+        self.keep_until(step)
+        last = max(self.steps, default=-1)
+        for one in state:
+            if last < one["step"] <= step:
+                S = {name: tensor.numpy() for name, tensor in one["similarity"].items()}
+                self.append(Probe(one["step"], S, one["seconds"], one["engine"]))
+
+    def frame(self, *, reduce: Reduction = "median", resamples: int = 200) -> pd.DataFrame:
+        """A row for every step, measure and pair of classes; `class_pairs` says what the columns are."""
+        import pandas as pd
+
+        if not self._probes:
+            names = ["step", "measure", "source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
+            return pd.DataFrame({name: [] for name in names})
+        return pd.concat(
+            [self._summary(probe, name, reduce, resamples) for probe in self for name in self.measures],
+            ignore_index=True,
+        )
+
+    def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
+        key = (probe.step, f"{measure} {reduce} {resamples}")
+        if key not in self._frames:
+            table = class_pairs(
+                probe.similarity[measure],
+                self.source_classes,
+                self.target_classes,
+                reduce=reduce,
+                self_pairs="exclude" if self.square else "include",
+                resamples=resamples,
+            )
+            table.insert(0, "step", probe.step)
+            table.insert(1, "measure", measure)
+            self._frames[key] = table
+        return self._frames[key]
+
+    @property
+    def square(self) -> bool:
+        """Whether column j is the example of row j."""
+        return bool(self.about["targets_are_sources"])
+
+    def phases(self) -> pd.DataFrame:
+        """For every measure: the locality ratio at the start and at the end, its half-life, and its change-point."""
+        from local_elasticity.training.phases import phases
+
+        return phases(self.frame(resamples=0))
+
+    def plot(self) -> Figure:
+        """The curves of all class pairs with their bands; with many classes, those within and between classes."""
+        from local_elasticity.report.curves import history_figure
+
+        return history_figure(self.frame())
+
+    def dataset(self) -> xr.Dataset:
+        """All similarities, labelled: [step, source, target] for every measure."""
+        import xarray as xr
+
+        coords = {
+            "step": self.steps,
+            "source_class": ("source", self.source_classes),
+            "target_class": ("target", self.target_classes),
+            "seconds": ("step", [probe.seconds for probe in self]),
+        }
+        shape = (0, len(self.source_classes), len(self.target_classes))
+        arrays = {
+            name: (
+                ("step", "source", "target"),
+                np.stack([probe.similarity[name] for probe in self]) if self._probes else np.empty(shape),
+            )
+            for name in self.measures
+        }
+        return xr.Dataset(arrays, coords=coords, attrs=self.about)

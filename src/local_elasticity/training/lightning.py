@@ -1,0 +1,91 @@
+"""A callback for Lightning (extra `lightning`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.update import SGD, Update
+from local_elasticity.training.monitor import Monitor, update_of
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError(
+        "local_elasticity.training.lightning needs the extra 'lightning': pip install 'local-elasticity[lightning]'"
+    ) from error
+
+
+class MonitorCallback(Callback):  # type: ignore[misc]
+    """Watches a Lightning run: `Trainer(callbacks=[MonitorCallback(sources, loss="cross_entropy", every=50)])`.
+
+    Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The history is part of the
+    trainer's checkpoints and goes on when training resumes from one.
+
+    Args:
+        sources, options: as for `Monitor`; they are moved to the module's device. The trainer's own loggers are used
+            unless `loggers=` names others.
+        loss: for a module whose forward gives the outputs; or
+        problem: a function from the LightningModule to a `Problem`.
+        update: an update, or `le.FromOptimizer` itself for the step that the trainer's first optimizer would take.
+    """
+
+    def __init__(
+        self,
+        sources: Any,
+        *,
+        targets: Any = None,
+        loss: Any = None,
+        problem: Callable[[LightningModule], Problem] | None = None,
+        update: Update | Callable[[Any], Update] = SGD(1e-3),  # noqa: B008 (frozen)
+        **options: Any,
+    ) -> None:
+        self.sources, self.targets, self.options = sources, targets, options
+        self.problem = problem or (lambda module: Problem.of(module, loss))
+        self.update = update
+        self.monitor: Monitor | None = None
+        self._state: dict[str, Any] | None = None
+        self._told = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        def moved(leaf: Any) -> Any:
+            return leaf.to(pl_module.device) if hasattr(leaf, "to") else leaf
+
+        update = update_of(self.update, trainer.optimizers[0])
+        options = {"loggers": trainer.loggers, **self.options}
+        self.monitor = Monitor(
+            self.problem(pl_module),
+            tree_map(moved, self.sources),
+            targets=tree_map(moved, self.targets),
+            update=update,
+            **options,
+        )
+        if self._state is not None:
+            self.monitor.load_state_dict(self._state)
+            self._told = trainer.global_step
+        elif trainer.global_step:
+            self.monitor.resume(trainer.global_step)
+            self._told = trainer.global_step
+        self._tell(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        self._tell(trainer.global_step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.monitor is None else {"monitor": self.monitor.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict.get("monitor")
+
+    def _tell(self, step: int) -> None:
+        """Batches that only accumulate gradients do not count."""
+        if step > self._told and self.monitor is not None:
+            self._told = step
+            self.monitor.step(step)

@@ -1,0 +1,54 @@
+"""Loggers: TensorBoard, W&B, MLflow, Lightning's, or anything with log(values, step). None of them is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+logger = logging.getLogger("local_elasticity")
+
+Log = Callable[[Mapping[str, float], int], Any]
+
+
+class Loggers:
+    """Hands numbers to every logger; one that raises is told of once, and training goes on.
+
+    >>> seen = []
+    >>> Loggers([lambda values, step: seen.append((step, values))]).log({"kl": 0.5}, 3)
+    >>> seen
+    [(3, {'kl': 0.5})]
+    """
+
+    def __init__(self, loggers: Iterable[Any]) -> None:
+        self._logs = [(type(one).__name__, log_of(one)) for one in loggers]
+        self._broken: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._logs)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for place, (name, log) in enumerate(self._logs):
+            try:
+                log(dict(values), step)
+            except Exception as error:
+                if place not in self._broken:
+                    logger.warning("loggers: %s raised %s: %s; training goes on", name, type(error).__name__, error)
+                self._broken.add(place)
+
+
+def log_of(one: Any) -> Log:
+    """What to call with (values, step): `log_metrics` (Lightning, MLflow), `add_scalar` (TensorBoard's SummaryWriter),
+    `log` (W&B), or the object itself.
+    """
+    if hasattr(one, "log_metrics"):
+        return one.log_metrics  # type: ignore[no-any-return]
+    if hasattr(one, "add_scalar"):
+        return lambda values, step: [one.add_scalar(name, value, step) for name, value in values.items()]
+    if hasattr(one, "log"):
+        return one.log  # type: ignore[no-any-return]
+    if callable(one):
+        return one  # type: ignore[no-any-return]
+    raise TypeError(
+        f"loggers: {type(one).__name__} has none of log(values, step), log_metrics and add_scalar; pass one that has"
+    )

@@ -1,0 +1,260 @@
+"""The monitor: two lines in a training loop, and a live picture of how local the network's learning is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.inputs import count
+from local_elasticity.engine.job import Engine
+from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.update import SGD, Update
+from local_elasticity.training.budget import Budget
+from local_elasticity.training.distributed import OthersFailedError, decided, first
+from local_elasticity.training.history import History, Probe
+from local_elasticity.training.loggers import Loggers
+from local_elasticity.training.phases import logged_values
+from local_elasticity.training.probe import Measure, Prober
+from local_elasticity.training.schedule import Schedule, resolve_schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger("local_elasticity")
+
+MEMORY = 2**30
+"""Bytes that a probe may use beyond its result, unless `memory=` says otherwise."""
+
+ONE_CLASS = "all"
+"""The class of every example where no classes are known."""
+
+
+class Monitor:
+    """Watches local elasticity while a network trains, at a cost you choose, and never changes the run.
+
+    Args:
+        problem: from `Problem.of`, or a bare model together with `loss=`.
+        sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
+        source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
+            cross-entropy; without any, all examples are one class.
+        measures: names as for `le.similarity`, or functions of a `Response`.
+        update: `SGD`, `Adam`, or `FromOptimizer(optimizer)`, the step that your optimizer would take now.
+        every, schedule: every n steps; or steps listed, `LogSpaced`, `PerEpoch`, or anything with due(step) → bool.
+            Without either, as often as the budget allows.
+        budget: the share of the training time that probes may take. Where the schedule asks for more, probes are left
+            out, written down in `skipped`, and told of. None takes every probe.
+        loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
+            log(values, step). One that raises is told of once.
+        store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
+            monitor with the same store after `load_state_dict`.
+        engine, approximate, memory: as for `respond`; memory is 1 GiB by default.
+
+    >>> import torch, local_elasticity as le
+    >>> net, x, y = torch.nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=("kl",), every=2, budget=None)
+    >>> for step in range(5):
+    ...     loss = torch.nn.functional.cross_entropy(net(x), y)
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     probed = monitor.step(step)
+    >>> monitor.history.steps, len(monitor.frame())
+    ([0, 2, 4], 12)
+    """
+
+    def __init__(
+        self,
+        problem: Problem | Callable[..., Any],
+        sources: Any,
+        *,
+        targets: Any = None,
+        loss: str | LossFunction | None = None,
+        source_labels: Any = None,
+        target_labels: Any = None,
+        measures: Iterable[Measure] = ("relative",),
+        update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+        every: int | None = None,
+        schedule: Schedule | Sequence[int] | None = None,
+        budget: float | None = 0.1,
+        loggers: Iterable[Any] = (),
+        store: str | Path | None = None,
+        engine: str | Engine = "auto",
+        approximate: bool = False,
+        memory: int | None = MEMORY,
+    ) -> None:
+        problem = _as_problem(problem, loss)
+        self.schedule = resolve_schedule(every, schedule, budget)
+        self.budget = Budget(budget)
+        self._loggers = Loggers(loggers)
+        self._prober = Prober.read(
+            problem,
+            sources,
+            targets,
+            measures=measures,
+            update=update,
+            engine=engine,
+            approximate=approximate,
+            memory=memory,
+        )
+        self._device = self._prober.sources[1].device
+        source_classes, target_classes = self._classes(source_labels, target_labels)
+        self.history = History(
+            tuple(self._prober.measures),
+            source_classes,
+            target_classes,
+            square=targets is None,
+            store=store if first() else None,
+            about={
+                "update": repr(update),
+                "loss": problem.loss_name,
+                "policy": problem.policy,
+            },
+        )
+        self._resumed = len(self.history) == 0
+        self._seen: int | None = None
+
+    @property
+    def skipped(self) -> list[int]:
+        """Steps whose probe was left out to keep the budget, or for want of memory."""
+        return self.budget.skipped
+
+    def step(self, step: int) -> bool:
+        """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
+        self._check_order(step)
+        self._seen = step
+        if not self.schedule.due(step) or not decided(self.budget.affords(step) if first() else True):
+            return False
+        return self.probe(step)
+
+    def probe(self, step: int) -> bool:
+        """Probe now, whatever the schedule and the budget say; False where memory did not suffice."""
+        self._wait()
+        try:
+            with self.budget.probing():
+                found, engine = self._prober()
+        except (RuntimeError, MemoryError) as error:
+            if not (isinstance(error, OthersFailedError) or is_out_of_memory(error)):
+                raise
+            logger.warning("local elasticity: no probe at step %d (%s); training goes on", step, error)
+            self.budget.skipped.append(step)
+            return False
+        with self.budget.recording():
+            self._record(Probe(step, found, self.budget.last_seconds, engine))
+        return True
+
+    def _record(self, probe: Probe) -> None:
+        self.history.append(probe)
+        if first() and self._loggers:
+            classes = self.history.source_classes, self.history.target_classes
+            self._loggers.log(logged_values(probe.similarity, *classes, square=self.history.square), probe.step)
+
+    def frame(self, **options: Any) -> pd.DataFrame:
+        """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
+        return self.history.frame(**options)
+
+    def plot(self) -> Figure:
+        """The curves of all class pairs with their bands."""
+        return self.history.plot()
+
+    def phases(self) -> pd.DataFrame:
+        """For every measure: how local learning was at the start and at the end, and when that changed."""
+        return self.history.phases()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: plain values and tensors. With a store the history stays there and is not copied."""
+        return {
+            "step": -1 if self._seen is None else self._seen,
+            "budget": self.budget.state(),
+            "probes": [] if self.history.stored else self.history.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
+        self.history.load(state["probes"], int(state["step"]))
+        self.budget.load(state["budget"])
+        self._seen, self._resumed = int(state["step"]), True
+
+    def resume(self, step: int) -> None:
+        """Go on after `step` without a checkpoint of the monitor's own: what the store holds up to there is kept."""
+        self.history.keep_until(step)
+        self._seen, self._resumed = step, True
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def close(self) -> None:
+        """Say what is worth saying at the end of training: that nothing was measured, or what was left out."""
+        if not len(self.history) and self._seen is not None:
+            logger.warning("schedule: it never fired up to step %d, so that nothing was measured", self._seen)
+        if self.skipped:
+            logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))
+
+    def _check_order(self, step: int) -> None:
+        if not self._resumed and step <= self.history.steps[-1]:
+            raise ValueError(
+                f"store: it holds {len(self.history)} probes up to step {self.history.steps[-1]}, and training is at "
+                f"step {step}; call load_state_dict or resume to go on, or choose another path"
+            )
+        self._resumed = True
+        if len(self.history) and step <= self.history.steps[-1] and self.schedule.due(step):
+            raise ValueError(
+                f"step: {step} comes after step {self.history.steps[-1]}; count steps over the whole of training"
+            )
+
+    def _classes(self, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
+        prober = self._prober
+        labels = prober.sources[1]
+        if source_labels is None and prober.problem.loss_name == "cross_entropy" and labels.ndim == 1:
+            source_labels = labels
+        if target_labels is None and prober.targets is None:
+            target_labels = source_labels
+        m = prober.n if prober.targets is None else count(prober.targets)
+        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, m, "target_labels")
+
+    def _wait(self) -> None:
+        """Work that training has queued on a GPU is not the probe's."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _as_problem(problem: Any, loss: Any) -> Problem:
+    if isinstance(problem, Problem):
+        if loss is not None:
+            raise ValueError("loss: the problem has one already; leave it out")
+        return problem
+    if loss is None:
+        raise ValueError('loss: a bare model needs one, for example loss="cross_entropy"')
+    return Problem.of(problem, loss)
+
+
+def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Update:
+    """An update, or what a function such as `FromOptimizer` makes of the optimizer; a class is such a function."""
+    if isinstance(update, Update) and not isinstance(update, type):
+        return update
+    return update(optimizer)
+
+
+def _labels(labels: Any, size: int, name: str) -> list[Any]:
+    if labels is None:
+        return [ONE_CLASS] * size
+    values = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
+    if len(values) != size:
+        raise ValueError(f"{name}: {len(values)} labels do not fit {size} examples; give one for each")
+    return values

@@ -1,0 +1,192 @@
+"""Elastic phases: how local learning is, when half of that has come about, and whether there are two phases at all.
+
+Dan et al. (Hypothesis 1.2) describe training as two phases, one in which S_rel changes fast and one in which it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Series = Sequence[float] | np.ndarray
+
+LATE = 0.25
+"""The last share of the probes, whose median stands for the end of training."""
+
+PAIRS_LOGGED = 25
+"""Up to so many pairs of classes are logged one by one."""
+
+STRONGEST_MEMORY = 0.9
+"""Noise is taken to remember at most this much of itself from one probe to the next."""
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where a series changes its level: the first step of the new level, both levels, and a test against no change."""
+
+    step: float
+    before: float
+    after: float
+    p_value: float
+
+
+def locality(frame: pd.DataFrame) -> pd.DataFrame:
+    """The locality ratio inter/intra at every step, for every measure.
+
+    The mean over pairs of different classes divided by the mean over pairs of the same class: 1 where a step on one
+    example moves all classes alike, 0 where it moves its own class alone.
+
+    >>> import pandas as pd
+    >>> rows = [(0, "kl", "a", "a", 0.8), (0, "kl", "a", "b", 0.2), (0, "kl", "b", "b", 0.4), (0, "kl", "b", "a", 0.4)]
+    >>> locality(pd.DataFrame(rows, columns=["step", "measure", "source_class", "target_class", "value"]))
+       step measure  intra  inter  ratio
+    0     0      kl    0.6    0.3    0.5
+    """
+    same = frame.source_class.astype(str) == frame.target_class.astype(str)
+    keys = [frame.step, frame.measure]
+    intra = frame.value.where(same).groupby(keys, sort=False).mean()
+    inter = frame.value.where(~same).groupby(keys, sort=False).mean()
+    table = intra.rename("intra").to_frame().assign(inter=inter, ratio=inter / intra)
+    return table.reset_index()
+
+
+def half_life(steps: Series, values: Series) -> float:
+    """The step at which half of the way from the first value to the late level is gone, interpolated.
+
+    The late level is the median of the last quarter. NaN where there is no way to go.
+
+    >>> half_life([0, 10, 20, 30, 40], [1.0, 0.6, 0.4, 0.2, 0.2])
+    10.0
+    """
+    t, v = _finite(steps, values)
+    if len(v) < 2:
+        return float("nan")
+    start, end = v[0], float(np.median(v[-max(1, round(LATE * len(v))) :]))
+    if start == end:
+        return float("nan")
+    gone = (v - start) / (end - start)
+    reached = np.flatnonzero(gone >= 0.5)
+    if not len(reached):
+        return float("nan")
+    i = int(reached[0])
+    share = (0.5 - gone[i - 1]) / (gone[i] - gone[i - 1])
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+def change_point(
+    steps: Series, values: Series, *, resamples: int = 499, seed: int = 0, shortest: int = 3
+) -> ChangePoint:
+    """The two-level description that fits best, and how often noise without a change would fit one as well.
+
+    The statistic is the share of the variance that two levels explain, over all ways to cut the series. Neighbouring
+    probes resemble each other, so the null is a first-order autoregression, its memory estimated from what the two
+    levels leave over; `p_value` is the share of such series, simulated, that reach the statistic.
+
+    Args:
+        shortest: the least number of probes in a phase.
+
+    >>> change_point(range(12), [1.0, 1.1, 0.9, 1.0, 0.3, 0.2, 0.3, 0.25, 0.3, 0.2, 0.25, 0.3]).step
+    4.0
+    """
+    t, v = _finite(steps, values)
+    if len(v) < 2 * shortest or np.ptp(v) == 0:
+        return ChangePoint(float("nan"), float("nan"), float("nan"), 1.0)
+    explained, cut = _best_cut(v[None], shortest)
+    i = int(cut[0])
+    before, after = float(v[:i].mean()), float(v[i:].mean())
+    left = v - np.where(np.arange(len(v)) < i, before, after)
+    noise = _autoregression(_memory(left), len(v), resamples, np.random.default_rng(seed))
+    reached = int((_best_cut(noise, shortest)[0] >= explained[0]).sum())
+    return ChangePoint(float(t[i]), before, after, (1 + reached) / (1 + resamples))
+
+
+def phases(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for every measure: the locality ratio first and late, its half-life, and its change-point.
+
+    Where there is one class only there is no ratio, and the intra-class value itself is described.
+    """
+    import pandas as pd
+
+    rows = []
+    for measure, part in locality(frame).groupby("measure", sort=False):
+        what = "ratio" if part.ratio.notna().any() else "intra"
+        steps, values = part.step.to_numpy(float), part[what].to_numpy(float)
+        found = change_point(steps, values)
+        known = values[np.isfinite(values)]
+        late = float(np.median(known[-max(1, round(LATE * len(known))) :])) if len(known) else np.nan
+        rows.append(
+            {
+                "measure": measure,
+                "of": what,
+                "first": known[0] if len(known) else np.nan,
+                "late": late,
+                "half_life": half_life(steps, values),
+                "change_step": found.step,
+                "before": found.before,
+                "after": found.after,
+                "p_value": found.p_value,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def logged_values(
+    similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
+) -> dict[str, float]:
+    """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
+    from local_elasticity.measures.summary import class_pairs
+
+    values: dict[str, float] = {}
+    for name, S in similarity.items():
+        self_pairs: Literal["exclude", "include"] = "exclude" if square else "include"
+        table = class_pairs(S, source_classes, target_classes, self_pairs=self_pairs, resamples=0)
+        table = table.assign(step=0, measure=name)
+        if len(table) <= PAIRS_LOGGED:
+            pairs = zip(table.source_class, table.target_class, table.value, strict=True)
+            values |= {f"local_elasticity/{name}/{a}-{b}": float(value) for a, b, value in pairs}
+        ratio = locality(table).iloc[0]
+        values |= {f"local_elasticity/{name}/{what}": float(ratio[what]) for what in ("intra", "inter", "ratio")}
+    return {name: value for name, value in values.items() if np.isfinite(value)}
+
+
+def _finite(steps: Series, values: Series) -> tuple[np.ndarray, np.ndarray]:
+    t, v = np.asarray(list(steps), dtype=float), np.asarray(list(values), dtype=float)
+    if t.shape != v.shape:
+        raise ValueError(f"steps, values: {len(t)} steps do not fit {len(v)} values; give one for each")
+    known = np.isfinite(v)
+    return t[known], v[known]
+
+
+def _best_cut(series: np.ndarray, shortest: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each row: the largest share of its variance that two levels explain, and where the second begins."""
+    n = series.shape[1]
+    centred = series - series.mean(1, keepdims=True)
+    cuts = np.arange(shortest, n - shortest + 1)
+    sums = centred.cumsum(1)[:, cuts - 1]
+    explained = sums**2 * (1 / cuts + 1 / (n - cuts)) / (centred**2).sum(1, keepdims=True)
+    best = explained.argmax(1)
+    return explained[np.arange(len(series)), best], cuts[best]
+
+
+def _memory(left: np.ndarray) -> float:
+    """Lag-one autocorrelation, corrected for the bias that fitted levels bring (Kendall), never negative."""
+    square = float((left**2).sum())
+    if square == 0:
+        return 0.0
+    rough = float((left[1:] * left[:-1]).sum()) / square
+    return float(np.clip(rough + (1 + 4 * rough) / len(left), 0.0, STRONGEST_MEMORY))
+
+
+def _autoregression(memory: float, length: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Stationary series x_t = φ x_{t−1} + e_t, [count, length]."""
+    noise = rng.standard_normal((count, length))
+    noise[:, 0] /= np.sqrt(1 - memory**2)
+    for i in range(1, length):
+        noise[:, i] += memory * noise[:, i - 1]
+    return noise

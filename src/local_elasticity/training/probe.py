@@ -1,0 +1,138 @@
+"""One probe: every measure of the network as it stands, from one response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.inputs import read_sources, read_targets
+from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.respond import resolve_engine, respond
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.update import Update
+from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OfResponse, check_name
+from local_elasticity.training.distributed import gathered_response, gathered_rows, share, shared, together
+
+Measure = str | OfResponse
+
+
+@dataclass(frozen=True)
+class Prober:
+    """What is asked at every probe, read and checked once.
+
+    `target_labels` are the loss's, which stiffness alone needs; `targets` is None where they are the sources.
+    """
+
+    problem: Problem
+    sources: tuple[Any, Tensor]
+    targets: Any
+    target_labels: Tensor | None
+    measures: Mapping[str, Measure]
+    update: Update
+    engine: str | Engine
+    approximate: bool
+    memory: int | None
+
+    @classmethod
+    def read(
+        cls,
+        problem: Problem,
+        sources: Any,
+        targets: Any,
+        *,
+        measures: Iterable[Measure],
+        update: Update,
+        engine: str | Engine,
+        approximate: bool,
+        memory: int | None,
+    ) -> Prober:
+        """Check everything before training begins; errors name the argument and say what to do."""
+        named = _named(measures)
+        resolve_engine(engine, approximate)
+        labels = None
+        with problem.moment() as moment:
+            sources = read_sources(sources, moment.device, moment.dtype)
+            if targets is not None and any(name.startswith("stiffness") for name in named):
+                targets, labels = read_sources(targets, moment.device, moment.dtype)
+            elif targets is not None:
+                targets = read_targets(targets, moment.device, moment.dtype)
+            job = Job.read(moment, sources, targets, update)
+            with torch.no_grad():
+                outputs = moment.predict(moment.params, job.source(0)[0]).shape[1]
+        _check_classes(problem, sources[1], outputs)
+        return cls(problem, sources, targets, labels, named, update, engine, approximate, memory)
+
+    @property
+    def n(self) -> int:
+        return len(self.sources[1])
+
+    def __call__(self) -> tuple[dict[str, np.ndarray], str]:
+        """Similarities [n, m] by the measure's name, and the engine that computed the response."""
+        response = self._respond() if any(name not in OF_PROBLEM for name in self.measures) else None
+        found = {name: self._similarity(measure, response) for name, measure in self.measures.items()}
+        arrays = {name: S.detach().double().cpu().numpy() for name, S in found.items()}
+        return arrays, response.engine if response else "gradients"
+
+    def _respond(self) -> Response:
+        mine = together(
+            lambda: respond(
+                self.problem,
+                share(self.sources),
+                self.sources[0] if self._others() else self.targets,
+                update=self.update,
+                engine=self.engine,
+                approximate=self.approximate,
+                memory=self.memory,
+                progress=False,
+            )
+        )
+        return gathered_response(mine, self.n, square=self.targets is None)
+
+    def _similarity(self, measure: Measure, response: Response | None) -> Tensor:
+        if not isinstance(measure, str):
+            assert response is not None
+            return measure(response)
+        if measure in OF_RESPONSE:
+            assert response is not None
+            return OF_RESPONSE[measure](response)
+        labelled = measure.startswith("stiffness")
+        targets = (self.targets, self.target_labels) if labelled and self.targets is not None else self.targets
+        if self._others():
+            targets = self.sources if labelled else self.sources[0]
+        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets))
+        return gathered_rows(mine, self.n)
+
+    def _others(self) -> bool:
+        """Whether this process's sources are a part of the targets, which are all sources."""
+        return self.targets is None and shared(self.n)
+
+
+def _named(measures: Iterable[Measure]) -> dict[str, Measure]:
+    if isinstance(measures, str) or callable(measures):
+        measures = (measures,)
+    named = {}
+    for measure in measures:
+        if isinstance(measure, str):
+            check_name(measure)
+        elif not callable(measure):
+            raise TypeError(f"measures: a name or a function of a Response is wanted, not {measure!r}")
+        named[measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)] = measure
+    if not named:
+        raise ValueError('measures: name at least one, for example measures=("relative", "kl")')
+    return named
+
+
+def _check_classes(problem: Problem, labels: Tensor, outputs: int) -> None:
+    if problem.loss_name != "cross_entropy" or labels.ndim != 1 or labels.is_floating_point():
+        return
+    outside = labels[(labels < 0) | (labels >= outputs)]
+    if len(outside):
+        raise ValueError(
+            f"sources: label {int(outside[0])} is outside the model's {outputs} outputs; give labels 0 … {outputs - 1}"
+        )

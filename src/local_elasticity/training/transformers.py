@@ -1,0 +1,93 @@
+"""A callback for the Hugging Face Trainer (extra `transformers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.update import SGD, Update
+from local_elasticity.training.distributed import first
+from local_elasticity.training.monitor import Monitor, update_of
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "local_elasticity.training.transformers needs the extra 'transformers': "
+        "pip install 'local-elasticity[transformers]'"
+    ) from error
+
+STATE = "local_elasticity.pt"
+"""The monitor's file in a checkpoint folder."""
+
+
+class MonitorCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches a run of the Hugging Face Trainer: `Trainer(..., callbacks=[MonitorCallback(sources, problem=…)])`.
+
+    Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The state goes into every
+    checkpoint folder and is found there when training resumes.
+
+    Args:
+        sources, options: as for `Monitor`; they are moved to the model's device.
+        problem: a function from the model to a `Problem`: `sequence_problem` or `token_problem` for a language model,
+            or `lambda model: le.Problem.of(model, "cross_entropy", output=lambda out: out.logits)` for a classifier.
+        update: an update, or `le.FromOptimizer` itself for the step that the trainer's optimizer would take.
+    """
+
+    def __init__(
+        self,
+        sources: Any,
+        *,
+        problem: Callable[[Any], Problem],
+        targets: Any = None,
+        update: Update | Callable[[Any], Update] = SGD(1e-3),  # noqa: B008 (frozen)
+        **options: Any,
+    ) -> None:
+        self.sources, self.targets, self.problem, self.options = sources, targets, problem, options
+        self.update = update
+        self.monitor: Monitor | None = None
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        device = next(model.parameters()).device
+
+        def moved(leaf: Any) -> Any:
+            return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+        self.monitor = Monitor(
+            self.problem(model),
+            tree_map(moved, self.sources),
+            targets=tree_map(moved, self.targets),
+            update=update_of(self.update, optimizer),
+            **self.options,
+        )
+        file = _folder(args, state) / STATE
+        if state.global_step and file.exists():
+            self.monitor.load_state_dict(torch.load(file, weights_only=True))
+        elif state.global_step:
+            self.monitor.resume(state.global_step)
+        else:
+            self.monitor.step(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.step(state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = _folder(args, state)
+        if self.monitor is not None and first() and folder.exists():
+            torch.save(self.monitor.state_dict(), folder / STATE)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+
+
+def _folder(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

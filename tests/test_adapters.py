@@ -1,0 +1,141 @@
+"""Lightning and the Hugging Face Trainer, the real libraries end to end: unchanged, checkpointed, killed, resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import local_elasticity as le
+from local_elasticity.training.history import History
+from local_elasticity.training.language import sequence_problem, sequences, token_kl, token_problem, token_sources
+from tests.test_untouched import fingerprint
+
+ROOT = Path(__file__).parent.parent
+NEEDS = {"lightning": "lightning", "transformers": "accelerate"}
+
+
+def needs(extra):
+    missing = find_spec(NEEDS[extra]) is None
+    return pytest.mark.skipif(missing, reason=f"the extra '{extra}' is not installed")
+
+
+def imported(name):
+    """A worker; skipped where the library is there but does not import, as beside a torchvision for another torch."""
+    try:
+        return import_module(f"tests.{name}_worker")
+    except (RuntimeError, ImportError) as error:
+        pytest.skip(f"{name} is installed but cannot be imported ({error})")
+
+
+@needs("lightning")
+@pytest.mark.filterwarnings("ignore")
+def test_a_lightning_run_does_not_notice_and_goes_on(tmp_path):
+    fit = imported("lightning").fit
+
+    alone, _ = fit(tmp_path / "alone", watch=False)
+    seen = []
+    watched, monitor = fit(tmp_path / "watched", loggers=[lambda values, step: seen.append(step)])
+    assert watched.losses == alone.losses
+    assert fingerprint(watched) == fingerprint(alone)
+    assert monitor.history.steps == list(range(0, 17, 2))  # batches that accumulate do not count
+    assert seen == monitor.history.steps
+    first, _ = fit(tmp_path / "half", epochs=2)
+    _, resumed = fit(tmp_path / "half", checkpoint=tmp_path / "half" / "last.ckpt")
+    assert first.losses == alone.losses[: len(first.losses)]
+    assert resumed.history.steps == monitor.history.steps
+    for place in range(5):
+        assert np.array_equal(resumed.history[place].similarity["kl"], monitor.history[place].similarity["kl"])
+
+
+@needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path):
+    fit = imported("transformers").fit
+
+    losses, alone, _ = fit(tmp_path / "alone", watch=False)
+    again, watched, monitor = fit(tmp_path / "watched")
+    assert again == losses
+    assert fingerprint(watched) == fingerprint(alone)
+    assert monitor.history.steps == list(range(0, 17, 2))
+    fit(tmp_path / "half", steps=8)
+    _, _, resumed = fit(tmp_path / "half", resume=True)
+    assert resumed.history.steps == monitor.history.steps
+    assert np.array_equal(resumed.history[4].similarity["kl"], monitor.history[4].similarity["kl"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", [pytest.param(name, marks=needs(name)) for name in NEEDS])
+def test_a_killed_run_goes_on_from_its_checkpoint(library, tmp_path):
+    """SIGKILL in the middle; the history up to the checkpoint is kept, what came after is measured again."""
+    imported(library)
+    command = [sys.executable, str(ROOT / "tests" / f"{library}_worker.py"), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (tmp_path / "history.zarr" / "step" / "c" / "5").exists():
+        time.sleep(0.05)
+    assert process.poll() is None, process.stderr.read()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = History.open(tmp_path / "history.zarr")
+    assert len(before) >= 6
+    answer = subprocess.run([*command, "resume"], env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    after = History.open(tmp_path / "history.zarr")
+    last = 24 if library == "transformers" else 16
+    assert after.steps == list(range(0, last + 1, 2))
+    for place in range(4):
+        assert np.array_equal(after[place].similarity["kl"], before[place].similarity["kl"])
+
+
+class Bigrams(torch.nn.Module):
+    """A causal model whose next token depends on the last alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(7, 5), torch.nn.Linear(5, 7)
+
+    def forward(self, input_ids):
+        return self.head(torch.tanh(self.embedding(input_ids)))
+
+
+def test_a_language_model_moves_by_its_log_probabilities():
+    """Against a step on a copy of the model, written out."""
+    model = Bigrams().double()
+    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 0], [6, 0, 1, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0]])
+    inputs, lengths = sequences(ids, mask)
+
+    def log_p(net):
+        p = net(ids).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+        return (p * mask[:, 1:]).sum(1)
+
+    expected = torch.zeros(3, 3)
+    kls = torch.zeros(3, 3)
+    for i in range(3):
+        stepped = Bigrams().double()
+        stepped.load_state_dict(model.state_dict())
+        optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1)
+        (-log_p(stepped)[i] / (mask[i, 1:].sum())).backward()
+        optimizer.step()
+        expected[i] = (log_p(stepped) - log_p(model)).detach().abs()
+        p, q = (net(ids)[:, :-1].log_softmax(-1).detach() for net in (stepped, model))
+        kls[i] = ((p.exp() * (p - q)).sum(-1) * mask[:, 1:]).sum(1)
+    response = le.respond(sequence_problem(model), (inputs, lengths), update=le.SGD(0.1))
+    assert torch.allclose(le.relative(response).float(), expected / expected.diagonal()[:, None], rtol=1e-4)
+    tokens = le.respond(token_problem(model), token_sources(inputs), update=le.SGD(0.1))
+    assert torch.allclose(token_kl(7)(tokens).float(), kls / kls.diagonal()[:, None], rtol=1e-4)
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_a_missing_extra_is_named(library):
+    script = f"import sys; sys.modules['{library}'] = None; import local_elasticity.training.{library}"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"local-elasticity[{library}]" in answer.stderr

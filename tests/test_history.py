@@ -1,0 +1,162 @@
+"""The history on disk: it grows, survives being killed, and goes on where a checkpoint stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.training.history import History
+
+x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
+OPTIONS = {"loss": "cross_entropy", "measures": ("kl", "relative"), "every": 10, "budget": None}
+
+
+class Run:
+    """A little training run that can be checkpointed."""
+
+    def __init__(self, **options):
+        torch.manual_seed(2)
+        self.net = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.5)
+        self.monitor = le.Monitor(self.net, (x, y), **{**OPTIONS, **options})
+
+    def train(self, start, stop):
+        for step in range(start, stop):
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.net(x), y).backward()
+            self.optimizer.step()
+            self.monitor.step(step)
+
+    def save(self, path):
+        torch.save({"net": self.net.state_dict(), "monitor": self.monitor.state_dict()}, path)
+
+    def load(self, path):
+        state = torch.load(path, weights_only=True)
+        self.net.load_state_dict(state["net"])
+        self.monitor.load_state_dict(state["monitor"])
+        return state["monitor"]["step"]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in memory", "stored"])
+def test_a_resumed_run_has_the_history_of_an_uninterrupted_one(stored, tmp_path):
+    whole = Run()
+    whole.train(0, 60)
+    options = {"store": tmp_path / "history.zarr"} if stored else {}
+    first = Run(**options)
+    first.train(0, 25)
+    first.save(tmp_path / "checkpoint.pt")
+    first.train(25, 45)  # steps that are lost with the crash
+    second = Run(**options)
+    start = second.load(tmp_path / "checkpoint.pt") + 1
+    assert start == 25
+    second.train(start, 60)
+    assert second.monitor.history.steps == [0, 10, 20, 30, 40, 50]
+    assert second.monitor.frame().equals(whole.monitor.frame())
+    if stored:
+        assert History.open(tmp_path / "history.zarr").frame().equals(whole.monitor.frame())
+
+
+def test_any_tool_can_read_the_store(tmp_path):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 30)
+    with xr.open_zarr(tmp_path / "history.zarr", consolidated=False) as data:
+        assert data.step.values.tolist() == [0, 10, 20]
+        assert data.similarity.dims == ("probe", "measure", "source", "target")
+        assert np.array_equal(data.similarity[1, 0], run.monitor.history[1].similarity["kl"])
+    again = History.open(tmp_path / "history.zarr")
+    assert again.about["update"] == "SGD(step_size=0.001, weight_decay=0.0)"
+    assert again.phases().equals(run.monitor.phases())
+    assert again[0].engine == run.monitor.history[0].engine
+
+
+def test_a_half_written_probe_counts_for_nothing(tmp_path):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 30)
+    store = run.monitor.history._store
+    for name in ("seconds", "similarity"):
+        array = store.group[name]
+        array.resize((4, *array.shape[1:]))
+        array[3] = 7.0
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
+    store.group["step"].resize((4,))
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
+    second = Run(store=tmp_path / "history.zarr")
+    second.monitor.resume(25)
+    second.train(26, 41)
+    assert second.monitor.history.steps == [0, 10, 20, 30, 40]
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20, 30, 40]
+    assert not np.any(History.open(tmp_path / "history.zarr")[3].similarity["kl"] == 7.0)
+
+
+def test_histories_are_not_mixed_up(tmp_path):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 30)
+    with pytest.raises(ValueError, match="other measures"):
+        Run(store=tmp_path / "history.zarr", measures=("kl",))
+    with pytest.raises(ValueError, match="other source classes"):
+        Run(store=tmp_path / "history.zarr", source_labels=list("abcabc"))
+    with pytest.raises(ValueError, match="call load_state_dict or resume"):
+        Run(store=tmp_path / "history.zarr").train(0, 1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="holds no history"):
+        Run(store=tmp_path / "mine")
+    with pytest.raises(FileNotFoundError, match="not a history"):
+        History.open(tmp_path)
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
+
+
+def test_steps_that_go_back_are_refused():
+    run = Run()
+    run.train(0, 25)
+    with pytest.raises(ValueError, match="count steps over the whole of training"):
+        run.train(0, 1)
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path, caplog, monkeypatch):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 15)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(run.monitor.history._store), "append", full)
+    run.train(15, 45)
+    assert run.monitor.history.steps == [0, 10, 20, 30, 40]
+    assert caplog.text.count("No space left on device") == 1
+    assert len(run.monitor.state_dict()["probes"]) == 5  # now the checkpoint carries it
+
+
+FOREVER = """
+import sys, torch, local_elasticity as le
+torch.manual_seed(0)
+net, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
+options = {"loss": "cross_entropy", "measures": ("kl", "relative"), "every": 1, "budget": None}
+monitor = le.Monitor(net, (x, y), store=sys.argv[1], **options)
+for step in range(10**9):
+    monitor.step(step)
+"""
+
+
+def test_a_killed_process_leaves_a_whole_history(tmp_path):
+    """SIGKILL at any moment; what was told last may be missing, nothing is torn."""
+    path = tmp_path / "history.zarr"
+    process = subprocess.Popen([sys.executable, "-c", FOREVER, str(path)])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (path / "step" / "c" / "5").exists():
+        time.sleep(0.01)
+    time.sleep(0.013)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    history = History.open(path)
+    assert len(history) >= 6
+    assert history.steps == list(range(len(history)))
+    assert all(np.isfinite(probe.similarity[name]).all() for probe in history for name in ("kl", "relative"))

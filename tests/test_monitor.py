@@ -1,0 +1,351 @@
+"""The monitor: what it measures, when, and that the run does not notice."""
+
+import copy
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.training.budget import Budget
+from tests.test_untouched import fingerprint, surroundings
+
+x, y = torch.randn(48, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(48) % 3
+SOURCES = x[:6], y[:6]
+
+
+def network():
+    """Batch norm, dropout, a frozen layer."""
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(144, 8),
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
+    net[5].weight.requires_grad_(False)
+    return net
+
+
+def trainable(net):
+    return [p for p in net.parameters() if p.requires_grad]
+
+
+OPTIMIZERS = {
+    "sgd": lambda net: torch.optim.SGD(trainable(net), lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda net: torch.optim.Adam(trainable(net), lr=1e-2),
+    "adamw amsgrad": lambda net: torch.optim.AdamW(trainable(net), lr=1e-2, amsgrad=True),
+    "rmsprop": lambda net: torch.optim.RMSprop(trainable(net), lr=1e-3),
+}
+
+
+def train(optimizer, *, watch=False, amp=False, compiled=False, accumulate=1, steps=6, update=None):
+    """A training run with everything in it, watched or not; losses and the final state."""
+    net = network()
+    called = torch.compile(net, backend="eager") if compiled else net
+    rule = OPTIMIZERS[optimizer](net)
+    scaler = torch.amp.GradScaler("cpu", enabled=amp)
+    monitor = None
+    if watch:
+        measures = ("relative", "kl", "stiffness_cos", "activation")
+        step = le.FromOptimizer(rule) if update == "live" else le.SGD(1e-2)
+        problem = le.Problem.of(called, "cross_entropy")
+        monitor = le.Monitor(problem, SOURCES, measures=measures, update=step, every=1, budget=None)
+    torch.manual_seed(7)
+    losses = []
+    for step in range(steps):
+        for part in range(accumulate):
+            rows = torch.randperm(len(x))[:16]
+            with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+                loss = nn.functional.cross_entropy(called(x[rows]), y[rows])
+                if monitor and part == 0 and step % 2:
+                    monitor.probe(10_000 + step)  # in the middle of things, inside autocast
+            scaler.scale(loss / accumulate).backward()
+            losses.append(loss.item())
+        if monitor:
+            monitor.history.keep_until(9_999)
+            monitor.step(step)  # before the optimizer: gradients are there and must stay
+        scaler.step(rule)
+        scaler.update()
+        rule.zero_grad()
+    state = json.dumps(rule.state_dict(), default=lambda tensor: tensor.tolist(), sort_keys=True)
+    return losses, fingerprint(net), state, surroundings(), monitor
+
+
+RUNS = {
+    "plain": {},
+    "amp with a scaler": {"amp": True},
+    "compiled": {"compiled": True},
+    "accumulation": {"accumulate": 3},
+    "live steps": {"update": "live"},
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_run_does_not_notice(optimizer, run):
+    """Losses, weights, batch-norm statistics, optimizer state, random state and flags, bit for bit."""
+    *alone, _ = train(optimizer, **{key: value for key, value in RUNS[run].items() if key != "update"})
+    *watched, monitor = train(optimizer, watch=True, **RUNS[run])
+    assert watched == alone
+    assert monitor.history.steps == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_a_run_compiled_to_code_does_not_notice():
+    torch.manual_seed(0)
+
+    def run(watch):
+        net = network()
+        fast = torch.compile(net)
+        rule = torch.optim.Adam(trainable(net), lr=1e-2)
+        monitor = le.Monitor(fast, SOURCES, loss="cross_entropy", every=1, budget=None) if watch else None
+        torch.manual_seed(7)
+        losses = []
+        for step in range(5):
+            loss = nn.functional.cross_entropy(fast(x), y)
+            rule.zero_grad()
+            loss.backward()
+            rule.step()
+            losses.append(loss.item())
+            if monitor:
+                monitor.step(step)
+        return losses, fingerprint(net)
+
+    assert run(watch=True) == run(watch=False)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_live_step_is_a_real_step_on_a_deep_copy(optimizer):
+    net = network().double()
+    rule = OPTIMIZERS[optimizer](net)
+    for _ in range(3):
+        rule.zero_grad()
+        nn.functional.cross_entropy(net(x.double()), y).backward()
+        rule.step()
+    sources = x[:3].double(), y[:3]
+    monitor = le.Monitor(net, sources, loss="cross_entropy", update=le.FromOptimizer(rule), every=1, budget=None)
+    monitor.probe(0)
+    net.eval()
+    before = net(sources[0]).detach()
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    for i in range(3):
+        stepped, moving = copy.deepcopy((net, rule))
+        moving.zero_grad()
+        nn.functional.cross_entropy(stepped(sources[0][i : i + 1]), y[i : i + 1]).backward()
+        moving.step()
+        moved = (stepped(sources[0]).detach() - before).norm(dim=1)
+        expected[i] = moved / moved[i]
+    assert np.allclose(monitor.history[0].similarity["relative"], expected.numpy(), rtol=1e-8)
+
+
+def test_the_frame_says_what_similarity_says():
+    net = network()
+    problem = le.Problem.of(net, "cross_entropy")
+    targets = x[6:15], y[6:15]
+    monitor = le.Monitor(
+        problem, SOURCES, targets=targets, target_labels=y[6:15], measures=("kl", "stiffness_cos"), every=5, budget=None
+    )
+    for step in range(7):
+        monitor.step(step)
+    frame = monitor.frame()
+    names = ["step", "measure", "source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
+    assert list(frame.columns) == names
+    assert len(frame) == 2 * 2 * 9
+    S = le.similarity(problem, SOURCES, targets[0], measure="kl", source_labels=y[:6], target_labels=y[6:15])
+    expected = S.le.classes()
+    found = frame[(frame.step == 5) & (frame.measure == "kl")].reset_index(drop=True)
+    assert np.allclose(found.value, expected.value)
+    assert np.allclose(found.low, expected.low)
+    assert (found.low <= found.value).all()
+    assert (found.value <= found.high).all()
+    data = monitor.history.dataset()
+    assert dict(data.sizes) == {"step": 2, "source": 6, "target": 9}
+
+
+def test_measures_may_be_functions_and_regression_has_one_class():
+    def largest(response):
+        return le.relative(response, change=lambda before, d: d.abs().amax(-1))
+
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    monitor = le.Monitor(net, (torch.randn(5, 2), torch.randn(5)), loss="mse", measures=[largest, "kernel"], every=1)
+    monitor.step(0)
+    frame = monitor.frame()
+    assert frame.measure.tolist() == ["largest", "kernel"]
+    assert frame.source_class.tolist() == ["all", "all"]
+    assert frame.pairs.tolist() == [20, 20]  # self-pairs left out
+    assert monitor.phases().of.tolist() == ["intra", "intra"]
+
+
+def test_targets_with_the_sources_labels_are_other_examples():
+    """The diagonal of a square matrix is left out only where the targets are the sources."""
+    net, a, b = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 3)
+    labels, seen = torch.arange(4) % 2, []
+    options = {"loss": "cross_entropy", "every": 1, "loggers": [lambda values, step: seen.append(values)]}
+    le.Monitor(net, (a, labels), **options).step(0)
+    others = le.Monitor(net, (a, labels), targets=b, target_labels=labels, **options)
+    others.step(0)
+    assert others.frame().pairs.tolist() == [4, 4, 4, 4]
+    S = others.history[0].similarity["relative"]
+    assert seen[1]["local_elasticity/relative/0-0"] == pytest.approx(np.median(S[::2, ::2]))
+
+
+def test_it_can_be_drawn(tmp_path):
+    from local_elasticity.report.figures import save_figure
+
+    monitor = le.Monitor(network(), SOURCES, loss="cross_entropy", measures=("relative", "kl"), every=1, budget=None)
+    with pytest.raises(ValueError, match="nothing to draw yet"):
+        monitor.plot()
+    for step in range(3):
+        monitor.step(step)
+    assert all(file.stat().st_size > 5000 for file in save_figure(monitor.plot(), tmp_path / "curves"))
+    net, many = nn.Linear(4, 12), (torch.randn(24, 4), torch.arange(24) % 12)
+    crowded = le.Monitor(net, many, loss="cross_entropy", every=1)
+    crowded.step(0)
+    save_figure(crowded.plot(), tmp_path / "crowded")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_budget_is_kept_by_leaving_probes_out(monkeypatch, caplog):
+    clock = Clock()
+    net = nn.Linear(3, 1)
+    monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", every=1, budget=0.1)
+    monitor.budget = Budget(0.1, clock=clock)
+    measure = monitor._prober
+
+    def slow():
+        clock.now += 2.0
+        return measure()
+
+    monitor._prober = slow
+    with caplog.at_level(logging.WARNING):
+        for step in range(200):
+            clock.now += 1.0
+            monitor.step(step)
+    taken = len(monitor.history)
+    assert taken + len(monitor.skipped) == 200
+    assert 0.08 <= monitor.budget.probing_seconds / monitor.budget.training_seconds <= 0.1
+    assert taken == 10
+    assert np.ptp(np.diff(monitor.history.steps[2:])) <= 1  # evenly spread, once the first is paid for
+    assert sum("left out" in record.message for record in caplog.records) == 1
+
+
+def test_without_a_budget_every_probe_is_taken():
+    net = nn.Linear(3, 1)
+    monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", schedule=[0, 3, 4], budget=None)
+    assert [step for step in range(6) if monitor.step(step)] == [0, 3, 4]
+    assert monitor.skipped == []
+
+
+def test_running_out_of_memory_costs_a_probe_and_not_the_run(caplog):
+    net = nn.Linear(3, 1)
+    monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", every=1, budget=None)
+    measure, monitor._prober = monitor._prober, lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+    assert not monitor.step(0)
+    assert "no memory" in caplog.text
+    monitor._prober = measure
+    assert monitor.step(1)
+    assert monitor.skipped == [0]
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    def log(self, values, step):
+        self.seen.append((step, values))
+
+
+class Broken:
+    def log_metrics(self, values, step):
+        raise ConnectionError("the server is gone")
+
+
+def test_loggers_get_numbers_and_cannot_stop_training(caplog):
+    recorder = Recorder()
+    monitor = le.Monitor(
+        network(), SOURCES, loss="cross_entropy", measures=("kl",), every=1, budget=None, loggers=[Broken(), recorder]
+    )
+    for step in range(3):
+        monitor.step(step)
+    assert [step for step, _ in recorder.seen] == [0, 1, 2]
+    values = recorder.seen[0][1]
+    assert "local_elasticity/kl/0-1" in values
+    ratio = values["local_elasticity/kl/inter"] / values["local_elasticity/kl/intra"]
+    assert values["local_elasticity/kl/ratio"] == pytest.approx(ratio)
+    assert all(isinstance(value, float) for value in values.values())
+    assert caplog.text.count("the server is gone") == 1
+
+
+def test_tensorboard_reads_what_was_logged(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(tmp_path)
+    monitor = le.Monitor(network(), SOURCES, loss="cross_entropy", every=2, budget=None, loggers=[writer])
+    for step in range(5):
+        monitor.step(step)
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("local_elasticity/relative/ratio")] == [0, 2, 4]
+
+
+def other_model():
+    return torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every: a positive whole number"),
+        ({"every": 5, "schedule": [1]}, "every, schedule: give one"),
+        ({"schedule": []}, "schedule: none of its steps"),
+        ({"schedule": [-3]}, "never fire"),
+        ({"schedule": "often"}, "schedule: steps"),
+        ({"budget": None}, "every, schedule: give one of them where budget is None"),
+        ({"budget": -0.1}, "budget: a positive share"),
+        ({"loss": None}, "loss: a bare model needs one"),
+        ({"measures": ()}, "measures: name at least one"),
+        ({"measures": ("elasticity",)}, "measure: 'elasticity' is not one of"),
+        ({"measures": (3,)}, "measures: a name or a function"),
+        ({"source_labels": [1, 2]}, "source_labels: 2 labels do not fit 6"),
+        ({"engine": "quick"}, "engine: 'quick'"),
+        ({"loggers": [3]}, "loggers: int has none of"),
+        ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),
+        ({"update": 0.1}, "update: "),
+    ],
+)
+def test_mistakes_are_told_before_training(options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        le.Monitor(network(), SOURCES, **{"loss": "cross_entropy", **options})
+
+
+def test_mistakes_in_sources_are_told_before_training():
+    net = network()
+    with pytest.raises(ValueError, match="sources: label 7 is outside the model's 3 outputs"):
+        le.Monitor(net, (x[:3], torch.tensor([0, 7, 1])), loss="cross_entropy")
+    with pytest.raises(ValueError, match="sources: inputs are on meta, the model on cpu"):
+        le.Monitor(net, (x[:3].to("meta"), y[:3]), loss="cross_entropy")
+    with pytest.raises(ValueError, match="loss: the problem has one"):
+        le.Monitor(le.Problem.of(net, "cross_entropy"), SOURCES, loss="mse")
+
+
+def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
+    with le.Monitor(network(), SOURCES, loss="cross_entropy", schedule=[1000], budget=None) as monitor:
+        for step in range(5):
+            monitor.step(step)
+    assert "schedule: it never fired up to step 4" in caplog.text
