@@ -132,6 +132,14 @@ def test_units_are_measured_on_one_machine_and_concluded_on_another(tmp_path):
     assert len(result["environment"]) == 2
 
 
+def test_a_unit_names_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_ELASTICITY_COMMIT", "abc123")
+    assert run_experiment(Toy(), tmp_path / "named", scale="smoke", seeds=1)["commit"] == "abc123"
+    monkeypatch.delenv("LOCAL_ELASTICITY_COMMIT")
+    found = run_experiment(Toy(), tmp_path / "found", scale="smoke", seeds=1)["commit"]
+    assert found is None or len(found.removesuffix("+changes")) == 40
+
+
 def test_units_can_be_measured_in_batches(tmp_path):
     class Batched(Toy):
         def batches(self, units, settings):

@@ -22,6 +22,7 @@ from local_elasticity.papers.experiment import Experiment, Findings, Reading, Sc
 logger = logging.getLogger("local_elasticity")
 
 SCHEMA = 1
+COMMIT = "LOCAL_ELASTICITY_COMMIT"
 EXPERIMENTS = {
     "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
     "dan2021dynamics/penalised": "local_elasticity.papers.dan2021dynamics.penalised:Penalised",
@@ -231,14 +232,22 @@ def _device_in_words(device: str) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that runs, where there is one."""
-    here = Path(__file__).parent
+    """The commit of the source tree that runs, where there is one; "+changes" where files differ from it.
+
+    LOCAL_ELASTICITY_COMMIT names it for a copy of the tree that has no history.
+    """
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT]
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        )
+        commit, changes = (_git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", "."))
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(*words: str) -> str:
+    here = Path(__file__).parents[1]
+    answer = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True)
     return answer.stdout.strip()
 
 
