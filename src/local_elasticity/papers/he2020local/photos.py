@@ -59,7 +59,7 @@ class Photos(Experiment):
     title = "One step of EfficientNet-Lite0 on a photograph of a dog: KL at other dogs and at vehicles"
     claims = (SIMILAR, MEANS)
     scales = {  # noqa: RUF012 (read only)
-        "smoke": {"sources": 2, "targets": 2, "pixels": 64},
+        "smoke": {"sources": 2, "targets": 1, "pixels": 64},
         "small": {"sources": 6, "targets": 6, "pixels": 224},
         "paper": {"sources": 12, "targets": 12, "pixels": 224},
     }
