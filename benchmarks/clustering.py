@@ -10,7 +10,7 @@
   scikit-learn's Nystroem(300) + KMeans and tslearn's KernelKMeans on the points; all objectives on the exact kernel.
 * *Warm-up.* Seconds for an epoch against its matrix products alone.
 
-Figures go to benchmarks/results/clustering-cpu.json.
+It needs tslearn (pip install -c constraints.txt tslearn). Figures go to benchmarks/results/clustering-cpu.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import platform
 import statistics
 import time
@@ -196,6 +197,7 @@ def main() -> None:
     turns = 1 if quick else 5
     found: dict[str, Any] = {
         "machine": f"{torch.get_num_threads()} CPU threads",
+        "load before": os.getloadavg()[0],
         "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "tslearn")},
         "python": platform.python_version(),
     }

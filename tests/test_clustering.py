@@ -160,6 +160,15 @@ def test_new_points_go_where_their_like_went(similarity):
     assert 0 < model.score(X[40:]) < 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("protocol", ["frozen", "sequential"])
+def test_a_gpu_finds_the_same(protocol):
+    X, _ = blobs(45, centers=3, seed=4)
+    one, other = (small(n_clusters=3, protocol=protocol, device=device).fit(X) for device in ("cpu", "cuda"))
+    assert_near(other.similarity_, one.similarity_, 1e-2)
+    assert le.best_match_accuracy(other.predict(X), one.labels_) == 1
+
+
 def test_equal_seeds_give_equal_results():
     X, _ = blobs()
     torch.manual_seed(1)
