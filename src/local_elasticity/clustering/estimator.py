@@ -130,7 +130,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
         A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
-        seeds = random.randint(2**31 - 1, size=3)
+        seeds = random.randint(2**31 - 1, size=2)
         self._scaling = Scaling.of(X)
         self._primary = self._tensor(X)
         everything = torch.cat([self._primary, self._tensor(A)])
