@@ -16,6 +16,7 @@ import torch
 import local_elasticity as le
 from local_elasticity.training.history import History
 from local_elasticity.training.language import sequence_problem, sequences, token_kl, token_problem, token_sources
+from tests.extras import skip_beside_a_broken_torchvision
 from tests.test_untouched import fingerprint
 
 ROOT = Path(__file__).parent.parent
@@ -28,11 +29,9 @@ def needs(extra):
 
 
 def imported(name):
-    """A worker; skipped where the library is there but does not import, as beside a torchvision for another torch."""
-    try:
-        return import_module(f"tests.{name}_worker")
-    except (RuntimeError, ImportError) as error:
-        pytest.skip(f"{name} is installed but cannot be imported ({error})")
+    """A worker, a module that imports the library."""
+    skip_beside_a_broken_torchvision()
+    return import_module(f"tests.{name}_worker")
 
 
 @needs("lightning")
@@ -78,10 +77,12 @@ def test_a_killed_run_goes_on_from_its_checkpoint(library, tmp_path):
     imported(library)
     command = [sys.executable, str(ROOT / "tests" / f"{library}_worker.py"), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    said = tmp_path / "said.txt"
+    with said.open("w") as file:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=file)
     while process.poll() is None and not (tmp_path / "history.zarr" / "step" / "c" / "5").exists():
         time.sleep(0.05)
-    assert process.poll() is None, process.stderr.read()
+    assert process.poll() is None, said.read_text()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = History.open(tmp_path / "history.zarr")

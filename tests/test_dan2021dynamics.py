@@ -1,5 +1,7 @@
 """The experiments of Dan et al.: the released formulas, the images, and the orderings that one run must show."""
 
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -121,3 +123,19 @@ def test_spearman_is_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.random(30), rng.random(30)
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
+
+
+@pytest.mark.parametrize("name", ["svhn", "regression"])
+def test_units_are_measured_on_a_bare_machine(name, tmp_path):
+    """torch, NumPy and scikit-learn (for the packaged digits) suffice to measure."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['pandas', 'xarray', 'zarr', 'matplotlib', 'typer', 'rich', 'mlxtend']))\n"
+        "from pathlib import Path\n"
+        "from local_elasticity.papers.runner import find_experiment, measure_units\n"
+        f"experiment = find_experiment('dan2021dynamics/{name}')\n"
+        f"measure_units(experiment, Path({str(tmp_path / 'run')!r}), scale='smoke', seeds=1)"
+    )
+    answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert list((tmp_path / "run" / "units").iterdir())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import local_elasticity as le
+from tests.extras import skip_beside_a_broken_torchvision
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -23,9 +24,25 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
+EXTRAS = ("local_elasticity.training.lightning", "local_elasticity.training.transformers")
+"""Modules that need an extra."""
+
+
+def imported(name):
+    """A module; skipped where its extra is missing."""
+    if name in EXTRAS:
+        skip_beside_a_broken_torchvision()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if name not in EXTRAS:
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_run(name):
-    outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    outcome = doctest.testmod(imported(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert outcome.failed == 0
 
 
@@ -48,6 +65,9 @@ def test_the_performance_page_holds_what_was_measured():
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_run(example, tmp_path):
+    for name in EXTRAS:
+        if f"from {name} import" in example.read_text():
+            imported(name)
     answer = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
@@ -64,7 +84,8 @@ def test_public_names_are_there_and_documented(name):
 def test_functions_are_not_shadowed_by_modules():
     """Importing every module leaves le.similarity and its like callable."""
     for name in MODULES:
-        importlib.import_module(name)
+        if name not in EXTRAS:
+            importlib.import_module(name)
     for name in ("similarity", "respond", "estimate", "kernel", "relative", "load"):
         assert callable(getattr(le, name))
 

@@ -67,6 +67,7 @@ def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16):
         gradient_accumulation_steps=2,
         save_steps=4,
         logging_steps=1,
+        lr_scheduler_type="constant",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,

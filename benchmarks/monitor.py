@@ -1,0 +1,200 @@
+"""What watching costs: a probe against the released notebooks' way, the share of an epoch, and memory.
+
+    python benchmarks/monitor.py                 # on the CPU
+    python benchmarks/monitor.py --device cuda   # on a GPU
+
+*Released* is written as the notebooks of Dan et al. do it: for each of the 60 sources and each of 3 target classes the
+model is built anew, the weights are copied in, one step is taken, and the 20 targets are predicted one by one, before
+and after. It is timed on some of the 180 updates and scaled to all. *Epoch* trains on 15,000 images in batches of 256,
+with 7 probes and without, in turns. Ratios are taken within a turn; the median over turns is reported.
+Figures go to benchmarks/results/monitor-<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import local_elasticity as le
+
+RESULTS = Path(__file__).parent / "results"
+POINTS, CLASSES, UPDATES = 20, 3, 180
+RATE = 1e-4
+ENGINES = {"cpu": ("auto", "linearized"), "cuda": ("auto", "structured", "vmapped", "looped", "linearized")}
+
+
+def points(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(POINTS * CLASSES, 3, 32, 32, generator=generator)
+    return x.to(device), torch.arange(CLASSES).repeat_interleave(POINTS).to(device)
+
+
+def released(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, updates: int) -> None:
+    """Rebuild, step, predict one by one."""
+    for update in range(updates):
+        source, targets = update % len(x), x[POINTS * (update // len(x) % CLASSES) :][:POINTS]
+        model = le.models.ResNet18(CLASSES).to(x.device)
+        model.load_state_dict(net.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        before = [model(target[None]).softmax(1).detach().cpu() for target in (x[source], *targets)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[source : source + 1]), y[source : source + 1]).backward()
+        optimizer.step()
+        after = [model(target[None]).softmax(1).detach().cpu() for target in (x[source], *targets)]
+        for p, q in zip(after, before, strict=True):
+            F.kl_div(p.log(), q)
+
+
+def monitor_of(net: torch.nn.Module, device: str, engine: str = "auto", **options: Any) -> le.Monitor:
+    return le.Monitor(
+        net,
+        points(device),
+        loss="cross_entropy",
+        measures=("kl", "relative_l1"),
+        update=le.SGD(RATE),
+        budget=None,
+        engine=engine,
+        **{"every": 1, **options},
+    )
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def probe_against_released(device: str, repeats: int, updates: int) -> dict[str, Any]:
+    net = le.models.ResNet18(CLASSES).to(device)
+    x, y = points(device)
+    monitors = {engine: monitor_of(net, device, engine) for engine in ENGINES[device.partition(":")[0]]}
+    for monitor in monitors.values():
+        monitor.probe(0)
+        monitor.probe(1)
+    exact = monitors["auto"].history[0].similarity["kl"]
+    released(net, x, y, 2)
+    turns = []
+    for turn in range(repeats):
+        before = seconds(lambda: released(net, x, y, updates), device)
+        probes = {
+            name: seconds(lambda monitor=monitor, turn=turn: monitor.probe(2 + turn), device)
+            for name, monitor in monitors.items()
+        }
+        after = seconds(lambda: released(net, x, y, updates), device)
+        turns.append({"released": (before + after) / 2 * UPDATES / updates, **probes})
+    middle = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    error = {
+        name: float(abs(monitor.history[0].similarity["kl"] - exact).max() / exact.max())
+        for name, monitor in monitors.items()
+    }
+    return {
+        "seconds": middle,
+        "auto is": monitors["auto"].history[0].engine,
+        "largest difference from auto": error,
+        "released / auto": statistics.median(turn["released"] / turn["auto"] for turn in turns),
+        "released updates timed": 2 * updates,
+    }
+
+
+def epoch(device: str, images: int, engine: str, repeats: int) -> dict[str, Any]:
+    """Seconds of an epoch with and without 7 probes, and the peak memory of both."""
+    x = torch.randn(images, 3, 32, 32, device=device)
+    y = torch.arange(images, device=device) % CLASSES
+    net = le.models.ResNet18(CLASSES).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
+    steps = images // 256
+    schedule = le.training.PerEpoch(min(7, steps), steps)
+    monitor = monitor_of(net, device, engine, every=None, schedule=schedule)
+
+    def train(first: int, watched: bool) -> None:
+        for step in range(steps):
+            rows = slice(256 * step, 256 * (step + 1))
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+            if watched:
+                monitor.step(first + step)
+
+    train(0, False)
+    memory = {"alone": _peak(device, lambda: train(0, False)), "watched": _peak(device, lambda: train(0, True))}
+    turns = []
+    for turn in range(1, repeats + 1):
+        alone = seconds(lambda: train(0, False), device)
+        watched = seconds(lambda turn=turn: train(turn * steps, True), device)
+        turns.append((alone, watched))
+    return {
+        "engine": engine,
+        "images": images,
+        "probes": min(7, steps),
+        "seconds alone": statistics.median(alone for alone, _ in turns),
+        "seconds watched": statistics.median(watched for _, watched in turns),
+        "overhead": statistics.median(watched / alone - 1 for alone, watched in turns),
+        "peak memory GiB": memory,
+    }
+
+
+def _peak(device: str, work: Callable[[], None]) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() / 2**30
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="one turn, few updates and images: to see that it runs")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    on_gpu = options.device.startswith("cuda")
+    repeats = 1 if options.quick else 3
+    probe = probe_against_released(options.device, repeats, 2 if options.quick else 12 if on_gpu else 4)
+    print(f"a probe of 60 x 60: {probe}", flush=True)
+    images = 15_000 if on_gpu else 512
+    engines = ("auto", "linearized")
+    epochs = [epoch(options.device, images, engine, repeats) for engine in engines]
+    for one in epochs:
+        print(f"an epoch of {one['images']} images, {one['probes']} probes: {one}", flush=True)
+    wanted = 300.0 if on_gpu else 8.0
+    cheapest = min(epochs, key=lambda one: one["overhead"])
+    verdicts = [
+        (f"released / auto at least {wanted:g}", probe["released / auto"], probe["released / auto"] >= wanted),
+        ("7 probes cost at most 30 % of an epoch of 15,000 images", cheapest["overhead"], cheapest["overhead"] <= 0.3),
+    ]
+    report = {
+        "machine": f"one {torch.cuda.get_device_name()}" if on_gpu else f"{torch.get_num_threads()} CPU threads",
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "turns": repeats,
+        "probe": probe,
+        "epochs": epochs,
+        "verdicts": [(what, value, "pass" if met else "miss") for what, value, met in verdicts[: 2 if on_gpu else 1]],
+    }
+    out = options.out or RESULTS / f"monitor-{options.device.partition(':')[0]}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    for what, value, verdict in report["verdicts"]:  # type: ignore[attr-defined]
+        print(f"{verdict:5} {value:8.2f}  {what}")
+
+
+if __name__ == "__main__":
+    main()
