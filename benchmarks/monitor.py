@@ -30,6 +30,9 @@ import local_elasticity as le
 RESULTS = Path(__file__).parent / "results"
 POINTS, CLASSES, UPDATES = 20, 3, 180
 RATE = 1e-4
+WITHIN = 0.01
+"""An engine counts where its similarities are within this share of the exact ones."""
+
 ENGINES = {"cpu": ("auto", "linearized"), "cuda": ("auto", "structured", "vmapped", "looped", "linearized")}
 
 
@@ -52,7 +55,7 @@ def released(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, updates: in
         optimizer.step()
         after = [model(target[None]).softmax(1).detach().cpu() for target in (x[source], *targets)]
         for p, q in zip(after, before, strict=True):
-            F.kl_div(p.log(), q)
+            F.kl_div(p.log(), q, reduction="batchmean")
 
 
 def monitor_of(net: torch.nn.Module, device: str, engine: str = "auto", **options: Any) -> le.Monitor:
@@ -170,12 +173,13 @@ def main() -> None:
     probe = probe_against_released(options.device, repeats, 2 if options.quick else 12 if on_gpu else 4)
     print(f"a probe of 60 x 60: {probe}", flush=True)
     images = 15_000 if on_gpu else 512
-    engines = ("auto", "linearized")
+    engines = ("auto", "structured", "linearized") if on_gpu else ("auto", "linearized")
     epochs = [epoch(options.device, images, engine, repeats) for engine in engines]
     for one in epochs:
         print(f"an epoch of {one['images']} images, {one['probes']} probes: {one}", flush=True)
     wanted = 300.0 if on_gpu else 8.0
-    cheapest = min(epochs, key=lambda one: one["overhead"])
+    close = [one for one in epochs if probe["largest difference from auto"][one["engine"]] <= WITHIN]
+    cheapest = min(close, key=lambda one: one["overhead"])
     verdicts = [
         (f"released / auto at least {wanted:g}", probe["released / auto"], probe["released / auto"] >= wanted),
         ("7 probes cost at most 30 % of an epoch of 15,000 images", cheapest["overhead"], cheapest["overhead"] <= 0.3),
