@@ -7,7 +7,7 @@ from local_elasticity.engine.loss import LOSSES, gradient_of
 
 SHAPES = {
     "mse": [(5,), (5, 1), (5, 3), (5, 2, 3)],
-    "half_mse": [(5, 1), (5, 3)],
+    "half_mse": [(5,), (5, 1), (5, 3)],
     "cross_entropy": [(5, 4), (5, 4, 3)],
     "bce": [(5, 1), (5, 2)],
     "bce_logits": [(5,), (5, 3)],

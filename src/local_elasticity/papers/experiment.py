@@ -85,9 +85,13 @@ class Claim:
     evidence: str = ""
 
     def judged(self, outcomes: Sequence[bool], effect: float | None, evidence: str) -> Claim:
-        """With a verdict: it holds where every outcome is true, fails where none is, and depends otherwise."""
+        """With a verdict: it holds where every outcome is true, fails where none is, and depends otherwise; without
+        outcomes it is not measured.
+        """
+        if not outcomes:
+            return self
         verdict: Verdict = "holds" if all(outcomes) else "depends" if any(outcomes) else "fails"
-        return replace(self, verdict=verdict if outcomes else "not measured", effect=effect, evidence=evidence)
+        return replace(self, verdict=verdict, effect=effect, evidence=evidence)
 
 
 @dataclass(frozen=True)
