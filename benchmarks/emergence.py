@@ -4,7 +4,9 @@
     python benchmarks/emergence.py --quick    # to see that it runs
 
 Aims: design II, 11 values, 8 seeds and theory under 15 s on two cores; Recall@1 without an n × n matrix in memory and
-not slower than pytorch-metric-learning's calculator in the same run (turns of ours, theirs, ours).
+not slower than pytorch-metric-learning's calculator in the same run (turns of ours, theirs, ours). One thread
+throughout (OMP_NUM_THREADS=1): two that wait for each other take many times longer on matrices of this size. Where the
+machine is busy the clock says little, so processor time stands beside it, and is what the verdicts are about.
 """
 
 from __future__ import annotations
@@ -42,12 +44,6 @@ def both_seconds(work: Callable[[], object]) -> dict[str, float]:
     return {"clock": round(time.perf_counter() - began, 2), "processor": round(time.process_time() - busy, 2)}
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def design_two(seeds: int) -> None:
     """Alignment, elasticity, Recall@1 and theory along design II."""
     for seed in range(seeds):
@@ -70,6 +66,11 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def _ratio(turn: dict[str, dict[str, float]]) -> float:
+    ours = (turn["ours"]["processor"] + turn["ours again"]["processor"]) / 2
+    return turn["pytorch-metric-learning"]["processor"] / ours
+
+
 def recall(n: int, p: int, turns: int) -> dict[str, object]:
     features, labels = clustered(n, p)
     em.recall_at_k(features[:500], labels[:500])
@@ -79,15 +80,15 @@ def recall(n: int, p: int, turns: int) -> dict[str, object]:
     theirs = em.library_recall_at_1(features, labels)
     rounds = []
     for _ in range(turns):
-        first = seconds(lambda: em.recall_at_k(features, labels))
-        library = seconds(lambda: em.library_recall_at_1(features, labels))
-        last = seconds(lambda: em.recall_at_k(features, labels))
-        rounds.append({"ours": (first + last) / 2, "pytorch-metric-learning": library})
+        first = both_seconds(lambda: em.recall_at_k(features, labels))
+        library = both_seconds(lambda: em.library_recall_at_1(features, labels))
+        last = both_seconds(lambda: em.recall_at_k(features, labels))
+        rounds.append({"ours": first, "pytorch-metric-learning": library, "ours again": last})
     return {
         "n": n,
         "p": p,
         "turns": rounds,
-        "pytorch-metric-learning / ours": statistics.median(r["pytorch-metric-learning"] / r["ours"] for r in rounds),
+        "pytorch-metric-learning / ours": statistics.median(_ratio(turn) for turn in rounds),
         "peak memory of ours beyond the features, GiB": round(memory, 3),
         "n x n matrix, GiB": round(4 * n * n / 2**30, 3),
         "Recall@1": {"ours": ours, "pytorch-metric-learning": theirs},
@@ -101,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     design = [both_seconds(lambda: design_two(1 if quick else 8)) for _ in range(1 if quick else 2)]
-    least = min(turn["clock"] for turn in design)
+    least = min(turn["processor"] for turn in design)
     retrieval = recall(*(1000, 32, 1) if quick else (20_000, 512, 3))
     ratio = float(retrieval["pytorch-metric-learning / ours"])  # type: ignore[arg-type]
     report = {
@@ -111,7 +112,7 @@ def main() -> None:
         "design II, 11 values, 8 seeds, theory: seconds": design,
         "recall": retrieval,
         "verdicts": [
-            ["design II under 15 s by the clock", least, "pass" if least < 15 else "miss"],
+            ["design II under 15 s of one core", least, "pass" if least < 15 else "miss"],
             ["pytorch-metric-learning / recall_at_k at least 1", ratio, "pass" if ratio >= 1 else "miss"],
         ],
     }

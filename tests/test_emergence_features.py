@@ -169,3 +169,31 @@ def test_the_room_needs_neither_pandas_nor_plotting():
     )
     answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("form", ["cosine", "centred_cosine"])
+def test_a_monitor_shows_alignment_along_training(form):
+    """The mean over pairs of a class, in a monitor's table, is the class's alignment at that moment."""
+    net = nn.Linear(4, 6).double()
+    x, classes = torch.randn(12, 4).double(), torch.arange(12) % 3
+    loss = em.ProxyLoss(3, 6).double()
+    monitor = le.Monitor(
+        le.Problem.of(net, loss),
+        (x, classes),
+        source_labels=classes,
+        measures=(getattr(em, form),),
+        every=1,
+        budget=None,
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for step in range(3):
+        assert monitor.step(step)
+        S = getattr(em, form)(le.respond(le.Problem.of(net, loss), (x, classes)))
+        means = le.class_pairs(S, classes, reduce="mean")
+        within = means[means["source_class"] == means["target_class"]]["value"]
+        expected = em.alignment_by_class(net(x).detach(), classes, form=form)
+        assert within.tolist() == pytest.approx(list(expected.values()), rel=SAME_IN_FLOAT64)
+        optimizer.zero_grad()
+        loss(net(x), classes).backward()
+        optimizer.step()
+    assert set(monitor.frame()["step"]) == {0, 1, 2}

@@ -27,6 +27,7 @@ from local_elasticity.emergence.equivalent_kernel import equivalent_kernel, equi
 from local_elasticity.emergence.features import FeatureStream, feature_extractor, stream_features
 from local_elasticity.emergence.metric import ProxyLoss, library_loss, library_recall_at_1, triplet_loss
 from local_elasticity.emergence.named import OF_FEATURES
+from local_elasticity.emergence.of_response import centred_cosine, cosine
 from local_elasticity.emergence.one_step import Norms, Step, one_step, train_covariance, usual_step_size
 from local_elasticity.emergence.operator_norm import operator_norm, operator_norm_bound
 from local_elasticity.emergence.prediction import Theory
@@ -55,7 +56,9 @@ __all__ = [
     "WithinAndBetween",
     "alignment",
     "alignment_by_class",
+    "centred_cosine",
     "cluster_agreement",
+    "cosine",
     "elasticity",
     "elasticity_from",
     "equivalent_kernel",

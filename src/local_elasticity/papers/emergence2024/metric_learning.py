@@ -62,7 +62,7 @@ class MetricLearning(Experiment):
             "unseen": 200,
             "steps": 600,
             "batch": 100,
-            "photographs": {"per_class": 1000, "unseen": 200, "steps": 600, "batch": 200},
+            "photographs": {"per_class": 1000, "unseen": 200, "steps": 400, "batch": 200},
         },
     }
 

@@ -245,7 +245,7 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
                 "gain of Recall@1": (np.ravel(run["gap"]), _gain(run).ravel()),
             }
             for axes, (name, (x, y)) in zip(panels[row], points.items(), strict=True):
-                axes.scatter(x, y, s=3, alpha=0.4, linewidths=0, color=COLOURS[row])
+                axes.scatter(x, y, s=3, alpha=0.4, linewidths=0, color=COLOURS[row], rasterized=True)
                 axes.set(ylabel=name, xlabel="$|s_1 - s_2|$" if "gain" in name else "|s|", title=f"{part} MNIST")
             panels[row, 2].axhline(0, color="0.6", linewidth=0.6)
     return made
