@@ -105,7 +105,7 @@ PLANTED = {
     "ridge without K": (PenalisedFeatures, "ridge", property(lambda self: self.penalty), penalised, "Definition 4"),
     "weights without eigenvectors": (
         PenalisedFeatures,
-        "weights",
+        "w",
         lambda self, t: np.exp(-self.rate * np.asarray(t)[..., None, None]) * (self.start - self.limit) + self.limit,
         penalised,
         "Theorem 3.1",

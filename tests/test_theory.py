@@ -78,7 +78,7 @@ def test_every_model_is_a_flow(name):
     flow, _, _ = FLOWS[name]
     assert isinstance(flow, Flow)
     assert flow.velocity(flow.start).shape == flow.start.shape
-    assert flow.weights(T).shape == (4, *flow.start.shape)
+    assert flow.w(T).shape == (4, *flow.start.shape)
     assert flow.loss(T).shape == (4,)
     with pytest.raises(AttributeError):
         flow.rate = 2.0
@@ -92,15 +92,15 @@ def test_weights_follow_the_flow(name):
     assert np.allclose(flow.velocity(flow.start), velocity(flow.start), rtol=ROUNDING, atol=ROUNDING)
     if name != "two layers":  # its velocity jumps where a neuron flips, which an implicit method does not like
         numbers = oracle.flow_by_numbers(velocity, flow.start, T)
-        assert np.abs(flow.weights(T) - numbers).max() < FLOW * np.abs(numbers).max()
-    assert np.allclose(flow.weights(0.0), flow.start, atol=ROUNDING)
+        assert np.abs(flow.w(T) - numbers).max() < FLOW * np.abs(numbers).max()
+    assert np.allclose(flow.w(0.0), flow.start, atol=ROUNDING)
 
 
 @EVERY
 def test_a_flow_goes_on_from_where_it_is(name):
     flow, _, _ = FLOWS[name]
-    later = integrate(flow, flow.weights(1.5), [0.0, 4.5])[1]
-    assert np.abs(later - flow.weights(6.0)).max() < 10 * FLOW * np.abs(later).max()
+    later = integrate(flow, flow.w(1.5), [0.0, 4.5])[1]
+    assert np.abs(later - flow.w(6.0)).max() < 10 * FLOW * np.abs(later).max()
 
 
 @EVERY
@@ -154,7 +154,7 @@ def test_penalised_similarity_is_right_late_in_training():
     """Where expanded squares of size ‖h‖⁴ cancel: large features, after training, against 60 digits."""
     features = np.maximum(np.random.default_rng(1).normal(size=(40, 6)) * 300, 0)
     flow = PenalisedFeatures(features, np.arange(40) % 2, 1.0, 1e-6, np.ones((2, 6)))
-    w = flow.weights(1e9)
+    w = flow.w(1e9)
     for i in range(5):
         exact = oracle.penalised_relative(w, flow.ridge, features[i], i % 2, features[i + 6])
         assert float(flow.relative(1e9, (features[i], i % 2), features[i + 6])) == pytest.approx(exact, rel=1e-9)
@@ -167,7 +167,7 @@ def test_readings_of_the_ridge():
     released = PenalisedFeatures(X, CLASSES, penalty, 1.0, reading="as_released")
     assert np.allclose(
         released.loss(1.0),
-        PenalisedFeatures(X, 1 - CLASSES, penalty, 1.0, released.weights(1.0), reading="as_released").loss(0.0),
+        PenalisedFeatures(X, 1 - CLASSES, penalty, 1.0, released.w(1.0), reading="as_released").loss(0.0),
     )
     assert not np.allclose(released.relative(1.0, (X[0], 0), X[0]), 1.0)
 
@@ -176,8 +176,8 @@ def test_many_starts_share_one_eigendecomposition():
     other = PENALISED.starting_at(np.ones((2, 3)))
     assert other.spectrum[1] is PENALISED.spectrum[1]
     fresh = PenalisedFeatures(X, CLASSES, 0.8, 0.3, np.ones((2, 3)))
-    assert np.array_equal(other.weights(T), fresh.weights(T))
-    assert not np.array_equal(PENALISED.weights(T), fresh.weights(T))
+    assert np.array_equal(other.w(T), fresh.w(T))
+    assert not np.array_equal(PENALISED.w(T), fresh.w(T))
 
 
 def test_the_gate_settles_at_theorem_4_3():
@@ -200,7 +200,7 @@ def test_algorithm_1_reaches_the_true_weights_in_all_runs_at_once():
 def test_theorem_5_1_contains_w_and_its_metric_does_not():
     flow = homogeneous(2)
     assert np.allclose(flow.proximity(X[:3], X[3:6]), flow.proximity(X[3:6], X[:3]).T)
-    bounds = [flow.bound(w, X[:3], X[3:6]) for w in flow.weights([0.0, 5.0])]
+    bounds = [flow.bound(w, X[:3], X[3:6]) for w in flow.w([0.0, 5.0])]
     assert np.abs(bounds[0] - bounds[1]).max() > 1e-3
     S = flow.relative([0.0, 5.0], X[:3], X[3:6])
     assert all((S[i] <= bounds[i] * (1 + 1e-12)).all() for i in range(2))
@@ -256,7 +256,7 @@ def test_a_finite_step_is_the_engines(name):
     x, v, eta = X[:5], X[5:11], 0.02
     y = np.maximum(x @ STAR, 0) if name == "gate" else Y[:5]
     for t in (0.0, 1.5):
-        theirs = engine_similarity(model, flow.weights(t), (x, y), v, update=le.SGD(eta), **options)
+        theirs = engine_similarity(model, flow.w(t), (x, y), v, update=le.SGD(eta), **options)
         ours = quietly(lambda t=t: flow.relative(t, x if name == "gate" else (x, y), v, step_size=eta))
         known = np.isfinite(theirs) & np.isfinite(ours)
         assert known.any()
@@ -268,7 +268,7 @@ def test_a_penalty_is_the_engines_weight_decay():
     labels = np.eye(2)[CLASSES[:5]]
     for t in T:
         theirs = engine_similarity(
-            model, PENALISED.weights(t), (X[:5], labels), X[5:11], update=le.SGD(0.01, weight_decay=0.4)
+            model, PENALISED.w(t), (X[:5], labels), X[5:11], update=le.SGD(0.01, weight_decay=0.4)
         )
         assert np.allclose(PENALISED.relative(t, (X[:5], CLASSES[:5]), X[5:11]), theirs, rtol=1e-9)
 
@@ -280,7 +280,7 @@ def test_the_engine_tends_to_the_closed_form_in_first_order(name):
     model, _ = engine_model(name)
     limit = flow.relative(1.5, (X[:5], Y[:5]), X[5:11])
     errors = [
-        np.abs(engine_similarity(model, flow.weights(1.5), (X[:5], Y[:5]), X[5:11], update=le.SGD(eta)) - limit).max()
+        np.abs(engine_similarity(model, flow.w(1.5), (X[:5], Y[:5]), X[5:11], update=le.SGD(eta)) - limit).max()
         for eta in (1e-3, 5e-4, 2.5e-4)
     ]
     slopes = np.log2(np.array(errors[:-1]) / errors[1:])

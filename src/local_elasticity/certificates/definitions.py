@@ -51,7 +51,7 @@ def _definition_1() -> Certificate:
     """The engine, the closed forms, and the definition taken word for word are the same thing."""
     flow, source, target = _penalised()
     linear = max(
-        relative_error(flow.relative(t, source, target), engine_penalised(flow, flow.weights(t), source, target, 0.1))
+        relative_error(flow.relative(t, source, target), engine_penalised(flow, flow.w(t), source, target, 0.1))
         for t in TIMES
     )
     rng = np.random.default_rng(1)
@@ -59,11 +59,11 @@ def _definition_1() -> Certificate:
     given, others = (rng.normal(size=(5, 2)), rng.normal(size=5)), rng.normal(size=(6, 2))
     theory, words = 0.0, 0.0
     for t in TIMES:
-        found = engine_quadratic(quadratic.weights(t), given, others, 0.05)
+        found = engine_quadratic(quadratic.w(t), given, others, 0.05)
         theory = max(theory, relative_error(quadratic.relative(t, given, others, step_size=0.05), found))
         predict = lambda w, beta: (beta * w**2).sum(-1)
         loss = lambda w, beta, y: 0.5 * (y - (beta * w**2).sum(-1)).square()
-        words = max(words, relative_error(stepped(predict, loss, quadratic.weights(t), given, others, 0.05), found))
+        words = max(words, relative_error(stepped(predict, loss, quadratic.w(t), given, others, 0.05), found))
     checks = [
         Check("the engine, PenalisedFeatures with penalty as weight decay", 108, linear),
         Check("the engine, DiagonalQuadratic at η = 0.05", 90, theory),

@@ -66,13 +66,13 @@ def _theorem_5_2() -> Certificate:
     ode, late, signs = 0.0, 0.0, set()
     for seed in range(6):
         flow, features, labels = _sampled(seed)
-        numbers = Descent(mean_loss(features, labels), flow.rate, flow.start).weights(TIMES)
-        ode = max(ode, relative_error(flow.weights(TIMES), numbers))
+        numbers = Descent(mean_loss(features, labels), flow.rate, flow.start).w(TIMES)
+        ode = max(ode, relative_error(flow.w(TIMES), numbers))
         a, b = flow.moments
         late = max(late, relative_error(flow.squares(1e5), np.maximum(a / b, 0)))
         signs |= set(np.sign(a)) | {float(x) for x in np.sign(flow.start**2 - a / b)}
     zero = DiagonalQuadratic([0.0, 1e-9], [1.0, 2.0], [1.0, 0.5], 0.3)
-    edge = relative_error(zero.weights(TIMES), integrate(zero, zero.start, TIMES))
+    edge = relative_error(zero.w(TIMES), integrate(zero, zero.start, TIMES))
     checks = [
         Check("the flow of the mean loss by numbers, any sign of a, any w(0)", 24, ode),
         Check("the flow by numbers, a = 0 and a = 1e-9", len(TIMES), edge),
@@ -88,7 +88,7 @@ def _relative() -> Certificate:
         flow, features, labels = _sampled(seed)
         source, target = (features[:5], labels[:5]), features[5:10]
         for eta in (0.0, 1e-3, 0.1):
-            true = along(predict, point_loss, flow.weights(TIMES), source, target, eta)
+            true = along(predict, point_loss, flow.w(TIMES), source, target, eta)
             worst = max(worst, relative_error(flow.relative(TIMES, source, target, step_size=eta), true))
             trials += true.size
     checks = [Check("a step of autograd of size 0, 0.001 and 0.1", trials, worst)]
@@ -102,9 +102,7 @@ def _order() -> Certificate:
         source, target = (features[:5], labels[:5]), features[5:10]
         limit = flow.relative(1.0, source, target)
         steps = (2e-3, 1e-3, 5e-4)
-        errors = [
-            np.abs(stepped(predict, point_loss, flow.weights(1.0), source, target, eta) - limit).max() for eta in steps
-        ]
+        errors = [np.abs(stepped(predict, point_loss, flow.w(1.0), source, target, eta) - limit).max() for eta in steps]
         worst = max(worst, abs(order_of(errors) - 1))
     checks = [Check("order 1, in autograd's steps of 0.002, 0.001, 0.0005", 300, worst, ORDER)]
     return Certificate("Dan et al.", "Theorem 5.2, order in η", "S_rel(η) = S_rel(0) + O(η)", "holds", checks)
@@ -127,7 +125,7 @@ def _eq_14() -> Certificate:
     flow, times = paper_flow(), np.array([0.0, 100.0, 500.0])
     x, v = np.array([1.0, 1.0, 1.0]), np.array([1.0, 1.0, -1.0])
     truth = (x[None], np.array([14.0]))
-    true = along(predict, point_loss, flow.weights(times), truth, v[None])[:, 0, 0]
+    true = along(predict, point_loss, flow.w(times), truth, v[None])[:, 0, 0]
     decay = np.exp(-flow.rate * times[:, None] * [4, 16, 36])
     terms = 1 / (np.array([1, 1 / 4, 1 / 9]) + np.array([1, 1 / 4, 5 / 36]) * decay)
     printed = (terms @ (x * v)) / (terms @ x**2)
@@ -151,7 +149,7 @@ def _sgd() -> Certificate:
     flow = paper_flow()
     rng = np.random.default_rng(8)
     x = np.linalg.qr(rng.normal(size=(40, 3)))[0] * np.sqrt(40)
-    w = flow.weights(300.0)
+    w = flow.w(300.0)
     steps = 2 * 0.001 * (x @ (np.array([1.0, 4.0, 9.0]) - w**2))[:, None] * x * w
     checks = [Check("velocity, in the mean over a white sample", 40, relative_error(steps.mean(0), flow.velocity(w)))]
     return Certificate("Dan et al.", "eq. 15 and its SGD step", "the mean step follows eq. 12", "holds", checks)
@@ -163,7 +161,7 @@ def _figure_11() -> Certificate:
     z = np.arange(1, 101)
     x = v + np.sqrt(z)[:, None]
     labels = x @ np.array([1.0, 4.0, 9.0])
-    curve = stepped(predict, point_loss, flow.weights(500.0), (x, labels), v[None], 0.0)[:, 0]
+    curve = stepped(predict, point_loss, flow.w(500.0), (x, labels), v[None], 0.0)[:, 0]
     top = int(curve.argmax())
     return Certificate(
         "Dan et al.",
@@ -179,7 +177,7 @@ def _figure_11() -> Certificate:
 
 def _curve(x: Array, v: Array, times: Array) -> Array:
     """S_rel in the worked example by steps of autograd; its limit is the same for all labels that are not yet met."""
-    return along(predict, point_loss, paper_flow().weights(times), (x[None], np.array([99.0])), v[None])[:, 0, 0]
+    return along(predict, point_loss, paper_flow().w(times), (x[None], np.array([99.0])), v[None])[:, 0, 0]
 
 
 def _non_decreasing() -> Certificate:

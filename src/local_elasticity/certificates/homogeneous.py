@@ -68,9 +68,7 @@ def _pairs(seed: int = 0) -> tuple[tuple[Array, Array], Array]:
 def _flow_of_loss() -> Certificate:
     flows = [_flow(degree, seed) for degree in DEGREES for seed in range(3)]
     worst = max(relative_error(f.velocity(f.start), -f.rate * gradient(_loss_of(f), f.start)) for f in flows)
-    whole = max(
-        relative_error(f.weights(TIMES), Descent(_loss_of(f), f.rate, f.start).weights(TIMES)) for f in flows[::3]
-    )
+    whole = max(relative_error(f.w(TIMES), Descent(_loss_of(f), f.rate, f.start).w(TIMES)) for f in flows[::3])
     checks = [
         Check("autograd's gradient of the mean loss, d = 1 … 4", len(flows), worst),
         Check("the flow by numbers, d = 1 … 4", 4 * len(TIMES), whole),
@@ -84,7 +82,7 @@ def _finite() -> Certificate:
     for degree in DEGREES:
         flow = _flow(degree)
         for eta in (1e-3, 0.05):
-            true = along(_predict(degree), _point_loss(degree), flow.weights(TIMES), source, target, eta)
+            true = along(_predict(degree), _point_loss(degree), flow.w(TIMES), source, target, eta)
             worst = max(worst, relative_error(flow.relative(TIMES, source, target, step_size=eta), true))
             trials += true.size
     checks = [Check("a step of autograd of size 0.001 and 0.05, d = 1 … 4", trials, worst)]
@@ -96,7 +94,7 @@ def _limit() -> Certificate:
     source, target = _pairs()
     for degree in DEGREES:
         flow = _flow(degree)
-        true = along(_predict(degree), _point_loss(degree), flow.weights(TIMES), source, target)
+        true = along(_predict(degree), _point_loss(degree), flow.w(TIMES), source, target)
         worst, trials = max(worst, relative_error(flow.relative(TIMES, source, target), true)), trials + true.size
     checks = [Check("autograd's derivative along the step, d = 1 … 4", trials, worst)]
     return Certificate("Dan et al.", "eqs 29–31", "the limit η → 0", "holds", checks)
@@ -108,7 +106,7 @@ def _order() -> Certificate:
     source, target = _pairs()
     for degree in DEGREES[1:]:
         flow = _flow(degree)
-        w, limit = flow.weights(1.0), flow.relative(1.0, source, target)
+        w, limit = flow.w(1.0), flow.relative(1.0, source, target)
         steps = (4e-3, 2e-3, 1e-3)
         errors = [
             np.abs(stepped(_predict(degree), _point_loss(degree), w, source, target, eta) - limit).max()
@@ -141,7 +139,7 @@ def _not_constant() -> Certificate:
     moved = {}
     for d in (1, 2):
         flow = HomogeneousFeatures(d, nothing, same, np.eye(2), [1.0, 4.0], [[1.0, 0.5]], 1.0)
-        first, last = (flow.bound(flow.weights(t), x, v)[0, 0] for t in (0.0, 50.0))
+        first, last = (flow.bound(flow.w(t), x, v)[0, 0] for t in (0.0, 50.0))
         moved[d] = abs(last - first), first, last
     return Certificate(
         "Dan et al.",

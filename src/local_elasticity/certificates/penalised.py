@@ -59,7 +59,7 @@ def _constant() -> Certificate:
     worst, spread = 0.0, 0.0
     for seed in range(3):
         flow, (source, target) = _flow(seed, penalty=0.0), _pairs(seed)
-        weights = Descent(_loss_of(flow), flow.rate, flow.start).weights(TIMES)
+        weights = Descent(_loss_of(flow), flow.rate, flow.start).w(TIMES)
         true = along(_outputs, _point_loss(0.0, 3), weights, source, target)
         worst = max(worst, relative_error(flow.relative(TIMES, source, target), true))
         spread = max(spread, relative_error(true, true[:1]))
@@ -107,9 +107,9 @@ def _theorem_3_1() -> Certificate:
         times = TIMES / 10
         loss = lambda w, m=moment, u=u: 0.5 * (w @ tensor(m) * w).sum() - (tensor(u) * w).sum()
         numbers = integrate(Descent(loss, flow.rate, flow.start), flow.start, times)
-        ode = max(ode, relative_error(flow.weights(times), numbers))
-        first = max(first, relative_error(flow.weights(0.0), flow.start))
-        late = max(late, relative_error(flow.weights(1e6), np.linalg.solve(moment, u.T).T))
+        ode = max(ode, relative_error(flow.w(times), numbers))
+        first = max(first, relative_error(flow.w(0.0), flow.start))
+        late = max(late, relative_error(flow.w(1e6), np.linalg.solve(moment, u.T).T))
     checks = [
         Check("the ODE of Definition 4 by numbers", 4 * len(TIMES), ode),
         Check("t = 0", 4, first),
@@ -123,7 +123,7 @@ def _theorem_3_2() -> Certificate:
     printed, defined, expanded = 0.0, 0.0, 0.0
     for seed in range(4):
         flow, (source, target) = _flow(seed), _pairs(seed)
-        weights = Descent(_loss_of(flow), flow.rate, flow.start).weights(TIMES)
+        weights = Descent(_loss_of(flow), flow.rate, flow.start).w(TIMES)
         true = along(_outputs, _point_loss(flow.penalty, 3), weights, source, target)
         as_printed = _flow(seed, "as_printed").relative(TIMES, source, target)
         printed = max(printed, relative_error(as_printed, true))
@@ -174,7 +174,7 @@ def _any_step() -> Certificate:
     worst = 0.0
     for seed, eta in ((0, 1e-3), (1, 0.1), (2, 2.0)):
         flow, (source, target) = _flow(seed), _pairs(seed)
-        true = along(_outputs, _point_loss(flow.penalty, 3), flow.weights(TIMES), source, target, eta)
+        true = along(_outputs, _point_loss(flow.penalty, 3), flow.w(TIMES), source, target, eta)
         worst = max(worst, relative_error(flow.relative(TIMES, source, target, step_size=eta), true))
     checks = [Check("steps of autograd of size 0.001, 0.1 and 2", 300, worst)]
     return Certificate(
@@ -209,7 +209,7 @@ def _released_loss() -> Certificate:
     for reading in ("as_released", "as_defined"):
         flow = _flow(1, reading)
         loss = _loss_of(flow)
-        errors[reading] = relative_error(flow.loss(TIMES), [float(loss(tensor(w))) for w in flow.weights(TIMES)])
+        errors[reading] = relative_error(flow.loss(TIMES), [float(loss(tensor(w))) for w in flow.w(TIMES)])
     flow = _flow(1, "as_released")
     swapped = PenalisedFeatures(
         flow.features, (np.asarray(flow.labels) + 1) % 3, flow.penalty, flow.rate, flow.w0, reading="as_released"

@@ -58,11 +58,7 @@ def _predict(w: Tensor, x: Tensor) -> Tensor:
 def _pairs(gate: ReluGate, seed: int) -> tuple[tuple[Array, Array], Array]:
     """Sources on the side of w* where the gate is on and a step is asked for at all TIMES; any targets."""
     x = np.random.default_rng(seed + 200).normal(size=(400, 3))
-    on = (
-        (x @ gate.star > 0.1)
-        & (gate.weights(TIMES) @ x.T > 0.1).all(0)
-        & (abs(gate.missing(TIMES) @ x.T) > 1e-3).all(0)
-    )
+    on = (x @ gate.star > 0.1) & (gate.w(TIMES) @ x.T > 0.1).all(0) & (abs(gate.missing(TIMES) @ x.T) > 1e-3).all(0)
     inputs = x[on][:4]
     return (inputs, inputs @ gate.star), x[-6:]
 
@@ -80,10 +76,10 @@ def _theorem_4_1() -> Certificate:
     ode, first, late = 0.0, 0.0, 0.0
     for seed in SEEDS:
         gate = _gate(seed)
-        numbers = Descent(_risk(gate, _inputs(seed)), 1.0, gate.start).weights(TIMES)
-        ode = max(ode, relative_error(gate.weights(TIMES), numbers))
-        first = max(first, relative_error(gate.weights(0.0), gate.start))
-        late = max(late, relative_error(gate.weights(1e6), gate.star))
+        numbers = Descent(_risk(gate, _inputs(seed)), 1.0, gate.start).w(TIMES)
+        ode = max(ode, relative_error(gate.w(TIMES), numbers))
+        first = max(first, relative_error(gate.w(0.0), gate.start))
+        late = max(late, relative_error(gate.w(1e6), gate.star))
     checks = [
         Check("the flow of the risk by numbers", len(SEEDS) * len(TIMES), ode),
         Check("t = 0", len(SEEDS), first),
@@ -117,7 +113,7 @@ def _exact() -> Certificate:
         gate = _gate(seed)
         source, target = _pairs(gate, seed)
         for eta in (0.0, 0.05, 0.5):
-            true = along(_predict, _point_loss(gate), gate.weights(TIMES), source, target, eta)
+            true = along(_predict, _point_loss(gate), gate.w(TIMES), source, target, eta)
             worst = max(worst, relative_error(gate.relative(TIMES, source[0], target, step_size=eta), true))
             trials += true.size
     checks = [Check("a step of autograd of size 0, 0.05 and 0.5 (eq. 9)", trials, worst)]
@@ -131,7 +127,7 @@ def _order() -> Certificate:
     x, v = np.array([1.0, 0.0]), np.array([1.0, -1.0 + 1e-3])
     steps = [0.4, 0.2, 0.1, 0.05]
     source = x[None], np.array([x @ gate.star])
-    numbers = [along(_predict, _point_loss(gate), gate.weights([0.0]), source, v[None], eta)[0, 0, 0] for eta in steps]
+    numbers = [along(_predict, _point_loss(gate), gate.w([0.0]), source, v[None], eta)[0, 0, 0] for eta in steps]
     limit = float(gate.relative(0.0, x, v))
     ours = [float(gate.relative(0.0, x, v, step_size=eta)) for eta in steps]
     checks = [
@@ -150,7 +146,7 @@ def _lemma_4_2() -> Certificate:
         gate = _gate(int(rng.integers(1000)))
         x, v = rng.normal(size=(2, 30, 3)) * 2
         eta, t = float(rng.exponential()), float(rng.exponential(3))
-        w = gate.weights(t)
+        w = gate.w(t)
         after = w + eta * gate.rate * ((x @ gate.star > 0) * (np.maximum(x @ gate.star, 0) - x @ w))[:, None] * x
         moved = np.abs(np.maximum(after @ v.T, 0) - np.maximum(w @ v.T, 0))
         bound = gate.change_bound(t, x, v, step_size=eta)
@@ -170,7 +166,7 @@ def _theorem_4_3() -> Certificate:
         for eta in (0.0, 0.01, 0.3):
             late = gate.late_time(x, x, step_size=eta).max()
             times = late + np.array([1e-6, 1.0])
-            true = along(_predict, _point_loss(gate), gate.weights(times), (x, x @ gate.star), x, eta)
+            true = along(_predict, _point_loss(gate), gate.w(times), (x, x @ gate.star), x, eta)
             value = gate.late_value(x, x)
             below = max(below, float(((value - true) / (1 + value)).max()))
             apart = max(apart, relative_error(true, np.broadcast_to(value, true.shape)))

@@ -43,7 +43,7 @@ class Descent:
     def velocity(self, w: Array) -> Array:
         return -self.rate * gradient(self.loss, w)
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         return integrate(self, self.start, t)
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:

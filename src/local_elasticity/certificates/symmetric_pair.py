@@ -33,7 +33,7 @@ def _sampled(seed: int, mixed: float = 0.0) -> tuple[SymmetricPair, Array, Array
 
 def _along(pair: SymmetricPair, features: Array, labels: Array) -> tuple[Array, tuple[Array, Array], Array]:
     """S_rel by autograd along the flow by numbers."""
-    weights = Descent(mean_loss(features, labels), pair.rate, pair.start).weights(TIMES)
+    weights = Descent(mean_loss(features, labels), pair.rate, pair.start).w(TIMES)
     source, target = (features[:5] + 0.1, labels[:5] + 1.0), features[5:10]
     return along(predict, point_loss, weights, source, target), source, target
 
@@ -97,7 +97,7 @@ def _theorem_5_3() -> Certificate:
         pair = SymmetricPair(rng.uniform(0.2, 3, size=2), alpha, beta, 0.3)
         x, v = rng.normal(size=(2, 2))
         times = float(pair.late_from(x, v)) + np.linspace(0, 20, 30)
-        w = pair.weights(times) ** 2
+        w = pair.w(times) ** 2
         true = np.abs(w @ (x * v)) / (w @ x**2)
         bound = pair.late_bound(times, x, v)
         missed = max(missed, float(((bound - true) / true).max()))

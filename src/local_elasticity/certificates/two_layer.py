@@ -63,7 +63,7 @@ def _eq_2_4() -> Certificate:
         times = [0.0, 1.0] if seed < 2 else [0.0]
         f, loss = _predict(np.asarray(net.signs)), _point_loss(np.asarray(net.signs))
         for eta in errors:
-            true = along(f, loss, net.weights(times), source, target, eta)
+            true = along(f, loss, net.w(times), source, target, eta)
             errors[eta] = max(errors[eta], _error_where_known(net, times, source, target, eta, true))
             trials += true.size
     checks = [

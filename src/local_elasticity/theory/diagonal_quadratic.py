@@ -76,7 +76,7 @@ class DiagonalQuadratic:
         squares: Array = first * np.where(a < 0, decay, 1.0) / (np.where(a < 0, 1.0, decay) + b * first * grown)
         return squares
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, r]; signs never change."""
         w: Array = np.sign(self.start) * np.sqrt(self.squares(t))
         return w

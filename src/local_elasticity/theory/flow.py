@@ -37,7 +37,7 @@ class Flow(Protocol):
     def velocity(self, w: Array) -> Array:
         """dw/dt at w, in the shape of w."""
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, *shape of w]."""
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
@@ -51,7 +51,7 @@ def integrate(flow: Flow, w0: ArrayLike, t: ArrayLike, *, tolerance: float = 1e-
     >>> from local_elasticity.theory import DiagonalQuadratic, integrate
     >>> flow = DiagonalQuadratic(a=[1.0, 4.0], b=[1.0, 1.0], w0=[0.7, 1.4], rate=0.1)
     >>> t = np.linspace(0, 5, 6)
-    >>> bool(np.allclose(integrate(flow, flow.start, t), flow.weights(t), atol=1e-10))
+    >>> bool(np.allclose(integrate(flow, flow.start, t), flow.w(t), atol=1e-10))
     True
     """
     times, start = as_times(t), np.asarray(w0, dtype=np.float64)

@@ -96,14 +96,14 @@ class HomogeneousFeatures:
         pull: Array = np.einsum("n,nrq->rq", error, beta) / len(beta) * w ** (self.degree - 1)
         return self.rate * self.degree * pull
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, r, q], by numbers."""
         return integrate(self, self.start, t)
 
     def loss(self, t: ArrayLike) -> Array:
         """E ½(y − f)², [t]."""
         beta, wanted = self._trained_on
-        outputs = np.einsum("nrq,...rq->...n", beta, self.weights(t) ** self.degree)
+        outputs = np.einsum("nrq,...rq->...n", beta, self.w(t) ** self.degree)
         mean: Array = 0.5 * ((wanted - outputs) ** 2).mean(-1)
         return mean
 
@@ -111,7 +111,7 @@ class HomogeneousFeatures:
         """S_rel(t), [t, n, m]: eq. 31, or eqs 26 and 28 for a finite step, which needs source = (x, y)."""
         times, step = as_times(t), as_step(step_size)
         (x, y), v = split(source, self._inputs.shape[1]), as_vectors(target, self._inputs.shape[1], "target")
-        w, inputs = self.weights(np.atleast_1d(times)), np.atleast_2d(x)
+        w, inputs = self.w(np.atleast_1d(times)), np.atleast_2d(x)
         if step and y is None:
             raise ValueError("source: a finite step depends on the label; pass source=(inputs, labels)")
         push = step * (np.atleast_1d(y) - self.predict(w, inputs)) if step and y is not None else None

@@ -134,7 +134,7 @@ class PenalisedFeatures:
         moved: Array = self.rate * (self.class_sums - w @ self.second_moment - self.ridge * w)
         return moved
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """W(t), [t, K, p] (Theorem 3.1)."""
         vectors = self.spectrum[1]
         offset = (self.start - self.limit) @ vectors
@@ -170,7 +170,7 @@ class PenalisedFeatures:
 
     def loss(self, t: ArrayLike) -> Array:
         """L(W(t)) (eq. 3), [t]; as released, every output is compared with every entry of e_k, whatever k."""
-        w = self.weights(t)
+        w = self.w(t)
         if self.reading == "as_released":
             means = self._features.mean(0)
             fit = self.classes / 2 * (1 + self._quadratic(w)) - np.einsum("...qp,p->...", w, means)

@@ -106,7 +106,7 @@ class ReluGate:
         gone: Array = (decay * ((self.star - self.start) @ vectors)) @ vectors.T
         return gone
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, d] (Theorem 4.1)."""
         return self.star - self.missing(t)
 
@@ -120,7 +120,7 @@ class ReluGate:
         """S_rel(t), [t, n, m], for inputs x [n, d] and x′ [m, d], from eqs 19 and 20; NaN where the gate is off."""
         times, (x, _), v = as_times(t), split(source, self.size), as_vectors(target, self.size, "target")
         step, inputs, others = as_step(step_size), np.atleast_2d(x), np.atleast_2d(v)
-        w = np.atleast_2d(self.weights(times))
+        w = np.atleast_2d(self.w(times))
         push = self._push(np.atleast_1d(times), inputs)
         if step:
             push, change = step * push, relu_change

@@ -61,9 +61,9 @@ class SymmetricPair:
         """As in `DiagonalQuadratic`."""
         return self.diagonal.velocity(w)
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, 2]."""
-        return self.diagonal.weights(t)
+        return self.diagonal.w(t)
 
     def loss(self, t: ArrayLike) -> Array:
         """As in `DiagonalQuadratic`."""

@@ -90,13 +90,13 @@ class TwoLayerRelu:
         pull: Array = (error[:, None] * (before >= 0) * self._signs).T @ self._lifted
         return self.rate * pull / len(self._lifted)
 
-    def weights(self, t: ArrayLike) -> Array:
+    def w(self, t: ArrayLike) -> Array:
         """w(t), [t, m, d+1], by numbers."""
         return integrate(self, self.start, t, tolerance=1e-10)
 
     def loss(self, t: ArrayLike) -> Array:
         """The mean of ½(y − f)², [t]."""
-        w = self.weights(t).reshape(-1, *self.start.shape)
+        w = self.w(t).reshape(-1, *self.start.shape)
         wanted = np.asarray(self.labels, dtype=np.float64)
         means = [0.5 * ((self.predict(one, np.atleast_2d(self.inputs)) - wanted) ** 2).mean() for one in w]
         return np.array(means).reshape(as_times(t).shape)
@@ -108,7 +108,7 @@ class TwoLayerRelu:
     def signed(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
         """The ratio of eq. 2.4 with its sign, [t, n, m]."""
         times, (x, y), v = as_times(t), split(source, self.size), as_vectors(target, self.size, "target")
-        moved, own = self._changes(self.weights(np.atleast_1d(times)), (x, y), v, as_step(step_size))
+        moved, own = self._changes(self.w(np.atleast_1d(times)), (x, y), v, as_step(step_size))
         why = "no neuron is on there, or its loss is at its minimum"
         size = ratio(np.abs(moved), np.abs(own)[..., None], scale=0.0, why=why)
         return kept(size * np.sign(moved) * np.sign(own)[..., None], times, x, v)

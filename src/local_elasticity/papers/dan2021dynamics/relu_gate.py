@@ -68,7 +68,7 @@ class ReluGateFigure(Experiment):
         singles = (rng.normal(size=start.shape) for _ in range(settings["steps"]))
         algorithm = np.stack([start, *modified_sgd(start, STAR, singles, step_size=STEP)])[record]
         gates = [ReluGate(np.eye(SIZE) / 2, STAR, w0, 1.0) for w0 in start]
-        closed = np.stack([gate.weights(STEP * record) for gate in gates], axis=1)
+        closed = np.stack([gate.w(STEP * record) for gate in gates], axis=1)
         curves = {
             way: _summary(relative_of(w, source, target, modified=way != "minibatch SGD"))
             for way, w in zip(WAYS, (closed, sgd, algorithm), strict=True)
