@@ -47,7 +47,7 @@ def estimate(
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
     >>> cost = le.estimate(problem, (torch.randn(100, 4), torch.zeros(100).long()))
-    >>> cost.engine in ("looped", "vmapped") and cost.seconds < 60
+    >>> cost.engine in ("looped", "vmapped", "structured") and cost.seconds < 60
     True
     """
     chosen = resolve_engine(engine, approximate)
