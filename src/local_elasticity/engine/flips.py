@@ -6,6 +6,7 @@ was counted with the unit's present state is short of relu(∓ s_ij u_ir − |Z_
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,40 +15,47 @@ from torch import Tensor
 from local_elasticity.shapes import Float, Int
 
 AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
-"""Pairs of a source and a unit that may flip, in one go: what caches hold, or what keeps a GPU busy."""
+"""Units of targets that are looked at in one go: what caches hold, or what keeps a GPU busy."""
 
-GROUPS = 4
-"""Sources are taken in groups of similar size of step: few units are within reach of the small ones."""
+GROUPS = 2
+"""Sources are taken in groups of similar loss gradient: few units are within reach of the small ones."""
 
 
 def flips(
     Z: Float[Tensor, "t h"],
     s: Float[Tensor, "c t"],
-    u: Float[Tensor, "c h"],
+    H: Float[Tensor, "c h"],
     V: Float[Tensor, "k h"],
-    spread: Float[Tensor, "c k"] | None = None,
-    H: Float[Tensor, "c h"] | None = None,
+    g: Float[Tensor, "c k"],
+    upper_rate: float,
 ) -> Float[Tensor, "c t k"]:
-    """Σ_r (V_kr − spread_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|) over the units that may flip.
+    """Σ_r (V_kr − η g_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|) over units that may flip; u_ir = [H_ir > 0] Σ_k g_ik V_kr.
 
     Args:
         Z: pre-activations of the targets.
-        s, u: the hidden units of target j move by s_ij u_ir with the step on source i.
-        V: the upper weights; they move by −spread_ik H_ir, where they move at all.
+        s: the hidden units of target j move by s_ij u_ir with the step on source i.
+        H, g: hidden activations of the sources, and the loss gradients above V.
+        V, upper_rate: the upper weights, and η where they step, 0 where they do not.
     """
-    j, r = within_reach(Z, s.abs().amax(0), u.abs().amax(0))
+    j, r = within_reach(Z, s.abs().amax(0), _largest(g, V))
     if not len(j):
         return s.new_zeros(*s.shape, len(V))
     kernel = _on_gpu() if Z.is_cuda else None
     if kernel is not None:
-        out: Tensor = kernel(Z, s, u, V, spread, H, j, r)
+        out: Tensor = kernel(Z, s, H, V, g, upper_rate, j, r)
         return out
+    order = g.abs().sum(1).argsort()
+    units, of = torch.unique(r, return_inverse=True)
+    HT, VT = H[order][:, units].T.contiguous(), V[:, units].T.contiguous()
     total = s.new_zeros(len(V), len(Z), len(s))
-    order = u.abs().amax(1).argsort()
-    for group in order.chunk(GROUPS):
-        chosen = (s[group], u[group], None if spread is None else spread[group], None if H is None else H[group])
-        total[:, :, group] = _of_group(Z, V, *chosen, j, r)
-    return total.permute(2, 1, 0)
+    for some in torch.arange(len(s)).chunk(GROUPS):
+        at = slice(int(some[0]), int(some[-1]) + 1)
+        sources = order[at]
+        near = Z[j, r].abs() <= s[sources].abs().amax(0)[j] * _largest(g[sources], V)[r]
+        z = Z[j[near], r[near]]
+        group = _Group(s[sources].T.contiguous(), g[sources].T.contiguous(), HT[:, at], VT, upper_rate)
+        group.add_to(total[:, :, at], z, j[near], of[near])
+    return torch.empty_like(total).index_copy_(2, order, total).permute(2, 1, 0)
 
 
 def within_reach(
@@ -63,27 +71,33 @@ def within_reach(
     return j, r
 
 
-def _of_group(
-    Z: Tensor, V: Tensor, s: Tensor, u: Tensor, spread: Tensor | None, H: Tensor | None, j: Tensor, r: Tensor
-) -> Tensor:
-    """The flips of some sources, [k, t, c], of the units that those sources reach."""
-    reached = Z[j, r].abs() <= s.abs().amax(0)[j] * u.abs().amax(0)[r]
-    j, r = j[reached], r[reached]
-    units, of = torch.unique(r, return_inverse=True)
-    uT, sT = u[:, units].T.contiguous(), s.T.contiguous()
-    HT = None if H is None else H[:, units].T.contiguous()
-    total = s.new_zeros(len(V), len(Z), len(s))
-    at_once = max(1, _at_once(s) // len(s))
-    for i in range(0, len(j), at_once):
-        some = slice(i, i + at_once)
-        z = Z[j[some], r[some]][:, None]
-        over = (sT[j[some]] * torch.where(z > 0, -1, 1)).mul_(uT[of[some]]).sub_(z.abs()).relu_()
-        for out in range(len(V)):
-            weight = V[out, r[some]][:, None]
-            if spread is not None and HT is not None:
-                weight = torch.addcmul(weight, HT[of[some]], spread[:, out], value=-1)
-            total[out].index_add_(0, j[some], over * weight)
-    return total
+@dataclass(frozen=True)
+class _Group:
+    """Some sources: s [t, c], g [k, c], the units H [e, c] and V [e, k] that are within reach, and η of V."""
+
+    s: Tensor
+    g: Tensor
+    H: Tensor
+    V: Tensor
+    upper_rate: float
+
+    def add_to(self, total: Tensor, z: Tensor, j: Tensor, r: Tensor) -> None:
+        """Put the flips of these sources into total [k, t, c], a target at a time, which stays in the cache."""
+        sign, size = torch.where(z > 0, -1, 1).to(z.dtype)[:, None], z.abs()[:, None]
+        targets, counts = torch.unique_consecutive(j, return_counts=True)
+        ends = counts.cumsum(0)
+        for target, start, end in zip(targets.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+            some = slice(start, end)
+            H, V = self.H[r[some]], self.V[r[some]]
+            over = (V @ self.g).mul_(H > 0).mul_(self.s[target]).mul_(sign[some]).sub_(size[some]).relu_()
+            total[:, target] = V.T @ over
+            if self.upper_rate:
+                total[:, target] -= self.upper_rate * self.g * H.mul_(over).sum(0)
+
+
+def _largest(g: Tensor, V: Tensor) -> Tensor:
+    """A bound of |u_ir| over the sources, [h]."""
+    return g.abs().amax(0) @ V.abs()
 
 
 def _at_once(tensor: Tensor) -> int:

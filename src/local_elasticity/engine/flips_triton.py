@@ -35,19 +35,19 @@ def _sum_of_flips(
 
 
 def flips_on_gpu(
-    Z: Tensor, s: Tensor, u: Tensor, V: Tensor, spread: Tensor | None, H: Tensor | None, j: Tensor, r: Tensor
+    Z: Tensor, s: Tensor, H: Tensor, V: Tensor, g: Tensor, upper_rate: float, j: Tensor, r: Tensor
 ) -> Tensor:
     """As `flips`, for the candidates (j, r) in order of j."""
     c, t = s.shape
     k, h = V.shape
     first = torch.searchsorted(j, torch.arange(t + 1, device=j.device))
     out = s.new_empty(k, t, c)
-    uT, sT = u.T.contiguous(), s.T.contiguous()
-    HT = uT if H is None else H.T.contiguous()
-    spreadT = sT if spread is None else spread.T.contiguous()
+    HT, sT = H.T.contiguous(), s.T.contiguous()
+    uT = (V.T @ g.T).mul_(HT > 0)
+    spreadT = upper_rate * g.T.contiguous()
     grid = (t, triton.cdiv(c, SOURCES), k)
     with torch.cuda.device(s.device):
         _sum_of_flips[grid](
-            uT, HT, sT, spreadT, V.contiguous(), Z[j, r], r, first, out, c, t, h, spread is not None, SOURCES
+            uT, HT, sT, spreadT, V.contiguous(), Z[j, r], r, first, out, c, t, h, upper_rate != 0, SOURCES
         )
     return out.permute(2, 1, 0)

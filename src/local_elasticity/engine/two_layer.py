@@ -220,8 +220,7 @@ class TwoLayerRunner:
             s = -rate * (met + 1 if self.b_steps else met)
             delta += s[:, :, None] * self._through_hidden(step, target)
             if self.relu:
-                spread, H = (rate * step.g, step.H) if self.V_steps else (None, None)
-                delta += flips(target.Z, s, step.u, self.V, spread, H)
+                delta += flips(target.Z, s, step.H, self.V, step.g, rate if self.V_steps else 0.0)
         return sigmoid_change(target.top, delta) if self.sigmoid else delta
 
     def _through_hidden(self, step: Step, target: Pass) -> Tensor:
