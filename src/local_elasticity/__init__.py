@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from local_elasticity.engine.estimate import estimate as estimate
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
+    from local_elasticity.explorable import write_report as write_report
+    from local_elasticity.labelled import as_similarity as as_similarity
     from local_elasticity.labelled import load as load
     from local_elasticity.labelled import similarity as similarity
     from local_elasticity.measures.activation import activation as activation
@@ -60,7 +62,8 @@ _PLACES = {
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
     "measures.summary": "class_pairs",
-    "labelled": "similarity load",
+    "labelled": "similarity as_similarity load",
+    "explorable": "write_report",
     "clustering": "LocalElasticityClustering KernelKMeans best_match_accuracy agreement",
     "training": "Monitor",
 }

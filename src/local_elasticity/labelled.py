@@ -24,6 +24,7 @@ from local_elasticity.measures.named import (
     OF_PROBLEM,
     OF_RESPONSE,
     OWN_CHANGE,
+    OWN_FLOOR,
     OfResponse,
     check_name,
     unresolved_share,
@@ -34,6 +35,8 @@ from local_elasticity.store.result import read, save
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from local_elasticity.report.card import Card
 
 
 def similarity(
@@ -51,6 +54,7 @@ def similarity(
     memory: int | None = None,
     progress: ProgressOption = None,
     store: str | Path | None = None,
+    examples: Any = None,
 ) -> xr.DataArray:
     """The similarity of every source with every target, labelled: rows are sources, columns targets.
 
@@ -62,6 +66,8 @@ def similarity(
         source_labels, target_labels: classes for summaries and plots. They default to the sources' own labels where
             the loss is cross-entropy and the targets are the sources.
         store: a path to save the result to, as one zarr store; `le.load(path)` reads it back.
+        examples: what reports show of each source: images, texts or vectors, one for each; (of the sources, of the
+            targets) where the targets are others. A small copy travels with the result.
 
     Returns:
         A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,
@@ -85,7 +91,7 @@ def similarity(
         raise FileExistsError(f"store: {store} is there already; choose another path or remove it")
     sources = _read_once(problem, sources)
     if name in OF_PROBLEM:
-        S, own = OF_PROBLEM[name](problem, sources, targets), None
+        S, own, floor = OF_PROBLEM[name](problem, sources, targets), None, None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
     else:
         response = respond(
@@ -101,6 +107,7 @@ def similarity(
         )
         S = (OF_RESPONSE[measure] if isinstance(measure, str) else measure)(response)
         own = OWN_CHANGE[name](response) if name in OWN_CHANGE else None
+        floor = OWN_FLOOR[name](response).amax(1) if name in OWN_FLOOR else None
         how = {
             "engine": response.engine,
             "update": repr(update),
@@ -110,7 +117,10 @@ def similarity(
         }
     if source_labels is None and source_batch_size is None:
         source_labels = _class_labels(problem, sources[1])
-    result = _labelled(S, own, source_labels, target_labels, bool(how["targets_are_sources"]))
+    result = _labelled(S, source_labels, target_labels, bool(how["targets_are_sources"]))
+    for coord, values in (("source_change", own), ("source_floor", floor)):
+        if values is not None:
+            result = result.assign_coords({coord: ("source", values.detach().cpu().numpy())})
     result.attrs = {
         "measure": name,
         "reading": "as_defined",
@@ -128,8 +138,56 @@ def similarity(
             "python": platform.python_version(),
         },
     }
+    if examples is not None:
+        result = result.le.with_examples(*(examples if isinstance(examples, tuple) else (examples,)))
     if store is not None:
         save(result, store)
+    return result
+
+
+def as_similarity(
+    S: Any,
+    *,
+    source_labels: Any = None,
+    target_labels: Any = None,
+    clusters: Any = None,
+    examples: Any = None,
+    square: bool | None = None,
+    **about: Any,
+) -> xr.DataArray:
+    """A matrix of your own, or a clustering's, as a labelled similarity: it is drawn, saved and reported as others are.
+
+    Args:
+        S: [n, m], rows are sources.
+        source_labels, target_labels: classes; those of the targets default to those of the sources where S is square.
+        clusters: a cluster for each example of a square S, such as `model.labels_`.
+        examples: as for `le.similarity`.
+        square: whether the targets are the sources; by default, where n is m and no target_labels are given.
+        about: what else is known of it, such as `measure="kernel"`; plain values only.
+
+    >>> import local_elasticity as le
+    >>> from sklearn.datasets import make_blobs
+    >>> X, kinds = make_blobs(40, centers=2, n_features=3, random_state=0)
+    >>> model = le.LocalElasticityClustering(n_clusters=2, random_state=0).fit(X)
+    >>> S = le.as_similarity(model.similarity_, source_labels=kinds, clusters=model.labels_, examples=X)
+    >>> sorted(S.coords)[-4:]
+    ['target', 'target_class', 'target_cluster', 'target_example']
+    """
+    values = torch.as_tensor(S)
+    if values.ndim != 2:
+        raise ValueError(f"S: a matrix [sources, targets] is wanted, not shape {tuple(values.shape)}")
+    square = values.shape[0] == values.shape[1] and target_labels is None if square is None else square
+    result = _labelled(values, source_labels, target_labels, square)
+    result.attrs = {
+        "measure": "similarity",
+        "unresolved": unresolved_share(values.double()),
+        "targets_are_sources": square,
+        **about,
+    }
+    if clusters is not None:
+        result = result.le.with_clusters(clusters)
+    if examples is not None:
+        result = result.le.with_examples(*(examples if isinstance(examples, tuple) else (examples,)))
     return result
 
 
@@ -161,7 +219,7 @@ def _class_labels(problem: Problem, labels: Any) -> Any:
     return labels if classes else None
 
 
-def _labelled(S: Tensor, own: Tensor | None, source_labels: Any, target_labels: Any, square: bool) -> xr.DataArray:
+def _labelled(S: Tensor, source_labels: Any, target_labels: Any, square: bool) -> xr.DataArray:
     n, m = S.shape
     coords: dict[str, Any] = {"source": np.arange(n), "target": np.arange(m)}
     if target_labels is None and square:
@@ -172,14 +230,12 @@ def _labelled(S: Tensor, own: Tensor | None, source_labels: Any, target_labels: 
             if values.shape != (size,):
                 raise ValueError(f"{axis}_labels: shape {values.shape} does not fit {size} {axis}s; give one for each")
             coords[f"{axis}_class"] = (axis, values)
-    if own is not None:
-        coords["source_change"] = ("source", own.detach().cpu().numpy())
     return xr.DataArray(S.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
 
 
 @xr.register_dataarray_accessor("le")
 class SimilarityAccessor:
-    """What a labelled similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.save()`."""
+    """What a labelled similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.html()`, `.save()`."""
 
     def __init__(self, S: xr.DataArray) -> None:
         self._S = S
@@ -187,7 +243,8 @@ class SimilarityAccessor:
     def frame(self) -> pd.DataFrame:
         """One row for each pair: source, target, their classes, value."""
         named = [name for name in ("source_class", "target_class") if name in self._S.coords]
-        frame = self._S.rename("value").drop_vars("source_change", errors="ignore").to_dataframe().reset_index()
+        others = [name for name in self._S.coords if name not in ("source", "target", *named)]
+        frame = self._S.rename("value").drop_vars(others).to_dataframe().reset_index()
         return frame[["source", "target", *named, "value"]]
 
     def classes(self, **options: Any) -> pd.DataFrame:
@@ -203,9 +260,8 @@ class SimilarityAccessor:
         row = self._S.sel(source=source)
         if self._S.attrs.get("targets_are_sources"):
             row = row.drop_sel(target=source)
-        frame = (
-            row.rename("value").drop_vars(["source", "source_class", "source_change"], errors="ignore").to_dataframe()
-        )
+        others = [name for name in row.coords if name not in ("target", "target_class")]
+        frame = row.rename("value").drop_vars(others).to_dataframe()
         return frame.reset_index().sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
     def plot(self) -> Figure:
@@ -213,6 +269,35 @@ class SimilarityAccessor:
         from local_elasticity.report.figures import similarity_figure
 
         return similarity_figure(self._S)
+
+    def html(self) -> Card:
+        """A small card for notebooks: the matrix, its class pairs, and whether to believe them."""
+        from local_elasticity.report.card import similarity_card
+
+        return similarity_card(self._S)
+
+    def with_examples(self, sources: Any, targets: Any = None) -> xr.DataArray:
+        """The same, with a small picture, text or vector for each example, which reports show."""
+        from local_elasticity.report.examples import kept_examples
+
+        if targets is None and self._S.attrs.get("targets_are_sources"):
+            targets = sources
+        kept = {"source_example": ("source", kept_examples(sources, self._S.sizes["source"], "examples of the sources"))}
+        if targets is not None:
+            kept["target_example"] = (
+                "target",
+                kept_examples(targets, self._S.sizes["target"], "examples of the targets"),
+            )
+        return self._S.assign_coords(kept)
+
+    def with_clusters(self, clusters: Any) -> xr.DataArray:
+        """The same, with the cluster of each example, where the targets are the sources."""
+        if not self._S.attrs.get("targets_are_sources"):
+            raise ValueError("clusters: the targets are not the sources here, so that clusters have no matrix")
+        values = np.asarray(clusters)
+        if values.shape != (self._S.sizes["source"],):
+            raise ValueError(f"clusters: shape {values.shape} does not fit {self._S.sizes['source']} examples")
+        return self._S.assign_coords(source_cluster=("source", values), target_cluster=("target", values))
 
     def save(self, path: str | Path) -> Path:
         """Write to one zarr store; `le.load(path)` reads it back."""

@@ -25,7 +25,7 @@ from local_elasticity.engine.response import Response
 from local_elasticity.measures.activation import activation
 from local_elasticity.measures.change import kl, manhattan
 from local_elasticity.measures.kernel import kernel, normalized
-from local_elasticity.measures.relative import relative, source_change
+from local_elasticity.measures.relative import noise_floor, relative, source_change
 from local_elasticity.measures.stiffness import stiffness
 
 OfResponse = Callable[[Response], Tensor]
@@ -64,6 +64,13 @@ OWN_CHANGE: dict[str, OfResponse] = {
     "kl": lambda response: source_change(response, kl),
 }
 """The denominators, for the measures that are ratios."""
+
+OWN_FLOOR: dict[str, OfResponse] = {
+    "relative": noise_floor,
+    "relative_l1": lambda response: noise_floor(_distribution(response), manhattan),
+    "kl": lambda response: noise_floor(response, kl),
+}
+"""What the denominators had to clear, [n, m]."""
 
 
 def check_name(measure: str) -> None:

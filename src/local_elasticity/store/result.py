@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,15 @@ def save(S: xr.DataArray, path: str | Path) -> Path:
     return path
 
 
-def read(path: str | Path) -> xr.DataArray:
-    """What `save` wrote."""
+def read(path: str | Path, *, part: Callable[[xr.DataArray], xr.DataArray] | None = None) -> xr.DataArray:
+    """What `save` wrote, or the part of it that a function takes before anything large is read."""
     if not (Path(path) / "zarr.json").exists():
         raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
-    with xr.open_zarr(path, consolidated=False) as stored:
+    with xr.open_zarr(path, consolidated=False, chunks=None) as stored:
         if "similarity" not in stored:
             raise ValueError(f"path: {path} is a zarr store, but holds no similarity")
-        S = stored["similarity"].load()
+        S = stored["similarity"]
+        S = (part(S) if part else S).load()
     return _with_strings(S.assign_attrs({name: json.loads(value) for name, value in S.attrs.items()}), "OT", str)
 
 

@@ -1,0 +1,166 @@
+// @ts-check
+"use strict";
+/* The other drawings. Colours are Okabe and Ito's; shapes and dashes tell apart what colours cannot. */
+
+/** @type {any} */
+var Plotly;
+
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"];
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "star", "triangle-down", "pentagon", "hexagram"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage", "sendDataToCloud"] };
+
+/** @param {number} i */
+const colourOf = (i) => COLOURS[i % COLOURS.length];
+
+/** What the style sheet says now, for drawings. */
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const of = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
+  return { paper: of("paper"), ink: of("ink"), grid: of("grid"), soft: of("soft"), card: of("card") };
+}
+
+/** @param {any} more */
+function layoutOf(more) {
+  const { paper, ink, grid, card } = theme();
+  const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true };
+  return {
+    paper_bgcolor: paper,
+    plot_bgcolor: paper,
+    font: { color: ink, size: 13, family: "system-ui, sans-serif" },
+    margin: { l: 60, r: 15, t: 30, b: 45 },
+    hoverlabel: { bgcolor: card, font: { color: ink } },
+    legend: { orientation: "h", y: -0.2 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: theme().soft, activecolor: ink },
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    ...more,
+    xaxis: { ...axis, ...more.xaxis },
+    yaxis: { ...axis, ...more.yaxis },
+  };
+}
+
+/** A line with its band. @param {number[]} x @param {any} curve @param {number} i */
+function banded(x, curve, i) {
+  const line = { color: colourOf(i), dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length], width: curve.wide ? 4 : 2 };
+  const shared = { x, legendgroup: curve.name, hoverinfo: "skip", mode: "lines", line: { width: 0 }, showlegend: false };
+  const band = curve.low
+    ? [
+        { ...shared, y: curve.low },
+        { ...shared, y: curve.high, fill: "tonexty", fillcolor: `${colourOf(i)}26` },
+      ]
+    : [];
+  const marker = { symbol: SYMBOLS[i % SYMBOLS.length], size: 6 };
+  const middle = { x, y: curve.median, name: plain(curve.name), legendgroup: curve.name, mode: "lines+markers", line, marker };
+  return [...band, middle];
+}
+
+/** Curves of one source class, or within and between classes. @param {any} pairs @param {string} which */
+function curvesOf(pairs, which) {
+  const source = pairs.classes.indexOf(which);
+  if (source < 0 || !pairs.median)
+    return [
+      { name: "same class", median: pairs.within, wide: true },
+      { name: "other classes", median: pairs.between, wide: false },
+      { name: "ratio, other to same", median: pairs.ratio, wide: false },
+    ];
+  const pick = (/** @type {any} */ cube, /** @type {number} */ b) => cube.map((/** @type {any} */ at) => at[source][b]);
+  return pairs.classes.map((/** @type {string} */ name, /** @type {number} */ b) => ({
+    name: `target ${name}`,
+    median: pick(pairs.median, b),
+    low: pick(pairs.low, b),
+    high: pick(pairs.high, b),
+    wide: b === source,
+  }));
+}
+
+/** @param {Panel} panel @param {string} which @param {number} when */
+function drawTime(panel, which, when) {
+  const at = panel.steps[when];
+  const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } }];
+  const traces = curvesOf(panel.pairs, which).flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(panel.steps, curve, i));
+  const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: { title: { text: "training step" } },
+    yaxis: { title: { text: plain(panel.measure) } } });
+  return Plotly.react("time-plot", traces, layout, CONFIG);
+}
+
+/** Medians in ten bins of equal counts. @param {{x: number, y: number}[]} points */
+function binned(points) {
+  const sorted = points.filter((p) => Number.isFinite(p.y)).sort((a, b) => a.x - b.x);
+  const bins = Math.min(10, Math.floor(sorted.length / 20));
+  return Array.from({ length: bins }, (_, k) => {
+    const part = sorted.slice(Math.floor((k * sorted.length) / bins), Math.floor(((k + 1) * sorted.length) / bins));
+    const ys = part.map((p) => p.y).sort((a, b) => a - b);
+    return { x: part[part.length >> 1].x, y: ys[ys.length >> 1] };
+  });
+}
+
+/** @param {Run} run @param {Panel} panel @param {Float32Array} values an exact matrix */
+function drawDistance(run, panel, values) {
+  const width = run.targets.places.length;
+  const { rows, columns, distances } = run.scatter;
+  /** @type {any} */
+  const groups = { "same class": [], "other classes": [], pairs: [] };
+  rows.forEach((/** @type {number} */ i, /** @type {number} */ k) => {
+    const [a, b] = [classOf(run.sources, i), classOf(run.targets, columns[k])];
+    const group = a === null || b === null ? "pairs" : a === b ? "same class" : "other classes";
+    groups[group].push({ x: distances[k], y: values[i * width + columns[k]], i, j: columns[k] });
+  });
+  const traces = Object.entries(groups).filter(([, points]) => points.length).flatMap(([name, points], g) => {
+    const line = binned(points);
+    const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => p[key]);
+    return [
+      { type: "scatter", mode: "markers", name, x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
+        marker: { color: colourOf(g), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((p) => [p.i, p.j]) },
+      { type: "scatter", mode: "lines", name: `${name}, median`, x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
+        line: { color: colourOf(g), width: 4, dash: DASHES[g] } },
+    ];
+  });
+  return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "distance between the two examples" } },
+    yaxis: { title: { text: plain(panel.measure) } } }), CONFIG);
+}
+
+/** @param {Run} run @param {Panel} panel @param {string} by @param {number} source */
+function drawMap(run, panel, by, source) {
+  const { points } = panel.places;
+  const side = run.sources;
+  const of = by === "cluster" ? side.cluster : side.class;
+  const names = (by === "cluster" ? side.clusters : side.classes) || ["examples"];
+  const all = side.places.map((_, i) => i);
+  const trace = (/** @type {number[]} */ which, /** @type {any} */ more) => ({ type: "scatter", mode: "markers", x: which.map((i) => points[i][0]),
+    y: which.map((i) => points[i][1]), customdata: which, hoverinfo: "none", ...more });
+  const traces = names.map((name, g) => trace(all.filter((i) => !of || of[i] === g), { name: plain((by === "cluster" ? "cluster " : "") + name),
+    marker: { color: colourOf(g), symbol: SYMBOLS[g % SYMBOLS.length], size: 9, opacity: 0.85 } }));
+  if (run.match)
+    traces.push(trace(all.filter((i) => run.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: 16, line: { width: 2 } } }));
+  traces.push(trace([source], { name: "chosen source", marker: { color: theme().ink, symbol: "cross-open", size: 18, line: { width: 2 } } }));
+  const axis = { showticklabels: false, zeroline: false };
+  return Plotly.react("map-plot", traces, layoutOf({ hovermode: "closest", xaxis: axis, yaxis: { ...axis, scaleanchor: "x" }, margin: { l: 15, r: 15, t: 15, b: 15 },
+    legend: { orientation: "h", y: -0.02 } }), CONFIG);
+}
+
+/** Medians of class pairs of two panels, and their difference. @param {Panel} a @param {Panel} b */
+function drawCompare(a, b) {
+  const names = a.pairs.classes.map(plain);
+  const [first, second] = [a.pairs.median[a.pairs.median.length - 1], b.pairs.median[b.pairs.median.length - 1]];
+  const difference = second.map((/** @type {any[]} */ row, /** @type {number} */ i) => row.map((value, j) => (value === null || first[i][j] === null ? null : value - first[i][j])));
+  const all = [...first.flat(), ...second.flat()].filter((value) => value !== null);
+  const most = Math.max(...difference.flat().map((/** @type {any} */ value) => Math.abs(value || 0))) || 1;
+  const narrow = byId("compare-plot").clientWidth < 640;
+  const heat = (/** @type {any} */ z, /** @type {number} */ k, /** @type {any} */ more) => ({ type: "heatmap", z, x: names, y: names, xaxis: `x${k}`, yaxis: `y${k}`,
+    hovertemplate: "source %{y}, target %{x}<br>%{z:.3g}<extra></extra>", ...more });
+  const shared = { zmin: Math.min(0, ...all), zmax: Math.max(...all), colorscale: "Viridis", showscale: false };
+  const traces = [heat(first, 1, shared), heat(second, 2, { ...shared }), heat(difference, 3, { zmin: -most, zmax: most, colorscale: DIVERGING, showscale: false })];
+  /** @type {any} */
+  const layout = layoutOf({ grid: narrow ? { rows: 3, columns: 1, pattern: "independent", ygap: 0.25 } : { rows: 1, columns: 3, pattern: "independent" } });
+  layout.height = narrow ? 900 : 360;
+  const axes = (/** @type {string} */ title) => ({ type: "category", title: { text: title }, automargin: true });
+  ["first", "second", "second − first"].forEach((title, i) => {
+    const k = i === 0 ? "" : String(i + 1);
+    layout[`xaxis${k}`] = axes(`target (${title})`);
+    layout[`yaxis${k}`] = { ...axes(i === 0 ? "source" : ""), autorange: "reversed" };
+  });
+  return Plotly.react("compare-plot", traces, layout, CONFIG);
+}
+
+const DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f7f7f7"], [0.75, "#f4a582"], [1, "#b2182b"]];

@@ -1,0 +1,99 @@
+// @ts-check
+"use strict";
+/* The matrix: an overview of block means, exact once zoomed in. */
+
+const CELLS = 220;
+
+/** The order of the examples along a side. @param {Side} side @param {string} by @returns {number[]} */
+function orderOf(side, by) {
+  const all = side.places.map((_, i) => i);
+  const first = by === "cluster" ? side.cluster : by === "class" ? side.class : null;
+  const second = by === "cluster" ? side.class : side.cluster;
+  if (!first) return all;
+  return all.sort((a, b) => first[a] - first[b] || (second ? second[a] - second[b] : 0) || a - b);
+}
+
+/** Where groups begin and end in an order, with their names.
+ * @param {Side} side @param {string} by @param {number[]} order */
+function groupsOf(side, by, order) {
+  const of = by === "cluster" ? side.cluster : by === "class" ? side.class : null;
+  const names = by === "cluster" ? side.clusters : side.classes;
+  if (!of || !names) return [];
+  /** @type {{name: string, start: number, end: number}[]} */
+  const groups = [];
+  order.forEach((i, place) => {
+    const name = (by === "cluster" ? "cluster " : "") + names[of[i]];
+    const last = groups[groups.length - 1];
+    if (last && last.name === name) last.end = place + 1;
+    else groups.push({ name, start: place, end: place + 1 });
+  });
+  return groups;
+}
+
+/** Means of the known numbers in at most `cells` blocks a side of rows [r0, r1) and columns [c0, c1) of an ordered matrix.
+ * @param {Float32Array} values @param {number} width @param {number[]} rows @param {number[]} columns
+ * @param {number[]} part [r0, r1, c0, c1] @param {number} cells
+ * @returns {{z: (number|null)[][], dy: number, dx: number}} */
+function windowOf(values, width, rows, columns, part, cells) {
+  const [r0, r1, c0, c1] = part;
+  const dy = Math.ceil((r1 - r0) / cells);
+  const dx = Math.ceil((c1 - c0) / cells);
+  const z = [];
+  for (let r = r0; r < r1; r += dy) {
+    const line = [];
+    for (let c = c0; c < c1; c += dx) {
+      let sum = 0;
+      let count = 0;
+      for (let i = r; i < Math.min(r + dy, r1); i++)
+        for (let j = c; j < Math.min(c + dx, c1); j++) {
+          const value = values[rows[i] * width + columns[j]];
+          if (Number.isFinite(value)) {
+            sum += value;
+            count++;
+          }
+        }
+      line.push(count ? sum / count : null);
+    }
+    z.push(line);
+  }
+  return { z, dy, dx };
+}
+
+/** The part of a matrix that axis ranges show, rounded outwards. @param {number[]} y @param {number[]} x
+ * @param {number} n @param {number} m @returns {number[]} */
+function partOf(y, x, n, m) {
+  const clip = (/** @type {number} */ value, /** @type {number} */ size) => Math.max(0, Math.min(size, value));
+  const [top, bottom] = [Math.min(...y), Math.max(...y)];
+  const [left, right] = [Math.min(...x), Math.max(...x)];
+  return [clip(Math.floor(top + 0.5), n), clip(Math.ceil(bottom + 0.5), n), clip(Math.floor(left + 0.5), m),
+    clip(Math.ceil(right + 0.5), m)];
+}
+
+/** The targets of a source from most to least moved; itself and unresolved ones left out.
+ * @param {Float32Array} values @param {number} width @param {number} source @param {boolean} square */
+function ranked(values, width, source, square) {
+  /** @type {{target: number, value: number}[]} */
+  const found = [];
+  for (let target = 0; target < width; target++) {
+    const value = values[source * width + target];
+    if (Number.isFinite(value) && !(square && target === source)) found.push({ target, value });
+  }
+  return found.sort((a, b) => b.value - a.value);
+}
+
+/** The block of a coarse matrix that holds a place. @param {number} place @param {number} size @param {number} parts */
+function blockOf(place, size, parts) {
+  let block = Math.min(parts - 1, Math.floor((place * parts) / size));
+  while (block + 1 < parts && Math.floor(((block + 1) * size) / parts) <= place) block++;
+  return block;
+}
+
+/** Ticks and lines between groups. @param {{name: string, start: number, end: number}[]} groups */
+function ticksOf(groups) {
+  const few = groups.length <= 40 ? groups : [];
+  return {
+    tickvals: few.map((group) => (group.start + group.end - 1) / 2),
+    ticktext: few.map((group) => plain(group.name.length > 14 ? `${group.name.slice(0, 13)}…` : group.name)),
+    edges: few.slice(1).map((group) => group.start - 0.5),
+  };
+}

@@ -1,0 +1,101 @@
+"""Small cards for notebooks: a picture, a table and what to know before believing them; everything is escaped."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from local_elasticity.report.health import examine
+from local_elasticity.report.pairs import Pairs, pairs_of
+from local_elasticity.report.run import Panel, Run, Side, sampled, shown
+from local_elasticity.report.words import meaning, number
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MOST_CLASSES = 10
+"""With more classes the table is left out."""
+
+PICTURE_SIDE = 200
+"""Examples a side in the picture."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A piece of HTML that notebooks show."""
+
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+
+def similarity_card(S: xr.DataArray) -> Card:
+    """The card of one labelled similarity."""
+    classes = [S[name].values if name in S.coords else None for name in ("source_class", "target_class")]
+    own, floor = [S[name].values if name in S.coords else None for name in ("source_change", "source_floor")]
+    panel = Panel(str(S.attrs.get("measure", "similarity")), np.asarray(S.values)[None], (), own, floor)
+    sides = [Side(np.arange(size), labels) for size, labels in zip(S.shape, classes, strict=True)]
+    square = bool(S.attrs.get("targets_are_sources"))
+    return run_card(Run("similarity", "similarity", (panel,), sides[0], sides[1], square))
+
+
+def run_card(run: Run) -> Card:
+    """The card of a run, at its last time."""
+    from markupsafe import Markup, escape
+
+    parts = []
+    for panel in run.panels:
+        pairs = pairs_of(run, panel)
+        findings = "; ".join(finding.title for finding in examine(run, panel) if finding.level != "unknown")
+        steps = f", {len(panel.steps)} probes up to step {panel.steps[-1]}" if panel.steps else ""
+        parts.append(
+            Markup("<div><b>{}</b>: {}{}<br>{}{}<br><small>{}</small></div>").format(
+                shown(panel.measure),
+                meaning(panel.measure),
+                steps,
+                Markup('<img alt="similarity matrix" width="200" src="{}">').format(_picture(run, panel)),
+                _table(pairs) if pairs is not None else "",
+                findings,
+            )
+        )
+    n, m = len(run.sources), len(run.targets)
+    head = Markup("<p>Local elasticity: {} sources × {} targets{}</p>").format(n, m, "" if parts else ", no probe yet")
+    return Card(str(head + Markup("").join(escape(part) for part in parts)))
+
+
+def _table(pairs: Pairs) -> Any:
+    """Medians of class pairs; rows are source classes."""
+    from markupsafe import Markup
+
+    if len(pairs.classes) > MOST_CLASSES:
+        return ""
+    cell = Markup("<td>{}</td>")
+    head = Markup("").join(Markup("<th>{}</th>").format(name) for name in pairs.classes)
+    rows = [
+        Markup("<tr><th>{}</th>{}</tr>").format(name, Markup("").join(cell.format(number(float(v))) for v in row))
+        for name, row in zip(pairs.classes, pairs.median[-1], strict=True)
+    ]
+    return Markup("<table><tr><th>source \\ target</th>{}</tr>{}</table>").format(head, Markup("").join(rows))
+
+
+def _picture(run: Run, panel: Panel) -> str:
+    """The matrix as a PNG, ordered by class, a dot for each pair of at most PICTURE_SIDE examples."""
+    import matplotlib as mpl
+    from PIL import Image
+
+    from local_elasticity.report.payload import by_class, colour_range
+
+    small = sampled(run, PICTURE_SIDE)
+    at = run.panels.index(panel)
+    values = small.panels[at].values[-1][np.ix_(by_class(small.sources), by_class(small.targets))]
+    low, high = colour_range(panel.values[-1])
+    colours = mpl.colormaps["RdBu_r" if low < 0 else "viridis"].with_extremes(bad="0.6")
+    dots = colours(np.clip((np.ma.masked_invalid(values) - low) / (high - low), 0, 1), bytes=True)[..., :3]
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(dots)).quantize(64).save(file, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

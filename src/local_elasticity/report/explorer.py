@@ -1,0 +1,153 @@
+"""The explorable page: one HTML file that needs no network, no server and no other file."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+import local_elasticity
+from local_elasticity.report.distance import scatter
+from local_elasticity.report.health import Finding, examine
+from local_elasticity.report.pairs import Pairs, pairs_of
+from local_elasticity.report.paper import Paper
+from local_elasticity.report.payload import Pack, as_json, packed, run_payload
+from local_elasticity.report.places import matched, principal_places
+from local_elasticity.report.run import EXACT_NUMBERS, Run, Unshown, sampled, shown, side_for
+from local_elasticity.report.story import tell, tell_clusters
+
+SCRIPTS = ("reading.js", "matrix.js", "charts.js", "page.js")
+"""Our own JavaScript, in the order in which it is put together."""
+
+LARGEST_VALUE = 2000
+"""Characters of a single value in the provenance."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is told of one run in words."""
+
+    name: str
+    kind: str
+    panels: Sequence[tuple[str, Sequence[str], Sequence[Finding]]]
+    provenance: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def page(
+    runs: Sequence[Run | Paper | Unshown],
+    *,
+    title: str,
+    command: str = "",
+    halves: Mapping[tuple[int, int], float] | None = None,
+) -> str:
+    """The whole page as text. `halves` has, for panel j of run i, the step by which it was half as local as it became.
+
+    The content security policy allows two scripts, by their hashes, and nothing else: no request can leave the page.
+    """
+    measured = [run for run in runs if isinstance(run, Run) and run.panels]
+    side = side_for(sum(len(run.panels) for run in measured))
+    pack, sections, payloads = Pack(), [], []
+    for i, whole in enumerate(measured):
+        run = sampled(whole, side)
+        section, payload = _explored(run, pack, EXACT_NUMBERS // len(measured), _halves_of(i, run, halves or {}))
+        sections.append(section)
+        payloads.append(payload)
+    plotly = _plotly() if measured else ""
+    own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
+    return _environment().get_template("page.html.j2").render(
+        title=shown(title),
+        command=command,
+        version=local_elasticity.__version__,
+        sections=sections,
+        papers=[one for one in runs if isinstance(one, Paper)],
+        unshown=[one for one in runs if isinstance(one, Unshown)],
+        style=_asset("page.css"),
+        script=own,
+        plotly=packed(plotly.encode()) if plotly else "",
+        policy=_policy([own, plotly]),
+        payload=packed(as_json({"runs": payloads})) if measured else "",
+        blocks=pack.blocks,
+    )
+
+
+def _explored(run: Run, pack: Pack, exact: int, halves: Sequence[float | None]) -> tuple[Section, dict[str, Any]]:
+    pairs = [pairs_of(run, panel) for panel in run.panels]
+    places = [principal_places(panel.values[-1]) if run.square else None for panel in run.panels]
+    known = run.square and run.sources.clusters is not None and run.sources.classes is not None
+    match = matched(list(run.sources.clusters), list(run.sources.classes)) if known else None  # type: ignore[arg-type]
+    payload = run_payload(run, pack, exact, pairs=pairs, places=places, match=match, apart=scatter(run))
+    told = [
+        (shown(panel.measure), _told(run, panel, pair, half, match), examine(run, panel))
+        for panel, pair, half in zip(run.panels, pairs, halves, strict=True)
+    ]
+    return Section(shown(run.name), run.kind, told, _provenance(run), run.notes), payload
+
+
+def _told(run: Run, panel: Any, pairs: Pairs | None, half: float | None, match: Any) -> list[str]:
+    sentences = tell(run, panel, pairs, half)
+    return sentences if match is None else [*sentences, tell_clusters(match)]
+
+
+def _halves_of(i: int, run: Run, halves: Mapping[tuple[int, int], float]) -> list[float | None]:
+    return [halves.get((i, j)) for j in range(len(run.panels))]
+
+
+def _provenance(run: Run) -> dict[str, str]:
+    """Everything that the run knows of itself, a line each."""
+    lines: dict[str, str] = {}
+    for name, value in run.about.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {one}" for key, one in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = "; ".join(map(str, value))
+        if value not in ("", None):
+            lines[shown(name).replace("_", " ")] = str(value)[:LARGEST_VALUE]
+    shape = run.panels[0].values.shape if run.panels else (0, 0, 0)
+    lines["shown"] = f"{shape[1]} sources, {shape[2]} targets" + (f", {shape[0]} times" if shape[0] > 1 else "")
+    return lines
+
+
+def _environment() -> Any:
+    """Every value is escaped; a name that is not given is an error."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    return Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def _asset(name: str) -> str:
+    return files("local_elasticity.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def unpacked(block: str) -> np.ndarray:
+    """The numbers of a block, as the page reads them.
+
+    >>> pack = Pack()
+    >>> _ = pack.add(np.array([1.0, 2.0]))
+    >>> unpacked(pack.blocks[0]).tolist()
+    [1.0, 2.0]
+    """
+    return np.frombuffer(gzip.decompress(base64.b64decode(block)), dtype="<f4")

@@ -1,0 +1,113 @@
+"""Whether to believe the numbers: what was unresolved, how small the denominators were, how far above the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from local_elasticity.report.run import Panel, Run
+from local_elasticity.report.words import RATIOS, number
+
+Level = Literal["good", "careful", "bad", "unknown"]
+
+FEW, MANY = 0.01, 0.2
+"""Shares of unresolved pairs from which on to be careful, and not to believe a summary."""
+
+UNEVEN = 100
+"""A largest similarity so many times the median rules any mean."""
+
+SMALL = 0.01
+"""A denominator below this share of the median one is called small."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know before believing a number."""
+
+    level: Level
+    title: str
+    words: str
+
+
+def examine(run: Run, panel: Panel) -> list[Finding]:
+    """All findings of one measure, at its last time where it has several."""
+    return [_unresolved(panel), _denominators(panel), _noise(panel), _extremes(panel), *_itself(run, panel)]
+
+
+def _unresolved(panel: Panel) -> Finding:
+    shares = 1 - np.isfinite(panel.values).mean((1, 2)) if panel.values.size else np.ones(1)
+    share, worst = float(shares[-1]), float(shares.max())
+    over_time = f" At the worst of {len(shares)} times it was {worst:.1%}." if len(shares) > 1 and worst > share else ""
+    if share == 1:
+        return Finding(
+            "bad",
+            "Nothing was resolved",
+            "No pair has a value: the steps moved predictions by less than rounding does. Take a larger step, float64, "
+            "or a network that is not yet perfect on these examples." + over_time,
+        )
+    if share == 0:
+        return Finding("good", "Every pair was resolved", "No similarity drowned in rounding noise." + over_time)
+    level: Level = "careful" if share < MANY else "bad"
+    level = "good" if share < FEW else level
+    return Finding(
+        level,
+        f"{share:.1%} of the pairs are unresolved",
+        "Their source moved by less than what rounding would do, so they have no value (grey in the matrix) and "
+        "summaries leave them out." + over_time,
+    )
+
+
+def _denominators(panel: Panel) -> Finding:
+    if panel.measure not in RATIOS:
+        return Finding("good", "No denominators", f"{panel.measure} is no ratio: nothing small is divided by.")
+    own = panel.own if panel.own is not None else np.array([])
+    own = own[np.isfinite(own) & (own > 0)]
+    if not own.size:
+        return Finding("unknown", "Denominators were not kept", "le.similarity keeps them; a history does not.")
+    small = float((own < SMALL * np.median(own)).mean())
+    words = (
+        f"A similarity is divided by how far its source moved: {number(float(np.median(own)))} in the median, from "
+        f"{number(float(own.min()))} to {number(float(own.max()))}. "
+    )
+    if small:
+        words += f"{small:.1%} of the sources moved less than {SMALL:.0%} of the median; their rows are large for that reason."  # noqa: E501
+        return Finding("careful", "Some denominators are small", words + " Trust medians, not means.")
+    return Finding("good", "Denominators are of one size", words + "None is far below the rest.")
+
+
+def _noise(panel: Panel) -> Finding:
+    if panel.own is None or panel.floor is None or not np.isfinite(panel.own / panel.floor).any():
+        return Finding("unknown", "The noise floor was not kept", "Pairs below it were left out all the same.")
+    margin = panel.own / panel.floor
+    margin = margin[np.isfinite(margin)]
+    words = (
+        "A source is trusted where its own change is clear of what rounding alone would make of it. The median source "
+        f"is {number(float(np.median(margin)))} times above that floor, the closest {number(float(margin.min()))} times."
+    )
+    if float(margin.min()) < 1:
+        return Finding("careful", f"{(margin < 1).mean():.1%} of the sources are below the noise floor", words)
+    return Finding("good", "All sources are above the noise floor", words)
+
+
+def _extremes(panel: Panel) -> Finding:
+    known = np.abs(panel.values[-1][np.isfinite(panel.values[-1])]) if panel.values.size else np.array([])
+    if not known.size or np.median(known) == 0:
+        return Finding("unknown", "Extremes", "There is nothing to compare them with.")
+    times = float(known.max() / np.median(known))
+    words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
+    if times > UNEVEN:
+        return Finding("careful", "A few pairs are extreme", words + " A mean would be theirs alone; medians are shown.")
+    return Finding("good", "No pair rules the rest", words)
+
+
+def _itself(run: Run, panel: Panel) -> list[Finding]:
+    if not run.square or panel.measure not in RATIOS or not panel.values.size:
+        return []
+    own = panel.values[-1].diagonal()
+    off = np.abs(own[np.isfinite(own)] - 1)
+    if not off.size:
+        return []
+    words = f"An example with itself must have 1; the largest deviation is {float(off.max()):.1e}."
+    return [Finding("good" if off.max() < SMALL else "bad", "Each example moves as far as itself", words)]

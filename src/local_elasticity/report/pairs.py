@@ -1,0 +1,101 @@
+"""Similarities of pairs of classes over time: medians with the middle half of the pairs, and how local that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from local_elasticity.report.run import Panel, Run, shown
+
+QUARTILES = (0.25, 0.5, 0.75)
+
+MOST_CLASSES = 100
+"""With more classes, pairs of classes are not summed up."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Medians and quartiles over the pairs of every two classes, [t, a, b]; NaN where there are none.
+
+    `within` and `between` are means of the medians over equal and over different classes, [t]; `ratio` is between over
+    within: 1 where a step moves all classes alike, 0 where it moves its own alone.
+    """
+
+    classes: list[str]
+    low: np.ndarray
+    median: np.ndarray
+    high: np.ndarray
+
+    @property
+    def within(self) -> np.ndarray:
+        return _mean(np.diagonal(self.median, axis1=1, axis2=2))
+
+    @property
+    def between(self) -> np.ndarray:
+        others = ~np.eye(len(self.classes), dtype=bool)
+        return _mean(self.median[:, others])
+
+    @property
+    def ratio(self) -> np.ndarray:
+        known = np.isfinite(self.within) & (self.within > 0)
+        return np.divide(self.between, self.within, out=np.full(len(self.within), np.nan), where=known)
+
+    def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
+        """The different classes that move each other most at the last time, both directions averaged."""
+        both = (self.median[-1] + self.median[-1].T) / 2
+        found = [
+            (a, b, float(both[i, j]))
+            for i, a in enumerate(self.classes)
+            for j, b in enumerate(self.classes)
+            if i < j and np.isfinite(both[i, j])
+        ]
+        return sorted(found, key=lambda pair: -pair[2])[:top]
+
+
+def pairs_of(run: Run, panel: Panel) -> Pairs | None:
+    """The class pairs of one measure; None where classes are not known or too many. An example with itself does not
+    count.
+    """
+    classes = run.classes
+    if classes is None or len(classes) > MOST_CLASSES or run.sources.classes is None or run.targets.classes is None:
+        return None
+    rows = np.array([shown(label) for label in run.sources.classes])
+    columns = np.array([shown(label) for label in run.targets.classes])
+    found = np.full((3, len(panel.values), len(classes), len(classes)), np.nan)
+    values = panel.values.astype(np.float32)
+    if run.square:
+        each = np.arange(len(rows))
+        values[:, each, each] = np.nan
+    for a, source in enumerate(classes):
+        block = values[:, rows == source]
+        for b, target in enumerate(classes):
+            found[:, :, a, b] = quantiles(block[:, :, columns == target].reshape(len(values), -1))
+    return Pairs(classes, found[0], found[1], found[2])
+
+
+def quantiles(values: np.ndarray, shares: tuple[float, ...] = QUARTILES) -> np.ndarray:
+    """Quantiles of the finite numbers in every row, [shares, rows], interpolated; NaN where there is none.
+
+    >>> quantiles(np.array([[3.0, 1.0, 2.0, np.nan], [np.nan] * 4]))[1].tolist()
+    [2.0, nan]
+    """
+    if not values.shape[1]:
+        return np.full((len(shares), len(values)), np.nan)
+    ordered = np.sort(np.where(np.isfinite(values), values, np.nan), axis=1)
+    count = np.isfinite(ordered).sum(1)
+    every = np.arange(len(values))
+    found = []
+    for share in shares:
+        place = share * np.maximum(count - 1, 0)
+        below, above = np.floor(place).astype(int), np.ceil(place).astype(int)
+        low, high = ordered[every, below], ordered[every, above]
+        found.append(low + (place - below) * (high - low))
+    return np.array(found)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over the second axis, of what is known."""
+    known = np.isfinite(values)
+    count = known.sum(1)
+    return np.divide(np.where(known, values, 0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)

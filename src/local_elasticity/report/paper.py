@@ -1,0 +1,112 @@
+"""The result of a paper's experiment as the page shows it: claims, numbers, verdicts and figures."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_elasticity.report.words import number
+
+SCHEMA = 1
+MARKS = {"agrees": "✓", "holds": "✓", "differs": "≠", "fails": "✗", "depends": "±", "not measured": "–"}
+"""A verdict is told by a sign and a word, not by colour alone."""
+
+LARGEST_FIGURE = 2**20
+"""Bytes of a figure beyond which it is left out."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One result.json: rows as they are printed."""
+
+    name: str
+    title: str
+    provenance: Mapping[str, str]
+    claims: Sequence[Mapping[str, str]]
+    cells: Sequence[Mapping[str, str]]
+    figures: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+
+
+def read_paper(folder: Path) -> Paper:
+    """What lies in a folder with a result.json; a file that is none raises a ValueError that says why."""
+    file = folder / "result.json"
+    try:
+        result = json.loads(file.read_text())
+        if result["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {result['schema']}, not {SCHEMA}")
+        figures, notes = _figures(folder, result["figures"])
+        return Paper(
+            folder.name,
+            f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale",
+            _provenance(result),
+            [_claim(one) for one in result["claims"]],
+            [_cell(one) for one in result["cells"]],
+            figures,
+            notes,
+        )
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not a result: {type(error).__name__} {error}") from error
+
+
+def _provenance(result: Mapping[str, Any]) -> dict[str, str]:
+    every = lambda value: value if isinstance(value, list) else [value]
+    return {
+        "experiment": str(result["experiment"]),
+        "scale": str(result["scale"]),
+        "reading": str(result["reading"]),
+        "seeds": ", ".join(map(str, result["seeds"])),
+        "machine": "; ".join(f"{one['device']}, torch {one['torch']}" for one in every(result["environment"])),
+        "commit": ", ".join(str(one)[:10] for one in every(result["commit"])),
+        "seconds": number(result["seconds"]),
+        "settings": json.dumps(result.get("settings", {}), ensure_ascii=False)[:2000],
+        "command": f"local-elasticity run {result['experiment']} --scale {result['scale']} "
+        f"--reading {result['reading']} --seeds {len(result['seeds'])}",
+    }
+
+
+def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
+    verdict = str(claim["verdict"])
+    return {
+        "text": str(claim["text"]),
+        "verdict": verdict,
+        "mark": MARKS.get(verdict, ""),
+        "effect": number(claim["effect"]),
+        "evidence": str(claim["evidence"]),
+    }
+
+
+def _cell(cell: Mapping[str, Any]) -> dict[str, str]:
+    verdict = cell["verdict"] or ""
+    spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
+    values = cell["values"]
+    return {
+        "row": str(cell["row"]),
+        "column": str(cell["column"]),
+        "paper": number(cell["paper"]),
+        "measured": "not measured" if cell["mean"] is None else number(cell["mean"]) + spread,
+        "range": f"{number(min(values))} … {number(max(values))}" if len(values) > 1 else "",
+        "verdict": str(verdict),
+        "mark": MARKS.get(str(verdict), ""),
+    }
+
+
+def _figures(folder: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """PNG files inside the folder, as data URIs by name; what cannot be shown is noted."""
+    figures, notes = [], []
+    for name in names:
+        file = (folder / name).resolve()
+        if not name.endswith(".png"):
+            continue
+        if not file.is_relative_to(folder.resolve()) or not file.is_file():
+            notes.append(f"the figure {name} is missing")
+        elif file.stat().st_size > LARGEST_FIGURE:
+            notes.append(f"the figure {name} is too large to be shown ({file.stat().st_size / 2**20:.1f} MB)")
+        else:
+            data = base64.b64encode(file.read_bytes()).decode()
+            figures.append((Path(name).stem.replace("_", " "), f"data:image/png;base64,{data}"))
+    return figures, notes

@@ -1,0 +1,191 @@
+"""What the page's own JavaScript reads: numbers packed by gzip into text, and everything else as JSON."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+from local_elasticity.report.distance import Scatter
+from local_elasticity.report.pairs import Pairs
+from local_elasticity.report.places import Matched, Places
+from local_elasticity.report.run import Panel, Run, Side, in_order, shown
+
+COARSE_SIDE = 100
+"""Blocks on a side of a matrix whose single pairs are not kept."""
+
+PAIRS_SHOWN = 12
+"""With up to so many classes every pair has its curve; with more, only within and between classes."""
+
+
+class Pack:
+    """Collects arrays; each becomes a block of text in the page."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+
+    def add(self, values: np.ndarray) -> int:
+        """The number of the block that holds the values as float32."""
+        self.blocks.append(packed(np.ascontiguousarray(values, dtype="<f4").tobytes()))
+        return len(self.blocks) - 1
+
+
+def packed(data: bytes) -> str:
+    """gzip in base64, the same for the same data."""
+    return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+
+
+def as_json(content: Any) -> bytes:
+    """JSON without NaN, which JSON does not know: null instead."""
+    return json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def run_payload(
+    run: Run,
+    pack: Pack,
+    exact: int,
+    *,
+    pairs: list[Pairs | None],
+    places: list[Places | None],
+    match: Matched | None,
+    apart: Scatter | None,
+) -> dict[str, Any]:
+    """One run; its last matrices are exact, and as many of the others as `exact` numbers allow."""
+    sources = _side(run.sources)
+    return {
+        "name": shown(run.name),
+        "kind": run.kind,
+        "square": run.square,
+        "sources": sources,
+        "targets": sources if run.square else _side(run.targets),
+        "panels": [
+            {**_panel(run, panel, pack, exact // len(run.panels)), "pairs": _pairs(pair), "places": _places(place)}
+            for panel, pair, place in zip(run.panels, pairs, places, strict=True)
+        ],
+        "scatter": None if apart is None else vars(apart),
+        "match": None if match is None else {"names": match.names, "wrong": match.wrong, "accuracy": match.accuracy},
+    }
+
+
+def blocks(values: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Means of the known numbers in at most COARSE_SIDE × COARSE_SIDE blocks of neighbours in the given orders.
+
+    >>> blocks(np.arange(4.0).reshape(2, 2), np.array([1, 0]), np.array([0, 1])).tolist()
+    [[2.0, 3.0], [0.0, 1.0]]
+    """
+    ordered = values[np.ix_(rows, columns)]
+    known = np.isfinite(ordered)
+    sums, counts = np.where(known, ordered, 0).astype(np.float64), known.astype(np.float64)
+    for axis in (0, 1):
+        size = ordered.shape[axis]
+        starts = np.unique(np.arange(min(size, COARSE_SIDE)) * size // min(size, COARSE_SIDE))
+        sums, counts = np.add.reduceat(sums, starts, axis), np.add.reduceat(counts, starts, axis)
+    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+
+
+def by_class(side: Side) -> np.ndarray:
+    """The order of the examples by class, their own order within."""
+    if side.classes is None:
+        return np.arange(len(side))
+    names = [shown(label) for label in side.classes]
+    rank = {name: place for place, name in enumerate(in_order(names))}
+    return np.argsort([rank[name] for name in names], kind="stable")
+
+
+def _panel(run: Run, panel: Panel, pack: Pack, exact: int) -> dict[str, Any]:
+    t, n, m = panel.values.shape
+    keep = max(1, exact // max(1, n * m))
+    rows, columns = by_class(run.sources), by_class(run.targets)
+    matrices = []
+    for place, S in enumerate(panel.values):
+        if place >= t - keep:
+            matrices.append({"block": pack.add(S), "exact": True})
+        else:
+            means = blocks(S, rows, columns)
+            matrices.append({"block": pack.add(_rounded(means)), "exact": False, "shape": means.shape})
+    return {
+        "measure": shown(panel.measure),
+        "steps": list(panel.steps),
+        "matrices": matrices,
+        "range": colour_range(panel.values),
+        "own": panel.own,
+    }
+
+
+def colour_range(values: np.ndarray) -> tuple[float, float]:
+    """One scale for all times: from 0, or as far below as above where there are signs, to the 98th percentile.
+
+    >>> colour_range(np.array([0.0, 0.5, 1.0])), colour_range(np.array([np.nan]))
+    ((0.0, 0.98), (0.0, 1.0))
+    """
+    few = values.ravel()[:: max(1, values.size // 10**6)]
+    known = few[np.isfinite(few)]
+    top = float(np.quantile(np.abs(known), 0.98)) if known.size else 1.0
+    return (-top if known.size and known.min() < 0 else 0.0), top or 1.0
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """To three digits, which compress better."""
+    bits = values.astype("<f4").view("<u4") & np.uint32(0xFFFFE000)
+    return bits.view("<f4")
+
+
+def _side(side: Side) -> dict[str, Any]:
+    names = None if side.classes is None else [shown(label) for label in side.classes]
+    clusters = None if side.clusters is None else [shown(label) for label in side.clusters]
+    return {
+        "places": side.places,
+        **_coded("class", names),
+        **_coded("cluster", clusters),
+        "examples": None if side.examples is None else list(side.examples),
+    }
+
+
+def _coded(word: str, labels: list[str] | None) -> dict[str, Any]:
+    if labels is None:
+        return {f"{word}es" if word == "class" else f"{word}s": None, word: None}
+    names = in_order(labels)
+    code = {name: place for place, name in enumerate(names)}
+    return {f"{word}es" if word == "class" else f"{word}s": names, word: [code[label] for label in labels]}
+
+
+def _pairs(pairs: Pairs | None) -> dict[str, Any] | None:
+    if pairs is None:
+        return None
+    few = len(pairs.classes) <= PAIRS_SHOWN
+    every = {"low": pairs.low, "median": pairs.median, "high": pairs.high} if few else {}
+    return {
+        "classes": pairs.classes,
+        "within": pairs.within,
+        "between": pairs.between,
+        "ratio": pairs.ratio,
+        **{name: _digits(values) for name, values in every.items()},
+    }
+
+
+def _places(places: Places | None) -> dict[str, Any] | None:
+    return None if places is None else {"points": _digits(places.points), "share": places.share}
+
+
+def _digits(values: np.ndarray) -> np.ndarray:
+    """Four significant digits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = 10.0 ** (3 - np.floor(np.log10(np.abs(values))))
+        return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

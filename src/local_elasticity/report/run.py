@@ -1,0 +1,155 @@
+"""A run as the page shows it: a few examples on either side, and similarities of them over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+LARGEST_SIDE = 1000
+"""Examples shown on a side of a matrix."""
+
+EXACT_NUMBERS = 1_500_000
+"""Similarities that a page keeps exactly, over all its matrices: about 7 MB."""
+
+LONGEST_LABEL = 80
+"""Characters of a label that are shown."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The examples along one side of a matrix: where they stood in the run, and what is known of each."""
+
+    places: np.ndarray
+    classes: np.ndarray | None = None
+    clusters: np.ndarray | None = None
+    examples: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def chosen(self, rows: np.ndarray) -> Side:
+        """Some of them."""
+        pick = lambda values: None if values is None else np.asarray(values)[rows]
+        return Side(self.places[rows], pick(self.classes), pick(self.clusters), pick(self.examples))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure: similarities [t, n, m] at the steps; `own` and `floor` are the denominators and what they had to
+    clear, [n], where they were kept.
+    """
+
+    measure: str
+    values: np.ndarray
+    steps: tuple[int, ...] = ()
+    own: np.ndarray | None = None
+    floor: np.ndarray | None = None
+
+    def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
+        pick = lambda values: None if values is None else values[rows]
+        return Panel(self.measure, self.values[:, rows][:, :, columns], self.steps, pick(self.own), pick(self.floor))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured, of which examples, and how. `square` says that the targets are the sources."""
+
+    name: str
+    kind: str
+    panels: tuple[Panel, ...]
+    sources: Side
+    targets: Side
+    square: bool
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of all classes, in order; None where either side has none."""
+        if self.sources.classes is None or self.targets.classes is None:
+            return None
+        return in_order([*self.sources.classes, *self.targets.classes])
+
+
+@dataclass(frozen=True)
+class Unshown:
+    """What was asked for and cannot be shown, and why."""
+
+    name: str
+    why: str
+
+
+def shown(text: Any) -> str:
+    """A label as it is shown: without control characters, and not longer than a line.
+
+    >>> shown("a" * 200)[-4:], shown(3.0), shown("two\\nlines")
+    ('aaa…', '3', 'two lines')
+    """
+    if isinstance(text, (float, np.floating)) and float(text).is_integer():
+        text = int(text)
+    plain = str(text)[: 4 * LONGEST_LABEL]
+    plain = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    return plain if len(plain) <= LONGEST_LABEL else plain[: LONGEST_LABEL - 1] + "…"
+
+
+def in_order(labels: Sequence[Any]) -> list[str]:
+    """Different labels as they are shown: numbers by size, anything else by the alphabet.
+
+    >>> in_order([10, 9, 9]), in_order(["b", "a"])
+    (['9', '10'], ['a', 'b'])
+    """
+    names = {shown(label) for label in labels}
+    try:
+        return sorted(names, key=float)
+    except ValueError:
+        return sorted(names)
+
+
+def sampled(run: Run, side: int) -> Run:
+    """At most `side` sources and targets, each class in its share, chosen with seed 0; what is left out is noted."""
+    rows = _sample(run.sources, side)
+    columns = rows if run.square else _sample(run.targets, side)
+    if len(rows) == len(run.sources) and len(columns) == len(run.targets):
+        return run
+    note = (
+        f"{len(run.sources):,} sources and {len(run.targets):,} targets are more than a page can hold. It shows "
+        f"{len(rows):,} and {len(columns):,} of them, drawn at random (seed 0) with every class in its share; every "
+        "number on this page is of those."
+    )
+    return Run(
+        run.name,
+        run.kind,
+        tuple(panel.chosen(rows, columns) for panel in run.panels),
+        run.sources.chosen(rows),
+        run.targets.chosen(columns),
+        run.square,
+        run.about,
+        (*run.notes, note),
+    )
+
+
+def side_for(matrices: int) -> int:
+    """How many examples fit on a side where a page shows so many matrices."""
+    return min(LARGEST_SIDE, int((EXACT_NUMBERS / max(1, matrices)) ** 0.5))
+
+
+def chosen_rows(classes: np.ndarray | None, size: int, limit: int) -> np.ndarray:
+    """`limit` of `size` places in rising order, every class in its share."""
+    if size <= limit:
+        return np.arange(size)
+    rng = np.random.default_rng(0)
+    shuffled = rng.permutation(size)
+    if classes is None:
+        return np.sort(shuffled[:limit])
+    _, kind, count = np.unique(np.asarray(classes)[shuffled], return_inverse=True, return_counts=True)
+    rank = np.empty(size)
+    for one, total in enumerate(count):
+        rank[kind == one] = (np.arange(total) + rng.random()) / total
+    return np.sort(shuffled[np.argsort(rank, kind="stable")[:limit]])
+
+
+def _sample(side: Side, limit: int) -> np.ndarray:
+    return chosen_rows(side.classes, len(side), limit)

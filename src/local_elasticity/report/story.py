@@ -1,0 +1,80 @@
+"""A run in a few sentences that somebody who has never heard of local elasticity can read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from local_elasticity.report.pairs import Pairs
+from local_elasticity.report.places import Matched
+from local_elasticity.report.run import Panel, Run
+from local_elasticity.report.words import RATIOS, meaning, number
+
+LOCAL = 0.8
+"""Below this ratio of between to within classes learning is called local."""
+
+
+def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> list[str]:
+    """What one measure found; `half` is the step by which half of the way to the late ratio was gone."""
+    sentences = [
+        f"{len(run.sources):,} examples were stepped on, one at a time, and {len(run.targets):,} predictions read. "
+        f"The number for a pair, {panel.measure}, says {meaning(panel.measure)}."
+    ]
+    if not np.isfinite(panel.values).any():
+        return [*sentences, "No pair could be resolved, so there is nothing to tell; the health panel says why."]
+    if pairs is None:
+        return [*sentences, "No classes are known, so pairs are not compared by class: give source_labels= for that."]
+    if len(pairs.classes) > 1:
+        sentences += [_locality(panel, pairs), *_closest(pairs)]
+    return [*sentences, *_development(panel, pairs, half)]
+
+
+def tell_clusters(match: Matched) -> str:
+    """How well clusters agree with the classes."""
+    wrong = int(match.wrong.sum())
+    names = ", ".join(f"cluster {cluster} is {name}" for cluster, name in match.names.items())
+    return (
+        f"Clusters found without the classes are right for {match.accuracy:.1%} of the examples once they are named "
+        f"after them ({names}); {wrong} {'is' if wrong == 1 else 'are'} wrong."
+    )
+
+
+def _locality(panel: Panel, pairs: Pairs) -> str:
+    within, between, ratio = pairs.within[-1], pairs.between[-1], pairs.ratio[-1]
+    unit = " as far as itself" if panel.measure in RATIOS else ""
+    text = (
+        f"A step on one example moves others of its class {number(within)}{unit}, and those of other classes "
+        f"{number(between)} (medians over pairs)."
+    )
+    if not np.isfinite(ratio):
+        return text
+    if ratio < LOCAL:
+        return text + f" Other classes move {number(ratio)} times as much as its own: learning is local here."
+    if ratio <= 1:
+        return text + f" That is {number(ratio)} times as much: learning is hardly local here."
+    return text + " Other classes move more than its own: learning is not local here."
+
+
+def _closest(pairs: Pairs) -> list[str]:
+    found = pairs.closest()
+    if not found or len(pairs.classes) < 3:
+        return []
+    named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
+    return [f"Most confusable to this network, because a step on one moves the other most: {named}."]
+
+
+def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
+    steps, ratio = panel.steps, pairs.ratio
+    known = np.flatnonzero(np.isfinite(ratio))
+    if len(steps) < 2 or len(known) < 2:
+        return []
+    first, last = known[0], known[-1]
+    text = (
+        f"Over training the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} "
+        f"to {number(ratio[last])} at step {steps[last]}"
+    )
+    became = [i for i in known if ratio[i] < LOCAL and (ratio[known[known >= i]] < LOCAL).all()]
+    if half is not None and np.isfinite(half):
+        text += f"; half of the way was gone by step {half:.0f}"
+    if became and became[0] != first:
+        text += f". It became local at step {steps[became[0]]}: from there on it stayed below {LOCAL}"
+    return [text + "."]
