@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -189,6 +190,28 @@ def watch(
     _print_frame(console, monitor.frame().round(4).tail(12), "The last class pairs")
     files = save_figure(monitor.plot(), out / "curves")
     console.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Stored similarities or histories, or folders of papers' results."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    examples: Annotated[
+        Path | None,
+        typer.Option(help="Pictures, vectors (.npy, or x of an .npz) or texts (.txt, a line each) of the sources."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+) -> None:
+    """Show results on one page that opens offline: matrix, examples, curves over training, clusters, papers' claims."""
+    from local_elasticity.explorable import read_examples, write_report
+
+    shown = None if examples is None else read_examples(examples)
+    command = shlex.join(["local-elasticity", *sys.argv[1:]])
+    page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
+    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")
 
 
 @data_app.command(name="list")

@@ -27,6 +27,9 @@ ONE_SIDE, OTHER_SIDE = (3, 6), (4, 7)
 TRAIN_PER_DIGIT, HELD_OUT_PER_DIGIT = 400, 50
 WIDTH, EPOCHS, BATCH, RATE = 512, 12, 50, 0.02
 STEP_SIZE = 1e-3
+WATCHED_PER_DIGIT, WATCHED_RATE, WATCHED_WIDTH = 15, 0.02, 128
+WATCHED_AT = (0, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 130, 160, 200, 300, 400)
+TEN = range(10)
 LOCAL = (
     "A step on an image moves images of its own digit most, although the net was\n"
     "never told which digit is which: its learning is local."
@@ -64,8 +67,21 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     for name, S in results.items():
         _replace(out / f"{name}.zarr", S)
     console.print(LOCAL if _is_local(results["relative"]) else NOT_LOCAL)
+    monitor, shown = _watch(console)
+    page = le.write_report(
+        {
+            "ten digits, watched while a net learns them": monitor,
+            f"told {sides}": results["relative"],
+            "3s and 6s, told apart without labels": _clusters(results["kernel"]),
+        },
+        out / "report.html",
+        examples=shown,
+        title="Whose predictions move? Handwritten digits",
+        command="make demo",
+    )
     console.print(f"[bold]Wrote[/bold]  {', '.join(map(str, files))}", soft_wrap=True)
     console.print(f"       {out}/relative.zarr and {out}/kernel.zarr: read one with le.load(...)", soft_wrap=True)
+    console.print(f"[bold]Open[/bold]   {page.resolve()} in a browser: all of this, to explore", soft_wrap=True)
     console.print(f"[dim]{time.monotonic() - began:.0f} s[/dim]")
     return results
 
@@ -107,9 +123,46 @@ def _measure(problem: le.Problem, held_out: Digits, console: Console) -> dict[st
                 measure=measure,
                 update=le.SGD(STEP_SIZE),
                 source_labels=held_out.digits,
+                examples=held_out.images,
                 progress=partial(_show, bars, task),
             )
     return results
+
+
+def _watch(console: Console) -> tuple[le.Monitor, Tensor]:
+    """Train a second net to name all ten digits, and look at it now and then: when does its learning become local?"""
+    data = le.data.load("mnist")
+    x, y = data.take(TEN, TRAIN_PER_DIGIT)
+    shown, labels = data.take(TEN, WATCHED_PER_DIGIT, split="test")
+    generator = torch.Generator().manual_seed(1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, WATCHED_WIDTH), nn.ReLU(), nn.Linear(WATCHED_WIDTH, len(TEN)))
+    for p in net.parameters():
+        nn.init.uniform_(p, -(784**-0.5), 784**-0.5, generator=generator)
+    optimizer = torch.optim.SGD(net.parameters(), lr=WATCHED_RATE)
+    monitor = le.Monitor(
+        net,
+        (shown, labels),
+        loss="cross_entropy",
+        measures=("kl", "relative_l1"),
+        schedule=WATCHED_AT,
+        budget=None,
+        update=le.SGD(STEP_SIZE),
+    )
+    for step in track(range(WATCHED_AT[-1] + 1), "watching a net learn ten digits", console=console, transient=True):
+        monitor.step(step)
+        rows = torch.randint(len(x), (BATCH,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return monitor, shown
+
+
+def _clusters(K: xr.DataArray) -> xr.DataArray:
+    """Kernel K-means on the side that holds two digits, which the net was never told apart (He & Su, Algorithm 1)."""
+    ours = np.flatnonzero(np.isin(K["source_class"].values, ONE_SIDE))
+    side = K.isel(source=ours, target=ours)
+    clusters = le.KernelKMeans(len(ONE_SIDE), random_state=0).fit_predict((side.values + side.values.T) / 2)
+    return side.le.with_clusters(clusters)
 
 
 def _show(bars: Progress, task: TaskID, done: int, total: int) -> None:

@@ -73,6 +73,27 @@ def write_report(
     return out
 
 
+def read_examples(path: Path) -> Any:
+    """Pictures or vectors from an .npy file, the array x of an .npz file, or the lines of a text file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "texts.txt"
+    ...     _ = file.write_text("a cat\\na dog\\n")
+    ...     read_examples(file)
+    ['a cat', 'a dog']
+    """
+    if path.suffix not in (".npy", ".npz"):
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = np.load(path, allow_pickle=False)
+    if path.suffix == ".npy":
+        return found
+    with found:
+        if "x" not in found:
+            raise ValueError(f"--examples: {path} holds {', '.join(found.files)}, but no array x")
+        return found["x"]
+
+
 def _named(results: Any) -> list[tuple[str, Any]]:
     if isinstance(results, dict):
         return list(results.items())

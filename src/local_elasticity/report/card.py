@@ -44,6 +44,17 @@ def similarity_card(S: xr.DataArray) -> Card:
     return run_card(Run("similarity", "similarity", (panel,), sides[0], sides[1], square))
 
 
+def history_card(history: Any) -> Card:
+    """The card of a monitor's history, at its last probe."""
+    sides = [
+        Side(np.arange(len(labels)), np.array(labels)) for labels in (history.source_classes, history.target_classes)
+    ]
+    last = history[-1] if len(history) else None
+    steps = tuple(history.steps)
+    panels = () if last is None else tuple(Panel(name, S[None], steps) for name, S in last.similarity.items())
+    return run_card(Run("history", "history", panels, sides[0], sides[1], history.square))
+
+
 def run_card(run: Run) -> Card:
     """The card of a run, at its last time."""
     from markupsafe import Markup, escape
@@ -93,7 +104,7 @@ def _picture(run: Run, panel: Panel) -> str:
     small = sampled(run, PICTURE_SIDE)
     at = run.panels.index(panel)
     values = small.panels[at].values[-1][np.ix_(by_class(small.sources), by_class(small.targets))]
-    low, high = colour_range(panel.values[-1])
+    low, high = colour_range(panel)
     colours = mpl.colormaps["RdBu_r" if low < 0 else "viridis"].with_extremes(bad="0.6")
     dots = colours(np.clip((np.ma.masked_invalid(values) - low) / (high - low), 0, 1), bytes=True)[..., :3]
     file = io.BytesIO()

@@ -42,8 +42,12 @@ class Pairs:
         return np.divide(self.between, self.within, out=np.full(len(self.within), np.nan), where=known)
 
     def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
-        """The different classes that move each other most at the last time, both directions averaged."""
-        both = (self.median[-1] + self.median[-1].T) / 2
+        """The different classes that move each other most at the last time, as a share of how far a step moves others
+        of its own class, so that a class whose steps move everything is not close to all; both directions averaged.
+        """
+        own = np.diagonal(self.median[-1])[:, None]
+        share = np.divide(self.median[-1], own, out=np.full(self.median[-1].shape, np.nan), where=own > 0)
+        both = (share + share.T) / 2
         found = [
             (a, b, float(both[i, j]))
             for i, a in enumerate(self.classes)

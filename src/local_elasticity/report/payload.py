@@ -13,6 +13,7 @@ from local_elasticity.report.distance import Scatter
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.places import Matched, Places
 from local_elasticity.report.run import Panel, Run, Side, in_order, shown
+from local_elasticity.report.words import RATIOS
 
 COARSE_SIDE = 100
 """Blocks on a side of a matrix whose single pairs are not kept."""
@@ -110,21 +111,28 @@ def _panel(run: Run, panel: Panel, pack: Pack, exact: int) -> dict[str, Any]:
         "measure": shown(panel.measure),
         "steps": list(panel.steps),
         "matrices": matrices,
-        "range": colour_range(panel.values),
+        "range": colour_range(panel),
         "own": panel.own,
     }
 
 
-def colour_range(values: np.ndarray) -> tuple[float, float]:
-    """One scale for all times: from 0, or as far below as above where there are signs, to the 98th percentile.
+def colour_range(panel: Panel) -> tuple[float, float]:
+    """One scale for all times: to the 98th percentile, from 0 or, where there are signs, as far below as above. A few
+    extreme ratios would leave the rest dark, so theirs ends at 1, as far as the source itself, or the 90th percentile.
 
-    >>> colour_range(np.array([0.0, 0.5, 1.0])), colour_range(np.array([np.nan]))
-    ((0.0, 0.98), (0.0, 1.0))
+    >>> colour_range(Panel("kernel", np.linspace(-1, 1, 101)[None, None]))
+    (-1.0, 1.0)
+    >>> colour_range(Panel("kl", np.array([[[0.2, 0.5, 90.0]]])))[1] < 90
+    True
     """
-    few = values.ravel()[:: max(1, values.size // 10**6)]
-    known = few[np.isfinite(few)]
-    top = float(np.quantile(np.abs(known), 0.98)) if known.size else 1.0
-    return (-top if known.size and known.min() < 0 else 0.0), top or 1.0
+    few = panel.values.ravel()[:: max(1, panel.values.size // 10**6)]
+    known = np.abs(few[np.isfinite(few)])
+    if not known.size:
+        return 0.0, 1.0
+    top, most = (float(np.quantile(known, share)) for share in (0.98, 0.9))
+    if panel.measure in RATIOS:
+        top = min(top, max(1.0, most))
+    return (-top if np.nanmin(few) < 0 else 0.0), top or 1.0
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

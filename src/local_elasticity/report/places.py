@@ -32,6 +32,8 @@ class Matched:
 def principal_places(S: np.ndarray) -> Places | None:
     """The first two principal coordinates of a square similarity: eigenvectors of the symmetrised, centred matrix.
 
+    What is larger than the 98th percentile counts as that, so that a few extreme pairs do not make the map.
+
     >>> places = principal_places(np.kron(np.eye(2), np.ones((2, 2))))
     >>> bool(places.points[0, 0] * places.points[3, 0] < 0), round(places.share, 3)
     (True, 1.0)
@@ -39,7 +41,8 @@ def principal_places(S: np.ndarray) -> Places | None:
     known = np.isfinite(S)
     if S.shape[0] != S.shape[1] or len(S) < 3 or not known.any():
         return None
-    filled = np.where(known, S, np.median(S[known])).astype(np.float64)
+    top = np.quantile(np.abs(S[known]), 0.98)
+    filled = np.clip(np.where(known, S, np.median(S[known])), -top, top).astype(np.float64)
     both = (filled + filled.T) / 2
     centred = both - both.mean(0) - both.mean(1)[:, None] + both.mean()
     values, vectors = np.linalg.eigh(centred)

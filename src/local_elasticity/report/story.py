@@ -59,7 +59,10 @@ def _closest(pairs: Pairs) -> list[str]:
     if not found or len(pairs.classes) < 3:
         return []
     named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
-    return [f"Most confusable to this network, because a step on one moves the other most: {named}."]
+    return [
+        f"Most confusable to this network: {named}. In brackets: how far a step on one moves the other, as a share of how "
+        "far it moves its own class."
+    ]
 
 
 def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
@@ -69,12 +72,9 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
         return []
     first, last = known[0], known[-1]
     text = (
-        f"Over training the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} "
-        f"to {number(ratio[last])} at step {steps[last]}"
+        f"The ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
+        f"{number(ratio[last])} at step {steps[last]}"
     )
-    became = [i for i in known if ratio[i] < LOCAL and (ratio[known[known >= i]] < LOCAL).all()]
-    if half is not None and np.isfinite(half):
-        text += f"; half of the way was gone by step {half:.0f}"
-    if became and became[0] != first:
-        text += f". It became local at step {steps[became[0]]}: from there on it stayed below {LOCAL}"
+    if ratio[last] < LOCAL and ratio[last] < ratio[first] and half is not None and np.isfinite(half):
+        return [f"Learning became local during training: {text[0].lower()}{text[1:]}, and half of the way was gone by step {half:.0f}."]  # noqa: E501
     return [text + "."]

@@ -31,7 +31,7 @@ function layoutOf(more) {
     font: { color: ink, size: 13, family: "system-ui, sans-serif" },
     margin: { l: 60, r: 15, t: 30, b: 45 },
     hoverlabel: { bgcolor: card, font: { color: ink } },
-    legend: { orientation: "h", y: -0.2 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: theme().soft, activecolor: ink },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     ...more,
@@ -74,12 +74,24 @@ function curvesOf(pairs, which) {
   }));
 }
 
+/** Where the steps lie: as they are, or one after another where most would crowd at the start. @param {number[]} steps */
+function timesOf(steps) {
+  const crowded = steps.length > 4 && steps[steps.length >> 1] < 0.25 * steps[steps.length - 1];
+  const every = Math.ceil(steps.length / 16);
+  const shown = steps.map((_, i) => i).filter((i) => i % every === 0 || i === steps.length - 1);
+  const ticks = { tickmode: "array", tickvals: shown, ticktext: shown.map((i) => String(steps[i])) };
+  return crowded
+    ? { x: steps.map((_, i) => i), axis: { ...ticks, title: { text: "training step (not to scale)" } } }
+    : { x: steps, axis: { title: { text: "training step" } } };
+}
+
 /** @param {Panel} panel @param {string} which @param {number} when */
 function drawTime(panel, which, when) {
-  const at = panel.steps[when];
+  const { x, axis } = timesOf(panel.steps);
+  const at = x[when];
   const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } }];
-  const traces = curvesOf(panel.pairs, which).flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(panel.steps, curve, i));
-  const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: { title: { text: "training step" } },
+  const traces = curvesOf(panel.pairs, which).flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i));
+  const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: axis,
     yaxis: { title: { text: plain(panel.measure) } } });
   return Plotly.react("time-plot", traces, layout, CONFIG);
 }
@@ -116,8 +128,10 @@ function drawDistance(run, panel, values) {
         line: { color: colourOf(g), width: 4, dash: DASHES[g] } },
     ];
   });
+  const [low, high] = panel.range;
+  const range = [low * 1.5 - 0.03 * high, high * 1.5];
   return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "distance between the two examples" } },
-    yaxis: { title: { text: plain(panel.measure) } } }), CONFIG);
+    yaxis: { title: { text: plain(panel.measure) }, range } }), CONFIG);
 }
 
 /** @param {Run} run @param {Panel} panel @param {string} by @param {number} source */

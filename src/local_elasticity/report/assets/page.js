@@ -246,7 +246,7 @@ async function distance() {
   const when = panel().steps.length > 1 ? ` The plot is at step ${panel().steps[place]}, the correlation at the last.` : "";
   const strength = rho === null ? "" : Math.abs(rho) < 0.2 ? "hardly related" : Math.abs(rho) < 0.5 ? "somewhat related" : "clearly related";
   byId("distance-words").textContent = (rho === null ? "Distance and similarity cannot be correlated here."
-    : `Rank correlation of distance and ${panel().measure} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance.`) + when;
+    : `Rank correlation of distance and ${panel().measure} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance. A few extreme pairs lie above the plot; zoom out to see them.`) + when;
   await drawDistance(run(), panel(), await numbers(panel().matrices[place].block));
 }
 
@@ -374,7 +374,7 @@ function listen() {
   }));
   byId("map-plot").on("plotly_hover", (/** @type {any} */ event) => showSpot(event.points[0].customdata));
   byId("map-plot").on("plotly_click", (/** @type {any} */ event) => pick({ source: event.points[0].customdata }));
-  byId("time-plot").on("plotly_click", (/** @type {any} */ event) => { choose({ when: panel().steps.indexOf(event.points[0].x) }); draw(); });
+  byId("time-plot").on("plotly_click", (/** @type {any} */ event) => { choose({ when: event.points[0].pointIndex }); draw(); });
   byId("distance-plot").on("plotly_click", (/** @type {any} */ event) => { const at = event.points[0].customdata; if (at) pick({ source: at[0], target: at[1] }); });
   listenToMatrix();
   const redraw = () => { draw(); compare(); };
