@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint wheel bench clean
+.PHONY: demo test test-slow test-browser docs lint wheel bench clean
 
 demo: $(VENV)/.base  ## train a small net on real digits and look at its local elasticity
 	$(BIN)/local-elasticity demo --out demo
@@ -18,6 +18,13 @@ test: $(VENV)/.dev  ## the test suite
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or paper"
+
+test-browser: $(VENV)/.dev  ## the report's page in Chromium (apt-get install chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+docs: $(VENV)/.dev  ## the documentation site, into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: $(VENV)/.dev  ## style, types, and which room may import which
 	$(BIN)/ruff check .

@@ -1,0 +1,428 @@
+"""The explorable page and what it is made of: numbers against oracles, words, hostile input, and what is not there."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import spearmanr
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.explorable import read_examples
+from local_elasticity.report import payload
+from local_elasticity.report.distance import rank_correlation, scatter
+from local_elasticity.report.examples import is_picture, kept_examples, numbers
+from local_elasticity.report.explorer import unpacked
+from local_elasticity.report.health import examine
+from local_elasticity.report.pairs import pairs_of, quantiles
+from local_elasticity.report.places import matched, principal_places
+from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled
+from local_elasticity.report.story import tell
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
+
+
+@pytest.fixture
+def problem():
+    return le.Problem.of(nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)), "cross_entropy")
+
+
+@pytest.fixture
+def S(problem):
+    images = torch.randn(12, 1, 4, 4)
+    return le.similarity(problem, (images, torch.arange(12) % 3), measure="kl", update=le.SGD(0.1), examples=images)
+
+
+def random_run(n=20, m=15, t=3, square=False):
+    rng = np.random.default_rng(0)
+    values = rng.random((t, n, n if square else m)).astype(np.float32)
+    values[:, 2, 3] = np.nan
+    sources = Side(np.arange(n), rng.integers(0, 4, n))
+    targets = sources if square else Side(np.arange(m), rng.integers(0, 4, m))
+    return Run("random", "history", (Panel("kl", values, tuple(range(t))),), sources, targets, square)
+
+
+def blocks_of(page):
+    return re.findall(r'<script type="text/plain" id="block-\d+">([^<]*)</script>', page)
+
+
+def payload_of(page):
+    import base64
+    import gzip
+
+    packed = re.search(r'id="payload">([^<]*)</script>', page).group(1)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def written(results, tmp_path, **options):
+    return le.write_report(results, tmp_path / "report.html", **options).read_text(encoding="utf-8")
+
+
+def test_the_page_holds_the_numbers_exactly(S, tmp_path):
+    page = written({"run": S}, tmp_path)
+    assert np.array_equal(unpacked(blocks_of(page)[0]).reshape(12, 12), S.values.astype(np.float32))
+    run = payload_of(page)["runs"][0]
+    assert run["sources"]["classes"] == ["0", "1", "2"]
+    assert run["sources"]["class"] == [0, 1, 2] * 4
+    assert all(is_picture(one) for one in run["sources"]["examples"])
+    assert run["panels"][0]["own"] == pytest.approx(S["source_change"].values.tolist())
+
+
+def test_the_page_asks_nobody_for_anything(S, tmp_path):
+    page = written({"run": S}, tmp_path)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page).group(1)
+    assert "default-src &#39;none&#39;" in policy
+    assert "unsafe-eval" not in policy
+    assert "script-src &#39;sha256-" in policy
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|WebSocket", re.sub(r">[A-Za-z0-9+/=\s]{2000,}<", "><", page))
+    assert len(page.encode()) < 3e6
+    size = float(re.search(r'id="size">([\d.]+) MB', page).group(1))
+    assert size == pytest.approx(len(page.encode()) / 1e6, abs=0.06)
+
+
+def test_pairs_are_those_of_class_pairs():
+    for run in (random_run(), random_run(square=True)):
+        panel = run.panels[0]
+        pairs = pairs_of(run, panel)
+        labels = (run.sources.classes, None if run.square else run.targets.classes)
+        expected = le.class_pairs(panel.values[-1], *labels, resamples=0)
+        assert np.allclose(pairs.median[-1].ravel(), expected.value.to_numpy(), equal_nan=True, rtol=1e-5)
+        same = expected.source_class == expected.target_class
+        assert pairs.within[-1] == pytest.approx(expected.value[same].mean(), rel=1e-5)
+        assert pairs.ratio[-1] == pytest.approx(expected.value[~same].mean() / expected.value[same].mean(), rel=1e-5)
+
+
+def test_the_closest_classes_are_found():
+    values = np.kron(np.array([[1, 0.6, 0.1], [0.5, 1, 0.2], [0.1, 0.2, 1]]), np.ones((4, 4)))
+    side = Side(np.arange(12), np.repeat(["four", "nine", "zero"], 4))
+    run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
+    (a, b, share), *_ = pairs_of(run, run.panels[0]).closest()
+    assert (a, b) == ("four", "nine")
+    assert share == pytest.approx(0.55)
+    told = " ".join(tell(run, run.panels[0], pairs_of(run, run.panels[0]), None))
+    assert "four and nine (0.55)" in told
+    assert "learning is local here" in told
+
+
+@settings(deadline=None)
+@given(arrays(np.float64, (3, 7), elements=st.one_of(st.floats(-1e6, 1e6), st.just(np.nan))))
+def test_quantiles_are_numpys(values):
+    with np.errstate(all="ignore"), pytest.warns(RuntimeWarning) if np.isnan(values).all(1).any() else _nothing():
+        expected = np.nanquantile(values, (0.25, 0.5, 0.75), axis=1)
+    assert np.allclose(quantiles(values), expected, equal_nan=True)
+
+
+def _nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (130, 7), (250, 301)])
+def test_blocks_are_means_of_neighbours(shape):
+    rng = np.random.default_rng(0)
+    values = rng.random(shape)
+    values[1, 1] = np.nan
+    rows, columns = rng.permutation(shape[0]), rng.permutation(shape[1])
+    made = payload.blocks(values, rows, columns)
+    edges = [[size * i // min(size, 100) for i in range(min(size, 100) + 1)] for size in shape]
+    ordered = values[np.ix_(rows, columns)]
+    for i in (0, len(edges[0]) - 2):
+        for j in (0, len(edges[1]) - 2):
+            block = ordered[edges[0][i] : edges[0][i + 1], edges[1][j] : edges[1][j + 1]]
+            assert np.allclose(made[i, j], np.nanmean(block) if np.isfinite(block).any() else np.nan, equal_nan=True)
+
+
+def test_a_large_history_is_exact_at_the_end_and_coarse_before(monkeypatch):
+    monkeypatch.setattr(payload, "COARSE_SIDE", 5)
+    run, pack = random_run(t=6), payload.Pack()
+    made = payload._panel(run, run.panels[0], pack, exact=2 * 20 * 15)
+    assert [matrix["exact"] for matrix in made["matrices"]] == [False] * 4 + [True] * 2
+    assert np.array_equal(unpacked(pack.blocks[-1]).reshape(20, 15), run.panels[0].values[-1], equal_nan=True)
+    assert unpacked(pack.blocks[0]).shape == (25,)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), min_size=1, max_size=30))
+def test_wrong_ones_are_those_of_the_best_match(pairs):
+    clusters, classes = zip(*pairs, strict=True)
+    match = matched(clusters, classes)
+    assert match.accuracy == pytest.approx(le.best_match_accuracy(clusters, classes))
+    assert match.wrong.mean() == pytest.approx(1 - match.accuracy)
+
+
+def test_places_hold_a_matrix_of_rank_two():
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1, 1, (30, 2)) * [3, 1]
+    points -= points.mean(0)
+    S = np.clip(points @ points.T, *np.quantile(points @ points.T, [0.0, 1.0]))
+    places = principal_places(S)
+    assert places.share > 0.97
+    apart = lambda x: np.linalg.norm(x[:, None] - x, axis=2)
+    assert np.corrcoef(apart(places.points).ravel(), apart(points).ravel())[0, 1] > 0.98
+    assert principal_places(np.full((5, 5), np.nan)) is None
+    assert principal_places(np.ones((1, 1))) is None
+
+
+def test_correlations_are_spearmans():
+    rng = np.random.default_rng(0)
+    a, b = rng.random(50), rng.integers(0, 5, 50).astype(float)
+    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-4)
+    assert rank_correlation(a, np.ones(50)) is None
+
+
+def test_distances_are_between_the_examples():
+    run = random_run(square=True)
+    x = np.random.default_rng(1).random((20, 6))
+    side = Side(run.sources.places, run.sources.classes, None, kept_examples(x, 20))
+    found = scatter(Run("run", "similarity", run.panels, side, side, True))
+    expected = np.linalg.norm(x[found.rows] - x[found.columns], axis=1)
+    assert np.allclose(found.distances, expected, atol=1e-2)
+    assert (found.rows != found.columns).all()
+    assert scatter(run) is None
+
+
+def test_examples_are_kept_as_pictures_texts_or_vectors():
+    grey = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
+    kept = kept_examples(grey, 3)
+    assert np.allclose(numbers(kept) * 255, grey.reshape(3, -1))
+    colour = kept_examples(torch.rand(2, 3, 64, 64), 2)
+    assert all(one.startswith("data:image/webp") for one in colour)
+    assert numbers(colour).shape == (2, 48 * 48 * 3)
+    assert np.array_equal(kept_examples(kept, 3), kept)
+    assert len(kept_examples(["x" * 10**7], 1)[0]) == 500
+    assert numbers(kept_examples(["one", "two"], 2)) is None
+    assert is_picture(kept_examples(np.full((1, 4, 4), np.nan), 1)[0])
+    assert not is_picture("data:image/svg+xml;base64,AAAA")
+    assert not is_picture("data:image/png;base64,AAAA\" onload=")
+    with pytest.raises(ValueError, match="examples: 3 do not fit 4"):
+        kept_examples(grey, 4)
+    with pytest.raises(ValueError, match="1, 3 or 4 channels"):
+        kept_examples(np.zeros((2, 5, 8, 8)), 2)
+
+
+def test_examples_travel_with_a_similarity(S, tmp_path):
+    S.le.save(tmp_path / "run.zarr")
+    assert le.load(tmp_path / "run.zarr").identical(S)
+    assert list(S.le.frame().columns) == ["source", "target", "source_class", "target_class", "value"]
+    assert len(S.le.nearest(3, top=2)) == 2
+    page = payload_of(written([tmp_path / "run.zarr"], tmp_path))
+    assert page["runs"][0]["sources"]["examples"] == S["source_example"].values.tolist()
+    assert page["runs"][0]["scatter"]["correlations"][0] is not None
+
+
+def test_a_sample_keeps_every_class_in_its_share():
+    classes = np.array([0] * 9000 + [1] * 1000)
+    rows = chosen_rows(classes, 10_000, 100)
+    assert len(rows) == len(set(rows)) == 100
+    assert abs((classes[rows] == 1).sum() - 10) <= 1
+    assert (np.diff(rows) > 0).all()
+    run = random_run(n=50, m=60)
+    small = sampled(run, 20)
+    assert small.panels[0].values.shape == (3, 20, 20)
+    assert np.array_equal(
+        small.panels[0].values, run.panels[0].values[:, small.sources.places][:, :, small.targets.places], equal_nan=True
+    )
+    assert "50 sources and 60 targets" in small.notes[0]
+    assert "seed 0" in small.notes[0]
+
+
+def test_a_hundred_thousand_examples_are_sampled_and_said(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 100_000)
+    S = le.as_similarity(rng.random((100_000, 4), dtype=np.float32), source_labels=labels, target_labels=list("abcd"))
+    S.le.save(tmp_path / "large.zarr")
+    page = written(tmp_path / "large.zarr", tmp_path)
+    assert "100,000 sources" in page
+    assert "drawn at random (seed 0)" in page
+    assert len(payload_of(page)["runs"][0]["sources"]["places"]) == 1000
+
+
+def test_hostile_labels_are_only_text(problem, tmp_path):
+    x = torch.randn(5, 1, 4, 4)
+    S = le.similarity(problem, (x, torch.arange(5) % 3), source_labels=HOSTILE, examples=HOSTILE)
+    page = written({HOSTILE[0]: S}, tmp_path, title=HOSTILE[2], command=HOSTILE[2])
+    assert "<img src=x" not in page
+    assert "alert(2)</script>" not in page
+    assert "&lt;img src=x" in page
+    assert len(page) < 3e6
+    card = S.le.html()._repr_html_()
+    assert "<img src=x" not in card
+    assert "<script" not in card
+
+
+def test_a_card_is_small_and_complete(S):
+    card = S.le.html()._repr_html_()
+    assert len(card) < 20_000
+    assert "12 sources × 12 targets" in card
+    assert "Every pair was resolved" in card
+    assert card.count("<tr>") == 4
+    assert len(le.as_similarity(np.random.rand(500, 500)).le.html().text) < 60_000
+
+
+def test_a_monitor_shows_itself(problem, tmp_path):
+    x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    monitor = le.Monitor(problem, (x, y), measures=("kl", "relative_l1"), every=1, budget=None)
+    assert "no probe yet" in monitor._repr_html_()
+    for step in range(3):
+        monitor.step(step)
+    assert "3 probes up to step 2" in monitor._repr_html_()
+    run = payload_of(written(monitor, tmp_path, examples=x))["runs"][0]
+    assert [panel["measure"] for panel in run["panels"]] == ["kl", "relative_l1"]
+    assert run["panels"][0]["steps"] == [0, 1, 2]
+    assert np.array(run["panels"][0]["pairs"]["median"]).shape == (3, 3, 3)
+    assert len(run["sources"]["examples"]) == 6
+
+
+def test_a_stored_history_and_a_similarity_stand_side_by_side(problem, S, tmp_path):
+    x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    monitor = le.Monitor(problem, (x, y), measures=("kl",), every=1, budget=None, store=tmp_path / "history.zarr")
+    monitor.step(0)
+    S.le.save(tmp_path / "run.zarr")
+    runs = payload_of(written([tmp_path / "history.zarr", tmp_path / "run.zarr"], tmp_path))["runs"]
+    assert [(run["name"], run["kind"]) for run in runs] == [("history.zarr", "history"), ("run.zarr", "similarity")]
+    both = payload_of(written(tmp_path, tmp_path))["runs"]
+    assert [run["name"] for run in both] == ["history.zarr", "run.zarr"]
+
+
+def test_a_clustering_is_shown_with_its_wrong_ones(tmp_path):
+    from sklearn.datasets import make_blobs
+
+    X, kinds = make_blobs(30, centers=2, n_features=3, random_state=0)
+    model = le.LocalElasticityClustering(2, network="fnn-64", epochs=5, random_state=0).fit(X)
+    alone = payload_of(written({"model": model}, tmp_path))["runs"][0]
+    assert alone["kind"] == "clustering"
+    assert alone["match"] is None
+    S = le.as_similarity(model.similarity_, source_labels=kinds, clusters=model.labels_, examples=X, measure="kernel")
+    S.le.save(tmp_path / "clusters.zarr")
+    page = written(tmp_path / "clusters.zarr", tmp_path)
+    match = payload_of(page)["runs"][0]["match"]
+    assert match["accuracy"] == pytest.approx(le.best_match_accuracy(model.labels_, kinds))
+    assert "Clusters found without the classes" in page
+    with pytest.raises(ValueError, match="clusters: shape"):
+        S.le.with_clusters([1, 2])
+
+
+def test_what_cannot_be_shown_is_said(S, tmp_path):
+    S.le.save(tmp_path / "half.zarr")
+    (tmp_path / "half.zarr" / "zarr.json").write_text('{"zarr_for')
+    (tmp_path / "empty.zarr").mkdir()
+    xr.Dataset({"other": ("a", [1.0])}).to_zarr(tmp_path / "other.zarr", consolidated=False)
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "result.json").write_text('{"schema": 1}')
+    paths = [tmp_path / name for name in ("half.zarr", "empty.zarr", "other.zarr", "paper")]
+    page = written([*paths, S], tmp_path)
+    assert page.count('<li class="bad"><b>') >= 4
+    assert "holds no similarity" in page
+    assert "is not a result" in page
+    only = written(paths, tmp_path)
+    assert "What could not be shown" in only
+    assert "<script" not in only
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        le.write_report(tmp_path / "nowhere.zarr", tmp_path / "report.html")
+    with pytest.raises(TypeError, match="int cannot be reported"):
+        le.write_report([3], tmp_path / "report.html")
+    with pytest.raises(ValueError, match="nothing to report"):
+        le.write_report([], tmp_path / "report.html")
+
+
+def test_matrices_without_numbers_and_single_examples_have_pages(tmp_path):
+    nothing = le.as_similarity(np.full((4, 4), np.nan), source_labels=list("abab"), measure="kl")
+    page = written(nothing, tmp_path)
+    assert "Nothing was resolved" in page
+    assert "No pair could be resolved" in page
+    single = written(le.as_similarity(np.ones((1, 1)), source_labels=["a"]), tmp_path)
+    assert "1 examples were stepped on" in single
+    empty = written(le.as_similarity(np.ones((0, 3))), tmp_path)
+    assert "it holds no measurement yet" in empty
+
+
+def test_examples_that_do_not_fit_are_said(S, tmp_path):
+    bare = S.drop_vars(["source_example", "target_example"])
+    page = written(bare, tmp_path, examples=["only one"])
+    assert "The given examples are not shown" in page
+    assert payload_of(page)["runs"][0]["sources"]["examples"] is None
+
+
+def test_health_says_what_to_be_careful_with():
+    run = random_run(square=True)
+    own = np.ones(20)
+    own[3] = 1e-5
+    values = np.random.default_rng(0).random((1, 20, 20))
+    values[0, 0, 1] = 1e6
+    values[0, 5] = np.nan
+    np.fill_diagonal(values[0], 1)
+    share = 1 - np.isfinite(values).mean()
+    findings = {f.title: f for f in examine(run, Panel("kl", values, (), own, own * 0.1))}
+    assert findings["Some denominators are small"].level == "careful"
+    assert findings["A few pairs are extreme"].level == "careful"
+    assert findings["All sources are above the noise floor"].level == "good"
+    assert findings[f"{share:.1%} of the pairs are unresolved"].level == "careful"
+    below = {f.title: f.level for f in examine(run, Panel("kl", values, (), own, own * 10))}
+    assert below["100.0% of the sources are below the noise floor"] == "careful"
+    kernel = {f.title for f in examine(run, Panel("kernel", values))}
+    assert "No denominators" in kernel
+
+
+def test_the_story_says_when_it_became_local(tmp_path):
+    ratio = [0.9, 0.8, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2]
+    values = np.stack([np.kron(np.array([[1, r], [r, 1]]), np.ones((3, 3))) for r in ratio])
+    side = Side(np.arange(6), np.repeat(["cat", "dog"], 3))
+    run = Run("run", "history", (Panel("kl", values, tuple(range(0, 80, 10))),), side, side, True)
+    pairs = pairs_of(run, run.panels[0])
+    half = le.training.half_life(run.panels[0].steps, pairs.ratio)
+    told = tell(run, run.panels[0], pairs, half)[-1]
+    assert told.startswith("Learning became local during training")
+    assert "from 0.9 at step 0 to 0.2 at step 70, and half of the way was gone by step 18" in told
+
+
+def test_a_paper_is_shown_with_its_verdicts(tmp_path):
+    from local_elasticity.papers.runner import find_experiment, run_experiment
+
+    folder = tmp_path / "fig1"
+    result = run_experiment(find_experiment("he2020local/fig1"), folder, scale="smoke", seeds=2)
+    page = written(folder, tmp_path)
+    for claim in result["claims"]:
+        assert claim["verdict"] in page
+    assert page.count('src="data:image/png;base64,') == sum(name.endswith(".png") for name in result["figures"])
+    assert "local-elasticity run he2020local/fig1 --scale smoke" in page
+    for name in result["figures"]:
+        (folder / name).unlink()
+    assert "is missing" in written(folder, tmp_path)
+
+
+def test_labels_are_ordered_as_people_do():
+    assert in_order([10, 9, 1.0]) == ["1", "9", "10"]
+    assert in_order(["b", "a", "b"]) == ["a", "b"]
+
+
+def test_the_command_writes_a_page(S, tmp_path):
+    S.drop_vars(["source_example", "target_example"]).le.save(tmp_path / "run.zarr")
+    np.savez(tmp_path / "x.npz", x=np.random.rand(12, 4, 4))
+    command = [sys.executable, "-m", "local_elasticity", "report"]
+    out = tmp_path / "page.html"
+    answer = subprocess.run(
+        [*command, str(tmp_path / "run.zarr"), "--out", str(out), "--examples", str(tmp_path / "x.npz")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"wrote {out}" in answer.stdout
+    page = out.read_text(encoding="utf-8")
+    assert len(payload_of(page)["runs"][0]["sources"]["examples"]) == 12
+    assert "local-elasticity report" in page
+    missing = subprocess.run([*command, str(tmp_path / "nowhere")], capture_output=True, text=True, cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "there is no" in missing.stderr
+    np.savez(tmp_path / "other.npz", images=np.ones(3))
+    with pytest.raises(ValueError, match="no array x"):
+        read_examples(tmp_path / "other.npz")
