@@ -31,6 +31,11 @@ class Paper:
     figures: Sequence[tuple[str, str]]
     notes: Sequence[str]
 
+    def tally(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """How many rows have each verdict."""
+        given = [row["verdict"] for row in rows if row["verdict"]]
+        return ", ".join(f"{given.count(verdict)} {verdict}" for verdict in MARKS if verdict in given)
+
 
 def read_paper(folder: Path) -> Paper:
     """What lies in a folder with a result.json; a file that is none raises a ValueError that says why."""
