@@ -17,7 +17,12 @@ pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 SHOTS = Path(os.environ.get("SCREENSHOTS", "test-artefacts"))
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
-HOSTILE = ["<img src=x onerror=window.broken=1>", "\"'`</script><script>window.broken=1</script>", "日本語", "z" * 10**7]
+HOSTILE = [
+    "<img src=x onerror=window.broken=1>",
+    "\"'`</script><script>window.broken=1</script>",
+    "日本語",
+    "z" * 10**7,
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,9 @@ class Reader:
         self.context = browser.new_context(**{"viewport": WIDE, **options})
         self.page = self.context.new_page()
         self.complaints, self.requests = [], []
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None)
+        self.page.on(
+            "console", lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.open(f"file://{file}")
@@ -114,13 +121,36 @@ def reader(browser, page_file):
     made.close()
 
 
+CELL = """([row, column]) => {
+  const plot = byId('matrix-plot');
+  const box = plot.querySelector('.nsewdrag').getBoundingClientRect();
+  const { xaxis, yaxis } = plot._fullLayout;
+  return [box.left + xaxis.d2p(column), box.top + yaxis.d2p(row)];
+}"""
+HOVERS = """async () => {
+  const plot = byId('matrix-plot');
+  const box = plot.querySelector('.nsewdrag').getBoundingClientRect();
+  const took = [];
+  for (let i = 1; i < 9; i++) {
+    const began = performance.now();
+    const place = { clientX: box.left + 40 * i, clientY: box.top + 30 * i, bubbles: true };
+    plot.dispatchEvent(new MouseEvent('mousemove', place));
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    took.push(performance.now() - began);
+  }
+  return took;
+}"""
+SLIDE = """async () => {
+  const began = performance.now();
+  choose({ when: 3 });
+  await draw();
+  return performance.now() - began;
+}"""
+
+
 def cell(reader, row, column):
     """Where a cell of the ordered matrix lies on the screen."""
-    return reader.page.evaluate(
-        """([row, column]) => { const plot = byId('matrix-plot'); const box = plot.querySelector('.nsewdrag').getBoundingClientRect();
-        const { xaxis, yaxis } = plot._fullLayout; return [box.left + xaxis.d2p(column), box.top + yaxis.d2p(row)]; }""",
-        [row, column],
-    )
+    return reader.page.evaluate(CELL, [row, column])
 
 
 def test_hovering_shows_the_two_examples_and_the_exact_number(reader, digits):
@@ -200,7 +230,18 @@ def test_the_keyboard_reaches_everything(reader):
     for _ in range(60):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.id || document.activeElement.getAttribute('href')"))
-    assert {"theme", "run", "measure", "order", "when", "play", "matrix-plot", "curves", "#matrix", "#health"} <= reached
+    assert {
+        "theme",
+        "run",
+        "measure",
+        "order",
+        "when",
+        "play",
+        "matrix-plot",
+        "curves",
+        "#matrix",
+        "#health",
+    } <= reached
     reader.page.locator("#matrix-plot").focus()
     start = reader.choice("source")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
@@ -211,7 +252,12 @@ def test_the_keyboard_reaches_everything(reader):
 
 def test_an_address_leads_back_to_a_view(reader, page_file):
     reader.open(f"file://{page_file}#map?run=2&order=cluster&source=4&target=7")
-    assert reader.page.evaluate("[run().name, chosen.order, chosen.source, chosen.target]") == ["clusters", "cluster", 4, 7]
+    assert reader.page.evaluate("[run().name, chosen.order, chosen.source, chosen.target]") == [
+        "clusters",
+        "cluster",
+        4,
+        7,
+    ]
     assert reader.page.evaluate("Math.abs(byId('map').getBoundingClientRect().top) < 300")
     reader.open(f"file://{page_file}#nowhere?run=99&source=-4&when=x&order=<b>")
     assert reader.page.evaluate("[chosen.run, chosen.source, chosen.view]") == [0, 0, "short"]
@@ -266,7 +312,9 @@ def test_touching_picks_a_source_on_a_phone(browser, page_file):
 
 
 def test_hostile_labels_are_harmless(browser, tmp_path):
-    S = le.as_similarity(np.random.default_rng(0).random((4, 4)), source_labels=HOSTILE, examples=HOSTILE, measure=HOSTILE[0])
+    S = le.as_similarity(
+        np.random.default_rng(0).random((4, 4)), source_labels=HOSTILE, examples=HOSTILE, measure=HOSTILE[0]
+    )
     file = le.write_report({HOSTILE[0]: S}, tmp_path / "<b>hostile.html", title=HOSTILE[1])
     reader = Reader(browser, file)
     assert reader.page.evaluate("window.broken") is None
@@ -296,7 +344,10 @@ def test_vectors_texts_and_nothing_resolved_are_shown(browser, tmp_path):
 def test_our_own_functions(reader):
     """The pure ones, one by one."""
     ask = reader.page.evaluate
-    assert ask("windowOf(Float32Array.from([1, 2, 3, NaN]), 2, [1, 0], [0, 1], [0, 2, 0, 2], 9).z") == [[3, None], [1, 2]]
+    assert ask("windowOf(Float32Array.from([1, 2, 3, NaN]), 2, [1, 0], [0, 1], [0, 2, 0, 2], 9).z") == [
+        [3, None],
+        [1, 2],
+    ]
     assert ask("windowOf(Float32Array.from([1, 2, 3, NaN]), 2, [1, 0], [0, 1], [0, 2, 0, 2], 1).z") == [[2]]
     assert ask("ranked(Float32Array.from([1, 5, NaN, 3]), 4, 0, true).map((r) => r.target)") == [1, 3]
     assert ask("partOf([4.2, 1.6], [-3, 99], 10, 10)") == [2, 5, 0, 10]
@@ -304,7 +355,11 @@ def test_our_own_functions(reader):
     assert ask("digits(0.123456)") == "0.123"
     assert ask("digits(NaN)") == "–"
     assert ask("plain('<b>&')") == "&lt;b&gt;&amp;"
-    assert ask("fromHash(toHash({view: 'map', run: 2, order: 'as it was'}))") == {"view": "map", "run": "2", "order": "as it was"}
+    assert ask("fromHash(toHash({view: 'map', run: 2, order: 'as it was'}))") == {
+        "view": "map",
+        "run": "2",
+        "order": "as it was",
+    }
     assert ask("within('3', 4, 0) * 10 + within('4', 4, 0)") == 30
     assert ask("groupsOf({class: [0, 1, 0], classes: ['a', 'b']}, 'class', [0, 2, 1])") == [
         {"name": "a", "start": 0, "end": 2},
@@ -329,14 +384,8 @@ def test_a_thousand_examples_at_fifty_times(browser, tmp_path, caplog):
     reader = Reader(browser, file)
     opened = time.perf_counter() - began
     reader.page.evaluate("byId('matrix').scrollIntoView()")
-    answers = reader.page.evaluate(
-        """async () => { const plot = byId('matrix-plot'); const box = plot.querySelector('.nsewdrag').getBoundingClientRect(); const took = [];
-        for (let i = 1; i < 9; i++) { const began = performance.now();
-          plot.dispatchEvent(new MouseEvent('mousemove', { clientX: box.left + 40 * i, clientY: box.top + 30 * i, bubbles: true }));
-          await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); took.push(performance.now() - began); }
-        return took; }"""
-    )
-    moved = reader.page.evaluate("(async () => { const began = performance.now(); choose({ when: 3 }); await draw(); return performance.now() - began; })()")
+    answers = reader.page.evaluate(HOVERS)
+    moved = reader.page.evaluate(SLIDE)
     figures = {
         "megabytes": round(file.stat().st_size / 1e6, 2),
         "seconds to build": round(built, 2),

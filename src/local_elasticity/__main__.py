@@ -206,7 +206,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
 ) -> None:
     """Show results on one page that opens offline: matrix, examples, curves over training, clusters, papers' claims."""
-    from local_elasticity.explorable import read_examples, write_report
+    from local_elasticity.explorable.write import read_examples, write_report
 
     shown = None if examples is None else read_examples(examples)
     command = shlex.join(["local-elasticity", *sys.argv[1:]])

@@ -162,7 +162,8 @@ def _clusters(K: xr.DataArray) -> xr.DataArray:
     ours = np.flatnonzero(np.isin(K["source_class"].values, ONE_SIDE))
     side = K.isel(source=ours, target=ours)
     clusters = le.KernelKMeans(len(ONE_SIDE), random_state=0).fit_predict((side.values + side.values.T) / 2)
-    return side.le.with_clusters(clusters)
+    clustered: xr.DataArray = side.le.with_clusters(clusters)
+    return clustered
 
 
 def _show(bars: Progress, task: TaskID, done: int, total: int) -> None:

@@ -235,7 +235,7 @@ def _labelled(S: Tensor, source_labels: Any, target_labels: Any, square: bool) -
 
 @xr.register_dataarray_accessor("le")
 class SimilarityAccessor:
-    """What a labelled similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.html()`, `.save()`."""
+    """What a similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.html()`, `.save()`"""
 
     def __init__(self, S: xr.DataArray) -> None:
         self._S = S
@@ -282,7 +282,9 @@ class SimilarityAccessor:
 
         if targets is None and self._S.attrs.get("targets_are_sources"):
             targets = sources
-        kept = {"source_example": ("source", kept_examples(sources, self._S.sizes["source"], "examples of the sources"))}
+        kept = {
+            "source_example": ("source", kept_examples(sources, self._S.sizes["source"], "examples of the sources"))
+        }
         if targets is not None:
             kept["target_example"] = (
                 "target",

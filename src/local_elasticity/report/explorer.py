@@ -61,19 +61,23 @@ def page(
         payloads.append(payload)
     plotly = _plotly() if measured else ""
     own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
-    return _environment().get_template("page.html.j2").render(
-        title=shown(title),
-        command=command,
-        version=local_elasticity.__version__,
-        sections=sections,
-        papers=[one for one in runs if isinstance(one, Paper)],
-        unshown=[one for one in runs if isinstance(one, Unshown)],
-        style=_asset("page.css"),
-        script=own,
-        plotly=packed(plotly.encode()) if plotly else "",
-        policy=_policy([own, plotly]),
-        payload=packed(as_json({"runs": payloads})) if measured else "",
-        blocks=pack.blocks,
+    return str(
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=shown(title),
+            command=command,
+            version=local_elasticity.__version__,
+            sections=sections,
+            papers=[one for one in runs if isinstance(one, Paper)],
+            unshown=[one for one in runs if isinstance(one, Unshown)],
+            style=_asset("page.css"),
+            script=own,
+            plotly=packed(plotly.encode()) if plotly else "",
+            policy=_policy([own, plotly]),
+            payload=packed(as_json({"runs": payloads})) if measured else "",
+            blocks=pack.blocks,
+        )
     )
 
 

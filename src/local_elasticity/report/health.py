@@ -83,8 +83,8 @@ def _noise(panel: Panel) -> Finding:
     margin = panel.own / panel.floor
     margin = margin[np.isfinite(margin)]
     words = (
-        "A source is trusted where its own change is clear of what rounding alone would make of it. The median source "
-        f"is {number(float(np.median(margin)))} times above that floor, the closest {number(float(margin.min()))} times."
+        "A source is trusted where its own change is clear of what rounding alone would make of it. The median one is "
+        f"{number(float(np.median(margin)))} times above that floor, the closest {number(float(margin.min()))} times."
     )
     if float(margin.min()) < 1:
         return Finding("careful", f"{(margin < 1).mean():.1%} of the sources are below the noise floor", words)
@@ -98,7 +98,9 @@ def _extremes(panel: Panel) -> Finding:
     times = float(known.max() / np.median(known))
     words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
     if times > UNEVEN:
-        return Finding("careful", "A few pairs are extreme", words + " A mean would be theirs alone; medians are shown.")
+        return Finding(
+            "careful", "A few pairs are extreme", words + " A mean would be theirs alone; medians are shown."
+        )
     return Finding("good", "No pair rules the rest", words)
 
 

@@ -38,15 +38,14 @@ class Pairs:
 
     @property
     def ratio(self) -> np.ndarray:
-        known = np.isfinite(self.within) & (self.within > 0)
-        return np.divide(self.between, self.within, out=np.full(len(self.within), np.nan), where=known)
+        return quotient(self.between, self.within)
 
     def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
         """The different classes that move each other most at the last time, as a share of how far a step moves others
         of its own class, so that a class whose steps move everything is not close to all; both directions averaged.
         """
         own = np.diagonal(self.median[-1])[:, None]
-        share = np.divide(self.median[-1], own, out=np.full(self.median[-1].shape, np.nan), where=own > 0)
+        share = quotient(self.median[-1], own)
         both = (share + share.T) / 2
         found = [
             (a, b, float(both[i, j]))
@@ -98,8 +97,17 @@ def quantiles(values: np.ndarray, shares: tuple[float, ...] = QUARTILES) -> np.n
     return np.array(found)
 
 
+def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """above / below where that is positive, and NaN elsewhere.
+
+    >>> quotient(np.array([1.0, 1.0]), np.array([2.0, 0.0])).tolist()
+    [0.5, nan]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(below > 0, above / below, np.nan))
+
+
 def _mean(values: np.ndarray) -> np.ndarray:
     """Over the second axis, of what is known."""
     known = np.isfinite(values)
-    count = known.sum(1)
-    return np.divide(np.where(known, values, 0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
+    return quotient(np.where(known, values, 0).sum(1), known.sum(1))

@@ -59,19 +59,22 @@ def read_paper(folder: Path) -> Paper:
 
 
 def _provenance(result: Mapping[str, Any]) -> dict[str, str]:
-    every = lambda value: value if isinstance(value, list) else [value]
     return {
         "experiment": str(result["experiment"]),
         "scale": str(result["scale"]),
         "reading": str(result["reading"]),
         "seeds": ", ".join(map(str, result["seeds"])),
-        "machine": "; ".join(f"{one['device']}, torch {one['torch']}" for one in every(result["environment"])),
-        "commit": ", ".join(str(one)[:10] for one in every(result["commit"])),
+        "machine": "; ".join(f"{one['device']}, torch {one['torch']}" for one in _every(result["environment"])),
+        "commit": ", ".join(str(one)[:10] for one in _every(result["commit"])),
         "seconds": number(result["seconds"]),
         "settings": json.dumps(result.get("settings", {}), ensure_ascii=False)[:2000],
         "command": f"local-elasticity run {result['experiment']} --scale {result['scale']} "
         f"--reading {result['reading']} --seeds {len(result['seeds'])}",
     }
+
+
+def _every(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, str]:

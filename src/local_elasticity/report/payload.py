@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.report.distance import Scatter
-from local_elasticity.report.pairs import Pairs
+from local_elasticity.report.pairs import Pairs, quotient
 from local_elasticity.report.places import Matched, Places
 from local_elasticity.report.run import Panel, Run, Side, in_order, shown
 from local_elasticity.report.words import RATIOS
@@ -84,7 +84,7 @@ def blocks(values: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
         size = ordered.shape[axis]
         starts = np.unique(np.arange(min(size, COARSE_SIDE)) * size // min(size, COARSE_SIDE))
         sums, counts = np.add.reduceat(sums, starts, axis), np.add.reduceat(counts, starts, axis)
-    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    return quotient(sums, counts)
 
 
 def by_class(side: Side) -> np.ndarray:
@@ -100,7 +100,7 @@ def _panel(run: Run, panel: Panel, pack: Pack, exact: int) -> dict[str, Any]:
     t, n, m = panel.values.shape
     keep = max(1, exact // max(1, n * m))
     rows, columns = by_class(run.sources), by_class(run.targets)
-    matrices = []
+    matrices: list[dict[str, Any]] = []
     for place, S in enumerate(panel.values):
         if place >= t - keep:
             matrices.append({"block": pack.add(S), "exact": True})

@@ -32,8 +32,8 @@ class Side:
 
     def chosen(self, rows: np.ndarray) -> Side:
         """Some of them."""
-        pick = lambda values: None if values is None else np.asarray(values)[rows]
-        return Side(self.places[rows], pick(self.classes), pick(self.clusters), pick(self.examples))
+        kept = None if self.examples is None else [self.examples[row] for row in rows]
+        return Side(self.places[rows], _at(self.classes, rows), _at(self.clusters, rows), kept)
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Panel:
     floor: np.ndarray | None = None
 
     def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
-        pick = lambda values: None if values is None else values[rows]
-        return Panel(self.measure, self.values[:, rows][:, :, columns], self.steps, pick(self.own), pick(self.floor))
+        values = self.values[:, rows][:, :, columns]
+        return Panel(self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows))
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,10 @@ def chosen_rows(classes: np.ndarray | None, size: int, limit: int) -> np.ndarray
     for one, total in enumerate(count):
         rank[kind == one] = (np.arange(total) + rng.random()) / total
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:limit]])
+
+
+def _at(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[rows]
 
 
 def _sample(side: Side, limit: int) -> np.ndarray:

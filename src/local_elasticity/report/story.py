@@ -60,8 +60,8 @@ def _closest(pairs: Pairs) -> list[str]:
         return []
     named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
     return [
-        f"Most confusable to this network: {named}. In brackets: how far a step on one moves the other, as a share of how "
-        "far it moves its own class."
+        f"Most confusable to this network: {named}. In brackets: how far a step on one moves the other, as a share of "
+        "how far it moves its own class."
     ]
 
 
@@ -76,5 +76,6 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
         f"{number(ratio[last])} at step {steps[last]}"
     )
     if ratio[last] < LOCAL and ratio[last] < ratio[first] and half is not None and np.isfinite(half):
-        return [f"Learning became local during training: {text[0].lower()}{text[1:]}, and half of the way was gone by step {half:.0f}."]  # noqa: E501
+        text = f"Learning became local during training: {text[0].lower()}{text[1:]}"
+        return [f"{text}, and half of the way was gone by step {half:.0f}."]
     return [text + "."]

@@ -1,0 +1,164 @@
+"""Results of every kind as runs that the page can show; what cannot be read says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from local_elasticity.labelled import as_similarity
+from local_elasticity.report.examples import kept_examples
+from local_elasticity.report.paper import Paper, read_paper
+from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
+from local_elasticity.store.result import read
+from local_elasticity.training.history import History
+from local_elasticity.training.monitor import Monitor
+
+
+def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
+    if isinstance(one, (str, Path)):
+        return _read(name, Path(one))
+    if isinstance(one, xr.DataArray):
+        return [_of_similarity(name, one)]
+    if isinstance(one, Monitor):
+        return [_of_history(name, one.history)]
+    if isinstance(one, History):
+        return [_of_history(name, one)]
+    if is_clustering(one):
+        return [_of_similarity(name, _of_clustering(one))]
+    raise TypeError(f"results: {type(one).__name__} cannot be reported; write_report says what can")
+
+
+def is_clustering(one: Any) -> bool:
+    return hasattr(one, "labels_") and hasattr(one, "similarity_")
+
+
+def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
+    """Whatever lies under a path; a folder may hold several."""
+    if not path.exists():
+        raise FileNotFoundError(f"RUN: there is no {path}")
+    if (path / "zarr.json").exists():
+        return [_guarded(name, lambda: _read_store(name, path))]
+    if path.name == "result.json":
+        path = path.parent
+    papers = sorted(file.parent for file in path.rglob("result.json")) if path.is_dir() else []
+    stores = sorted(file.parent for file in path.glob("*/zarr.json")) if path.is_dir() and not papers else []
+    found = [_guarded(one.name, lambda one=one: read_paper(one)) for one in papers]  # type: ignore[misc]
+    found += [_guarded(one.name, lambda one=one: _read_store(one.name, one)) for one in stores]  # type: ignore[misc]
+    return found or [Unshown(str(path), "it holds no similarity, no history and no result.json")]
+
+
+def _guarded(name: str, read_one: Callable[[], Run | Paper]) -> Run | Paper | Unshown:
+    try:
+        return read_one()
+    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
+        return Unshown(name, f"it cannot be read ({error})")
+
+
+def _read_store(name: str, path: Path) -> Run:
+    attributes = json.loads((path / "zarr.json").read_text()).get("attributes", {})
+    if "history" in str(attributes.get("format", "")):
+        return _of_history(name, History.open(path))
+    notes: list[str] = []
+    return _of_similarity(name, read(path, part=lambda S: _part(S, notes)), tuple(notes))
+
+
+def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
+    """At most LARGEST_SIDE rows and columns, before a large store is read."""
+    square = S.attrs.get("targets_are_sources") in (True, "true")
+    chosen: dict[str, np.ndarray] = {}
+    for axis in ("source", "target"):
+        classes = S[f"{axis}_class"].values if f"{axis}_class" in S.coords else None
+        chosen[axis] = chosen_rows(classes, S.sizes[axis], LARGEST_SIDE)
+    if square:
+        chosen["target"] = chosen["source"]
+    if any(len(chosen[axis]) < S.sizes[axis] for axis in chosen):
+        n, m = S.sizes["source"], S.sizes["target"]
+        notes.append(
+            f"The store holds {n:,} sources and {m:,} targets. The page shows {len(chosen['source']):,} and "
+            f"{len(chosen['target']):,} of them, drawn at random (seed 0) with every class in its share; every number "
+            "on this page is of those."
+        )
+    return S.isel(chosen)
+
+
+def _of_similarity(name: str, S: xr.DataArray, notes: Sequence[str] = ()) -> Run:
+    if S.ndim != 2:
+        raise ValueError(f"results: {name} has the dimensions {S.dims}; a similarity [source, target] is wanted")
+    measure = str(S.attrs.get("measure", S.name or "similarity"))
+    own, floor = _coordinate(S, "source_change"), _coordinate(S, "source_floor")
+    sources, targets = _side(S, "source"), _side(S, "target")
+    return Run(
+        str(name),
+        "similarity" if sources.clusters is None else "clustering",
+        (Panel(measure, np.asarray(S.values)[None], (), own, floor),),
+        sources,
+        targets,
+        bool(S.attrs.get("targets_are_sources", False)),
+        {str(key): value for key, value in S.attrs.items()},
+        tuple(notes),
+    )
+
+
+def _side(S: xr.DataArray, axis: str) -> Side:
+    places = _coordinate(S, axis)
+    kept = _coordinate(S, f"{axis}_example")
+    return Side(
+        np.arange(S.sizes[axis]) if places is None else places,
+        _coordinate(S, f"{axis}_class"),
+        _coordinate(S, f"{axis}_cluster"),
+        None if kept is None else kept.tolist(),
+    )
+
+
+def _coordinate(S: xr.DataArray, name: str) -> np.ndarray | None:
+    return np.asarray(S[name].values) if name in S.coords else None
+
+
+def _of_clustering(model: Any) -> xr.DataArray:
+    plain = {name: value for name, value in model.get_params().items() if isinstance(value, (str, int, float))}
+    S = as_similarity(model.similarity_, clusters=model.labels_, measure=model.similarity)
+    return S.assign_attrs({**plain, **S.attrs})
+
+
+def _of_history(name: str, history: History) -> Run:
+    data = history.dataset()
+    panels = tuple(
+        Panel(measure, data[measure].values.astype(np.float32), tuple(history.steps)) for measure in history.measures
+    )
+    sources = Side(np.arange(len(history.source_classes)), np.array(history.source_classes))
+    targets = Side(np.arange(len(history.target_classes)), np.array(history.target_classes))
+    engines = sorted({probe.engine for probe in history})
+    seconds = sum(probe.seconds for probe in history)
+    hidden = ("format", "source_classes", "target_classes", "engine")
+    about = {key: value for key, value in history.about.items() if key not in hidden}
+    about |= {"engine": engines, "probes": len(history), "seconds of probing": round(seconds, 2)}
+    return Run(str(name), "history", panels if len(history) else (), sources, targets, history.square, about)
+
+
+def with_examples(run: Run, examples: Any) -> Run:
+    """The same with examples, where they fit and it has none of its own."""
+    given = examples if isinstance(examples, tuple) else (examples, examples if run.square else None)
+    sides, notes = [], []
+    for side, these, word in zip((run.sources, run.targets), given, ("sources", "targets"), strict=True):
+        if these is None or side.examples is not None:
+            sides.append(side)
+            continue
+        try:
+            last = int(side.places.max()) + 1 if len(side) else 0
+            size = len(these) if len(these) >= last else len(side)
+            kept = kept_examples(these, size)[side.places].tolist()
+            sides.append(replace(side, examples=kept))
+        except (ValueError, IndexError) as error:
+            notes.append(f"The given examples are not shown for the {word} of this run: {error}.")
+            sides.append(side)
+    return replace(run, sources=sides[0], targets=sides[1], notes=(*run.notes, *notes))
+
+
+def is_empty(run: Any) -> bool:
+    return isinstance(run, Run) and (not run.panels or 0 in run.panels[0].values.shape)

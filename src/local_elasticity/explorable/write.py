@@ -1,0 +1,124 @@
+"""write_report: from results to one file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from local_elasticity.explorable.runs import is_clustering, is_empty, opened, with_examples
+from local_elasticity.report.explorer import page
+from local_elasticity.report.pairs import pairs_of
+from local_elasticity.report.paper import Paper
+from local_elasticity.report.run import Run, Unshown
+from local_elasticity.training.history import History
+from local_elasticity.training.monitor import Monitor
+from local_elasticity.training.phases import half_life
+
+logger = logging.getLogger("local_elasticity")
+
+SIZE = "%%SIZE%%"
+"""Where the page says how large it is, which is known once it is made."""
+
+
+def write_report(
+    results: Any,
+    out: str | Path,
+    *,
+    examples: Any = None,
+    title: str | None = None,
+    command: str = "",
+) -> Path:
+    """Write one self-contained HTML page: it can be opened offline, mailed, printed, and linked to at any view.
+
+    Args:
+        results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, a fitted clustering,
+            or a path to a stored similarity, a stored history, or a folder of a paper's results. What cannot be read
+            is told on the page.
+        out: the file to write; one that is there is replaced.
+        examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
+        title, command: for the page's head and foot.
+
+    >>> import tempfile, torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
+    >>> x, y = torch.randn(6, 4), torch.arange(6) % 2
+    >>> S = le.similarity(problem, (x, y), measure="kl", examples=x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = le.write_report({"a first look": S}, f"{folder}/report.html")
+    ...     "a first look" in page.read_text(encoding="utf-8")
+    True
+    """
+    runs: list[Run | Paper | Unshown] = []
+    for name, one in _named(results):
+        runs += opened(name, one)
+    if not runs:
+        raise ValueError("results: there is nothing to report; give a similarity, a history or a path")
+    runs = [with_examples(run, examples) if isinstance(run, Run) and examples is not None else run for run in runs]
+    runs = [Unshown(run.name, "it holds no measurement yet") if is_empty(run) else run for run in runs]
+    for run in runs:
+        if isinstance(run, Unshown):
+            logger.warning("%s is not shown: %s", run.name, run.why)
+    text = page(runs, title=title or _title(runs), command=command, halves=_halves(runs))
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    unfinished.write_text(text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1), encoding="utf-8")
+    unfinished.replace(out)
+    return out
+
+
+def read_examples(path: Path) -> Any:
+    """Pictures or vectors from an .npy file, the array x of an .npz file, or the lines of a text file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "texts.txt"
+    ...     _ = file.write_text("a cat\\na dog\\n")
+    ...     read_examples(file)
+    ['a cat', 'a dog']
+    """
+    if path.suffix not in (".npy", ".npz"):
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = np.load(path, allow_pickle=False)
+    if path.suffix == ".npy":
+        return found
+    with found:
+        if "x" not in found:
+            raise ValueError(f"--examples: {path} holds {', '.join(found.files)}, but no array x")
+        return found["x"]
+
+
+def _named(results: Any) -> list[tuple[str, Any]]:
+    if isinstance(results, dict):
+        return list(results.items())
+    if isinstance(results, (str, Path, xr.DataArray, Monitor, History)) or is_clustering(results):
+        results = [results]
+    if not isinstance(results, Iterable):
+        raise TypeError(f"results: {type(results).__name__} cannot be reported; write_report says what can")
+    return [(_name_of(one, place), one) for place, one in enumerate(results)]
+
+
+def _name_of(one: Any, place: int) -> str:
+    if isinstance(one, (str, Path)):
+        return Path(one).name
+    return f"{type(one).__name__ if not isinstance(one, xr.DataArray) else 'similarity'} {place + 1}"
+
+
+def _halves(runs: Sequence[Any]) -> dict[tuple[int, int], float]:
+    """For every panel with several times, the step by which half of the way to its late ratio was gone."""
+    halves: dict[tuple[int, int], float] = {}
+    for i, run in enumerate(one for one in runs if isinstance(one, Run)):
+        for j, panel in enumerate(run.panels):
+            pairs = pairs_of(run, panel) if len(panel.steps) > 1 else None
+            if pairs is not None:
+                halves[i, j] = half_life(panel.steps, pairs.ratio)
+    return halves
+
+
+def _title(runs: Sequence[Any]) -> str:
+    names = [run.name for run in runs]
+    return "Local elasticity: " + ", ".join(names[:3]) + ("" if len(names) <= 3 else f" and {len(names) - 3} more")
