@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.report.explorer import SCRIPTS
 
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -365,6 +367,26 @@ def test_our_own_functions(reader):
         {"name": "a", "start": 0, "end": 2},
         {"name": "b", "start": 2, "end": 3},
     ]
+
+
+def test_our_javascript_is_typed():
+    """Its JSDoc types, checked strictly by TypeScript's compiler."""
+    tsc = os.environ.get("TSC") or shutil.which("tsc")
+    if tsc is None:
+        pytest.skip("TypeScript is not here: npm install -g typescript@5, or name tsc in TSC")
+    assets = Path(le.__file__).parent / "report" / "assets"
+    options = [
+        "--allowJs",
+        "--checkJs",
+        "--noEmit",
+        "--strict",
+        "--target",
+        "es2022",
+        "--lib",
+        "es2022,dom,dom.iterable",
+    ]
+    answer = subprocess.run([tsc, *options, *SCRIPTS], cwd=assets, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
 
 
 def test_a_thousand_examples_at_fifty_times(browser, tmp_path, caplog):

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     console = Console(quiet=True)
-    monitor, shown = demo._watch(console)
+    monitor, _ = demo._watch(console)
     last = le.as_similarity(
         monitor.history[-1].similarity["kl"], source_labels=monitor.history.source_classes, measure="kl"
     )

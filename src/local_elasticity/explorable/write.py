@@ -12,7 +12,6 @@ import xarray as xr
 
 from local_elasticity.explorable.runs import is_clustering, is_empty, opened, with_examples
 from local_elasticity.report.explorer import page
-from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.run import Run, Unshown
 from local_elasticity.training.history import History
@@ -62,7 +61,7 @@ def write_report(
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
-    text = page(runs, title=title or _title(runs), command=command, halves=_halves(runs))
+    text = page(runs, title=title or _title(runs), command=command, half_life=half_life)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
@@ -106,17 +105,6 @@ def _name_of(one: Any, place: int) -> str:
     if isinstance(one, (str, Path)):
         return Path(one).name
     return f"{type(one).__name__ if not isinstance(one, xr.DataArray) else 'similarity'} {place + 1}"
-
-
-def _halves(runs: Sequence[Any]) -> dict[tuple[int, int], float]:
-    """For every panel with several times, the step by which half of the way to its late ratio was gone."""
-    halves: dict[tuple[int, int], float] = {}
-    for i, run in enumerate(one for one in runs if isinstance(one, Run)):
-        for j, panel in enumerate(run.panels):
-            pairs = pairs_of(run, panel) if len(panel.steps) > 1 else None
-            if pairs is not None:
-                halves[i, j] = half_life(panel.steps, pairs.ratio)
-    return halves
 
 
 def _title(runs: Sequence[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -18,12 +18,14 @@ from local_elasticity.report.health import Finding, examine
 from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
-from local_elasticity.report.places import matched, principal_places
-from local_elasticity.report.run import EXACT_NUMBERS, Run, Unshown, sampled, shown, side_for
+from local_elasticity.report.places import Matched, matched, principal_places
+from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Unshown, sampled, shown, side_for
 from local_elasticity.report.story import tell, tell_clusters
 
-SCRIPTS = ("reading.js", "matrix.js", "charts.js", "page.js")
+SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
 """Our own JavaScript, in the order in which it is put together."""
+
+HalfLife = Callable[[Sequence[int], np.ndarray], float]
 
 LARGEST_VALUE = 2000
 """Characters of a single value in the provenance."""
@@ -45,18 +47,17 @@ def page(
     *,
     title: str,
     command: str = "",
-    halves: Mapping[tuple[int, int], float] | None = None,
+    half_life: HalfLife | None = None,
 ) -> str:
-    """The whole page as text. `halves` has, for panel j of run i, the step by which it was half as local as it became.
+    """The whole page as text. `half_life` finds, from steps and ratios, when half of the way to the last was gone.
 
     The content security policy allows two scripts, by their hashes, and nothing else: no request can leave the page.
     """
     measured = [run for run in runs if isinstance(run, Run) and run.panels]
     side = side_for(sum(len(run.panels) for run in measured))
     pack, sections, payloads = Pack(), [], []
-    for i, whole in enumerate(measured):
-        run = sampled(whole, side)
-        section, payload = _explored(run, pack, EXACT_NUMBERS // len(measured), _halves_of(i, run, halves or {}))
+    for whole in measured:
+        section, payload = _explored(sampled(whole, side), pack, EXACT_NUMBERS // len(measured), half_life)
         sections.append(section)
         payloads.append(payload)
     plotly = _plotly() if measured else ""
@@ -81,26 +82,24 @@ def page(
     )
 
 
-def _explored(run: Run, pack: Pack, exact: int, halves: Sequence[float | None]) -> tuple[Section, dict[str, Any]]:
+def _explored(run: Run, pack: Pack, exact: int, half_life: HalfLife | None) -> tuple[Section, dict[str, Any]]:
     pairs = [pairs_of(run, panel) for panel in run.panels]
     places = [principal_places(panel.values[-1]) if run.square else None for panel in run.panels]
     known = run.square and run.sources.clusters is not None and run.sources.classes is not None
     match = matched(list(run.sources.clusters), list(run.sources.classes)) if known else None  # type: ignore[arg-type]
     payload = run_payload(run, pack, exact, pairs=pairs, places=places, match=match, apart=scatter(run))
     told = [
-        (shown(panel.measure), _told(run, panel, pair, half, match), examine(run, panel))
-        for panel, pair, half in zip(run.panels, pairs, halves, strict=True)
+        (shown(panel.measure), _told(run, panel, pair, half_life, match), examine(run, panel))
+        for panel, pair in zip(run.panels, pairs, strict=True)
     ]
     return Section(shown(run.name), run.kind, told, _provenance(run), run.notes), payload
 
 
-def _told(run: Run, panel: Any, pairs: Pairs | None, half: float | None, match: Any) -> list[str]:
+def _told(run: Run, panel: Panel, pairs: Pairs | None, half_life: HalfLife | None, match: Matched | None) -> list[str]:
+    timed = half_life is not None and pairs is not None and len(panel.steps) > 1
+    half = half_life(panel.steps, pairs.ratio) if timed else None  # type: ignore[misc, union-attr]
     sentences = tell(run, panel, pairs, half)
     return sentences if match is None else [*sentences, tell_clusters(match)]
-
-
-def _halves_of(i: int, run: Run, halves: Mapping[tuple[int, int], float]) -> list[float | None]:
-    return [halves.get((i, j)) for j in range(len(run.panels))]
 
 
 def _provenance(run: Run) -> dict[str, str]:

@@ -120,8 +120,8 @@ def colour_range(panel: Panel) -> tuple[float, float]:
     """One scale for all times: to the 98th percentile, from 0 or, where there are signs, as far below as above. A few
     extreme ratios would leave the rest dark, so theirs ends at 1, as far as the source itself, or the 90th percentile.
 
-    >>> colour_range(Panel("kernel", np.linspace(-1, 1, 101)[None, None]))
-    (-1.0, 1.0)
+    >>> colour_range(Panel("kernel", np.array([[[-2.0, 2.0]]])))
+    (-2.0, 2.0)
     >>> colour_range(Panel("kl", np.array([[[0.2, 0.5, 90.0]]])))[1] < 90
     True
     """

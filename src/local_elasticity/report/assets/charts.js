@@ -123,7 +123,7 @@ function drawDistance(run, panel, values) {
     const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => p[key]);
     return [
       { type: "scatter", mode: "markers", name, x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
-        marker: { color: colourOf(g), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((p) => [p.i, p.j]) },
+        marker: { color: colourOf(g), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((/** @type {any} */ p) => [p.i, p.j]) },
       { type: "scatter", mode: "lines", name: `${name}, median`, x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
         line: { color: colourOf(g), width: 4, dash: DASHES[g] } },
     ];

@@ -1,0 +1,97 @@
+// @ts-check
+"use strict";
+/* What the reader has chosen, and the controls that say so. */
+
+/** @type {{runs: Run[]}} */
+let data;
+/** @type {Chosen} */
+const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class" };
+/** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
+let part = null;
+/** What the matrix shows now. @type {any} */
+let seen = null;
+const TOP = 10;
+
+const run = () => data.runs[chosen.run];
+const panel = () => run().panels[chosen.measure];
+
+/** The nearest exact matrix at or after the chosen time. */
+function exactPlace() {
+  const { matrices } = panel();
+  let place = chosen.when;
+  while (!matrices[place].exact) place++;
+  return place;
+}
+
+/** @param {any} asked */
+function choose(asked) {
+  const r = within(asked.run, data.runs.length, chosen.run);
+  const changed = r !== chosen.run;
+  chosen.run = r;
+  const measure = within(asked.measure, run().panels.length, changed ? 0 : chosen.measure);
+  const last = run().panels[measure].matrices.length - 1;
+  const again = changed || measure !== chosen.measure;
+  chosen.measure = measure;
+  chosen.when = within(asked.when, last + 1, again ? last : Math.min(chosen.when, last));
+  const orders = ordersOf(run());
+  chosen.order = orders.includes(asked.order) ? asked.order : changed || !orders.includes(chosen.order) ? orders[0] : chosen.order;
+  chosen.source = within(asked.source, run().sources.places.length, changed ? 0 : chosen.source);
+  chosen.target = within(asked.target, run().targets.places.length, changed ? 0 : chosen.target);
+  if (asked.curves !== undefined) chosen.curves = String(asked.curves);
+  chosen.colours = ["class", "cluster"].includes(asked.colours) ? asked.colours : chosen.colours;
+  if (asked.view && byId(asked.view)) chosen.view = asked.view;
+  if (changed) part = null;
+}
+
+/** @param {Run} one */
+function ordersOf(one) {
+  const orders = [];
+  if (one.sources.clusters) orders.push("cluster");
+  if (one.sources.classes) orders.push("class");
+  return [...orders.reverse(), "as it was"];
+}
+
+function remember() {
+  try {
+    history.replaceState(null, "", toHash(chosen));
+  } catch (_) {
+    /* some viewers forbid it; the page works without */
+  }
+}
+
+/** Fill a select. @param {string} id @param {[string, string][]} options value and words @param {string} value */
+function fill(id, options, value) {
+  const select = byId(id);
+  select.replaceChildren(...options.map(([key, words]) => {
+    const option = /** @type {HTMLOptionElement} */ (element("option", words));
+    option.value = key;
+    return option;
+  }));
+  select.value = value;
+}
+
+/** @param {string[]} list @returns {[string, string][]} */
+const counted = (list) => list.map((words, i) => [String(i), words]);
+
+function controls() {
+  fill("run", counted(data.runs.map((one) => one.name)), String(chosen.run));
+  fill("measure", counted(run().panels.map((one) => one.measure)), String(chosen.measure));
+  fill("order", ordersOf(run()).map((order) => [order, order]), chosen.order);
+  const steps = panel().steps;
+  const several = steps.length > 1;
+  const needs = { time: several, distance: Boolean(run().scatter), map: Boolean(panel().places), compare: comparable().length > 1 };
+  for (const [name, there] of Object.entries(needs))
+    document.querySelectorAll(`[data-needs="${name}"]`).forEach((one) => (/** @type {HTMLElement} */ (one).hidden = !there));
+  byId("time").hidden = !several || !panel().pairs;
+  byId("when").max = String(Math.max(0, steps.length - 1));
+  byId("when").value = String(chosen.when);
+  byId("when").setAttribute("aria-valuetext", several ? `step ${steps[chosen.when]}` : "");
+  byId("step").textContent = several ? String(steps[chosen.when]) : "";
+  const classes = panel().pairs && panel().pairs.median ? panel().pairs.classes : [];
+  fill("curves", [["", "within and between classes"], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`])],
+    classes.includes(chosen.curves) ? chosen.curves : "");
+  const side = run().sources;
+  const colours = /** @type {[string, string][]} */ ([["class", "class"], ["cluster", "cluster"]].filter(([key]) => (key === "class" ? side.classes : side.clusters)));
+  fill("colours", colours, chosen.colours);
+  document.querySelectorAll("#short .card").forEach((one) => one.classList.toggle("current", Number(/** @type {HTMLElement} */ (one).dataset.run) === chosen.run));
+}
