@@ -67,7 +67,9 @@ def written(results, tmp_path, **options):
 
 
 def test_the_page_holds_the_numbers_exactly(S, tmp_path):
-    page = written({"run": S}, tmp_path)
+    page = written({"run": S}, tmp_path, about={"data": "made <up>", "seeds": [0, 1]})
+    assert "made &lt;up&gt;" in page
+    assert "0; 1" in page
     assert np.array_equal(unpacked(blocks_of(page)[0]).reshape(12, 12), S.values.astype(np.float32))
     run = payload_of(page)["runs"][0]
     assert run["sources"]["classes"] == ["0", "1", "2"]

@@ -269,6 +269,7 @@ def test_two_runs_are_compared(reader):
     reader.page.select_option("#first", "0")
     reader.page.select_option("#second", "2")
     reader.settle("byId('compare-words').textContent.includes('end, kl')")
+    reader.settle("byId('compare-words').textContent.includes('rank correlation is 1.')")
     assert reader.page.evaluate("byId('compare-plot').data[2].z.flat().every((v) => v === null || Math.abs(v) < 1e-6)")
 
 
@@ -354,6 +355,11 @@ def test_our_own_functions(reader):
     assert ask("ranked(Float32Array.from([1, 5, NaN, 3]), 4, 0, true).map((r) => r.target)") == [1, 3]
     assert ask("partOf([4.2, 1.6], [-3, 99], 10, 10)") == [2, 5, 0, 10]
     assert ask("[0, 9, 10, 19, 249].map((place) => blockOf(place, 250, 100))") == [0, 3, 4, 7, 99]
+    assert (
+        ask("agreementOf(Float32Array.from([1, 2, 3, 9, 1, 4]), Float32Array.from([2, 3, 4, 99, 1, NaN]), 3, false)")
+        == 1
+    )
+    assert ask("agreementOf(Float32Array.from([9, 2, 3, 9]), Float32Array.from([0, 7, 3, 1]), 2, true)") == -1
     assert ask("digits(0.123456)") == "0.123"
     assert ask("digits(NaN)") == "–"
     assert ask("plain('<b>&')") == "&lt;b&gt;&amp;"

@@ -78,6 +78,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         examples=shown,
         title="Whose predictions move? Handwritten digits",
         command="make demo",
+        about={"data": origin, "seeds": "0 for the first net, 1 for the net of ten digits"},
     )
     console.print(f"[bold]Wrote[/bold]  {', '.join(map(str, files))}", soft_wrap=True)
     console.print(f"       {out}/relative.zarr and {out}/kernel.zarr: read one with le.load(...)", soft_wrap=True)

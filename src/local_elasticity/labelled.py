@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ import xarray as xr
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-import local_elasticity
 from local_elasticity.engine.inputs import read_sources
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.versions import versions
 from local_elasticity.measures.named import (
     OF_PROBLEM,
     OF_RESPONSE,
@@ -132,11 +131,7 @@ def similarity(
         "dtype": str(S.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(S.device) if S.is_cuda else S.device.type,
         "seconds": round(time.perf_counter() - began, 3),
-        "versions": {
-            "local_elasticity": local_elasticity.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
     if examples is not None:
         result = result.le.with_examples(*(examples if isinstance(examples, tuple) else (examples,)))

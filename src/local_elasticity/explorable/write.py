@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def write_report(
     examples: Any = None,
     title: str | None = None,
     command: str = "",
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one self-contained HTML page: it can be opened offline, mailed, printed, and linked to at any view.
 
@@ -41,6 +42,7 @@ def write_report(
         out: the file to write; one that is there is replaced.
         examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
         title, command: for the page's head and foot.
+        about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; told under "How it was made".
 
     >>> import tempfile, torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
@@ -61,7 +63,7 @@ def write_report(
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
-    text = page(runs, title=title or _title(runs), command=command, half_life=half_life)
+    text = page(runs, title=title or _title(runs), command=command, about=about or {}, half_life=half_life)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")

@@ -47,6 +47,7 @@ def page(
     *,
     title: str,
     command: str = "",
+    about: Mapping[str, Any] | None = None,
     half_life: HalfLife | None = None,
 ) -> str:
     """The whole page as text. `half_life` finds, from steps and ratios, when half of the way to the last was gone.
@@ -68,6 +69,7 @@ def page(
         .render(
             title=shown(title),
             command=command,
+            about=_lines(about or {}),
             version=local_elasticity.__version__,
             sections=sections,
             papers=[one for one in runs if isinstance(one, Paper)],
@@ -104,16 +106,20 @@ def _told(run: Run, panel: Panel, pairs: Pairs | None, half_life: HalfLife | Non
 
 def _provenance(run: Run) -> dict[str, str]:
     """Everything that the run knows of itself, a line each."""
+    shape = run.panels[0].values.shape if run.panels else (0, 0, 0)
+    times = f", {shape[0]} times" if shape[0] > 1 else ""
+    return _lines(run.about) | {"shown": f"{shape[1]} sources, {shape[2]} targets{times}"}
+
+
+def _lines(about: Mapping[str, Any]) -> dict[str, str]:
     lines: dict[str, str] = {}
-    for name, value in run.about.items():
+    for name, value in about.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {one}" for key, one in value.items())
         elif isinstance(value, (list, tuple)):
             value = "; ".join(map(str, value))
         if value not in ("", None):
             lines[shown(name).replace("_", " ")] = str(value)[:LARGEST_VALUE]
-    shape = run.panels[0].values.shape if run.panels else (0, 0, 0)
-    lines["shown"] = f"{shape[1]} sources, {shape[2]} targets" + (f", {shape[0]} times" if shape[0] > 1 else "")
     return lines
 
 

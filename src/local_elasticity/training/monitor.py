@@ -18,6 +18,7 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.versions import versions
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import OthersFailedError, decided, first
 from local_elasticity.training.history import History, Probe
@@ -119,6 +120,7 @@ class Monitor:
                 "update": repr(update),
                 "loss": problem.loss_name,
                 "policy": problem.policy,
+                "versions": versions(),
             },
         )
         self._resumed = len(self.history) == 0

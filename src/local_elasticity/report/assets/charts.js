@@ -125,9 +125,10 @@ function drawDistance(run, panel, values) {
       { type: "scatter", mode: "markers", name, x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
         marker: { color: colourOf(g), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((/** @type {any} */ p) => [p.i, p.j]) },
       { type: "scatter", mode: "lines", name: `${name}, median`, x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
-        line: { color: colourOf(g), width: 4, dash: DASHES[g] } },
+        line: { color: theme().ink, width: 3, dash: DASHES[g] } },
     ];
   });
+  traces.sort((a, b) => Number(a.mode === "lines") - Number(b.mode === "lines"));
   const [low, high] = panel.range;
   const range = [low * 1.5 - 0.03 * high, high * 1.5];
   return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "distance between the two examples" } },

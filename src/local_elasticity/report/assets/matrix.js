@@ -81,6 +81,42 @@ function ranked(values, width, source, square) {
   return found.sort((a, b) => b.value - a.value);
 }
 
+/** Pearson's correlation of two lists. @param {number[]} a @param {number[]} b */
+function correlation(a, b) {
+  const mean = (/** @type {number[]} */ list) => list.reduce((sum, value) => sum + value, 0) / list.length;
+  const [ma, mb] = [mean(a), mean(b)];
+  let [ab, aa, bb] = [0, 0, 0];
+  a.forEach((value, i) => {
+    ab += (value - ma) * (b[i] - mb);
+    aa += (value - ma) ** 2;
+    bb += (b[i] - mb) ** 2;
+  });
+  return ab / Math.sqrt(aa * bb);
+}
+
+/** Places in rising order, ties apart as they come. @param {number[]} list */
+function ranksOf(list) {
+  const ranks = new Array(list.length);
+  list.map((_, i) => i).sort((i, j) => list[i] - list[j]).forEach((i, rank) => (ranks[i] = rank));
+  return ranks;
+}
+
+/** The rank correlation of two matrices over at most 20,000 pairs, evenly taken, that both know; the diagonal left out
+ * where there is one. @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
+function agreementOf(a, b, width, square) {
+  const every = Math.max(1, Math.floor(a.length / 20000));
+  /** @type {number[][]} */
+  const [x, y] = [[], []];
+  for (let i = 0; i < a.length; i += every) {
+    if (square && Math.floor(i / width) === i % width) continue;
+    if (Number.isFinite(a[i]) && Number.isFinite(b[i])) {
+      x.push(a[i]);
+      y.push(b[i]);
+    }
+  }
+  return correlation(ranksOf(x), ranksOf(y));
+}
+
 /** The block of a coarse matrix that holds a place. @param {number} place @param {number} size @param {number} parts */
 function blockOf(place, size, parts) {
   let block = Math.min(parts - 1, Math.floor((place * parts) / size));

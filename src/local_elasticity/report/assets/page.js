@@ -153,8 +153,9 @@ async function start() {
   chosen.when = panel().matrices.length - 1;
   choose({ order: "class", ...fromHash(location.hash) });
   const all = comparable();
-  fill("first", counted(all.map((one) => one.name)), "0");
-  fill("second", counted(all.map((one) => one.name)), String(Math.min(1, all.length - 1)));
+  const [first, second] = firstPair(all);
+  fill("first", counted(all.map((one) => one.name)), String(first));
+  fill("second", counted(all.map((one) => one.name)), String(second));
   for (const id of ["time-plot", "distance-plot", "map-plot"]) await Plotly.newPlot(byId(id), [], layoutOf({}), CONFIG);
   await draw();
   await compare();

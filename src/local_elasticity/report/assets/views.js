@@ -166,7 +166,23 @@ async function map() {
 
 /** All panels whose class pairs are kept. */
 function comparable() {
-  return data.runs.flatMap((one) => one.panels.filter((p) => p.pairs && p.pairs.median).map((p) => ({ name: `${one.name}, ${p.measure}`, panel: p })));
+  return data.runs.flatMap((one) => one.panels.filter((p) => p.pairs && p.pairs.median).map((p) => ({ name: `${one.name}, ${p.measure}`, run: one, panel: p })));
+}
+
+/** How alike two runs of the same examples are, pair by pair. @param {any} a @param {any} b */
+async function together(a, b) {
+  if (String(a.run.sources.places) !== String(b.run.sources.places) || String(a.run.targets.places) !== String(b.run.targets.places)) return "";
+  const last = (/** @type {Panel} */ one) => numbers(one.matrices[one.matrices.length - 1].block);
+  const value = agreementOf(await last(a.panel), await last(b.panel), a.run.targets.places.length, a.run.square);
+  return `Pair by pair, if these are the same examples, their rank correlation is ${digits(value)}.`;
+}
+
+/** The first pair worth comparing: the same measure of two runs, or else the first two. @param {any[]} all */
+function firstPair(all) {
+  for (let i = 0; i < all.length; i++)
+    for (let j = i + 1; j < all.length; j++)
+      if (all[i].run !== all[j].run && all[i].panel.measure === all[j].panel.measure && String(all[i].panel.pairs.classes) === String(all[j].panel.pairs.classes)) return [i, j];
+  return [0, Math.min(1, all.length - 1)];
 }
 
 async function compare() {
@@ -176,7 +192,7 @@ async function compare() {
   const last = (/** @type {any[]} */ list) => list[list.length - 1];
   const tell = (/** @type {any} */ one) => `${one.name}: same class ${digits(last(one.panel.pairs.within))}, other classes ${digits(last(one.panel.pairs.between))}, ratio ${digits(last(one.panel.pairs.ratio))}. `;
   const same = String(a.panel.pairs.classes) === String(b.panel.pairs.classes);
-  byId("compare-words").textContent = tell(a) + tell(b) + (same ? "" : "Their classes differ, so their pairs cannot be laid side by side.");
+  byId("compare-words").textContent = tell(a) + tell(b) + (same ? await together(a, b) : "Their classes differ, so their pairs cannot be laid side by side.");
   byId("compare-plot").hidden = !same;
   if (same) await drawCompare(a.panel, b.panel);
 }
