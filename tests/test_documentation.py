@@ -110,6 +110,17 @@ def test_public_names_are_there_and_documented(name):
         assert ">>>" in (thing.__doc__ or ""), f"le.{name} has no example"
 
 
+def test_every_public_name_is_in_the_reference():
+    reference = (ROOT / "docs" / "api.md").read_text()
+    rooms = [name for name in le.__all__ if inspect.ismodule(getattr(le, name, None))]
+    missing = [
+        name
+        for name in le.__all__
+        if name not in ("__version__", *rooms) and not re.search(rf"^::: \S+\.{name}$", reference, re.MULTILINE)
+    ]
+    assert not missing
+
+
 def test_functions_are_not_shadowed_by_modules():
     """Importing every module leaves le.similarity and its like callable."""
     for name in MODULES:

@@ -70,7 +70,7 @@ def similarity(
 
     Returns:
         A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,
-        `.le.frame()`, `.le.nearest(source, top)`, `.le.plot()`, `.le.save(path)`.
+        `.le.frame()`, `.le.nearest(source, top)`, `.le.plot()`, `.le.html()`, `.le.save(path)`.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3), "cross_entropy")
