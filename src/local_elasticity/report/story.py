@@ -60,8 +60,8 @@ def _closest(pairs: Pairs) -> list[str]:
         return []
     named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
     return [
-        f"Most confusable to this network: {named}. In brackets: how far a step on one moves the other, as a share of "
-        "how far it moves its own class."
+        f"Most alike to this network, and so confusable: {named}. In brackets: how far a step on one moves the other, "
+        "as a share of how far it moves its own class."
     ]
 
 

@@ -94,10 +94,15 @@ function correlation(a, b) {
   return ab / Math.sqrt(aa * bb);
 }
 
-/** Places in rising order, ties apart as they come. @param {number[]} list */
+/** Places in rising order; equal values share the mean of theirs. @param {number[]} list */
 function ranksOf(list) {
   const ranks = new Array(list.length);
-  list.map((_, i) => i).sort((i, j) => list[i] - list[j]).forEach((i, rank) => (ranks[i] = rank));
+  const order = list.map((_, i) => i).sort((i, j) => list[i] - list[j]);
+  for (let start = 0, end; start < order.length; start = end) {
+    end = start + 1;
+    while (end < order.length && list[order[end]] === list[order[start]]) end++;
+    for (let k = start; k < end; k++) ranks[order[k]] = (start + end - 1) / 2;
+  }
   return ranks;
 }
 
