@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 
 def write_page(folder: Path) -> Path:
@@ -34,7 +35,7 @@ def results_page(folder: Path) -> str:
 def _section(run: Mapping[str, Any], place: Path) -> str:
     title = f"## {run['experiment']}, {run['reading'].replace('_', ' ')}, {run['scale']} scale"
     parts = [title, _provenance(run), _claims(run["claims"]), _cells(run["cells"])]
-    parts += [f"![{Path(file).stem}]({place / file})" for file in run["figures"] if file.endswith(".png")]
+    parts += [f"![{Path(file).stem}]({quote(str(place / file))})" for file in run["figures"] if file.endswith(".png")]
     return "\n\n".join(part for part in parts if part)
 
 
