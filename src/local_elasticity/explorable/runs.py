@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from local_elasticity.training.monitor import Monitor
 
 
 def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
+    """A result, or what lies under a path, which may be several."""
     if isinstance(one, (str, Path)):
         return _read(name, Path(one))
     if isinstance(one, xr.DataArray):
@@ -35,6 +37,7 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
 
 
 def is_clustering(one: Any) -> bool:
+    """Whether this is a fitted estimator that kept its similarity."""
     return hasattr(one, "labels_") and hasattr(one, "similarity_")
 
 
@@ -43,19 +46,19 @@ def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
     if not path.exists():
         raise FileNotFoundError(f"RUN: there is no {path}")
     if (path / "zarr.json").exists():
-        return [_guarded(name, lambda: _read_store(name, path))]
+        return [_guarded(name, partial(_read_store, name), path)]
     if path.name == "result.json":
         path = path.parent
     papers = sorted(file.parent for file in path.rglob("result.json")) if path.is_dir() else []
     stores = sorted(file.parent for file in path.glob("*/zarr.json")) if path.is_dir() and not papers else []
-    found = [_guarded(one.name, lambda one=one: read_paper(one)) for one in papers]  # type: ignore[misc]
-    found += [_guarded(one.name, lambda one=one: _read_store(one.name, one)) for one in stores]  # type: ignore[misc]
+    found = [_guarded(one.name, read_paper, one) for one in papers]
+    found += [_guarded(one.name, partial(_read_store, one.name), one) for one in stores]
     return found or [Unshown(str(path), "it holds no similarity, no history and no result.json")]
 
 
-def _guarded(name: str, read_one: Callable[[], Run | Paper]) -> Run | Paper | Unshown:
+def _guarded(name: str, read_one: Callable[[Path], Run | Paper], path: Path) -> Run | Paper | Unshown:
     try:
-        return read_one()
+        return read_one(path)
     except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
         return Unshown(name, f"it cannot be read ({error})")
 
@@ -70,7 +73,7 @@ def _read_store(name: str, path: Path) -> Run:
 
 def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
     """At most LARGEST_SIDE rows and columns, before a large store is read."""
-    square = S.attrs.get("targets_are_sources") in (True, "true")
+    square = S.attrs.get("targets_are_sources") in (True, "true")  # attributes lie in the store as JSON
     chosen: dict[str, np.ndarray] = {}
     for axis in ("source", "target"):
         classes = S[f"{axis}_class"].values if f"{axis}_class" in S.coords else None

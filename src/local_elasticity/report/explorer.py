@@ -19,7 +19,7 @@ from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
 from local_elasticity.report.places import Matched, matched, principal_places
-from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Unshown, sampled, shown, side_for
+from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Side, Unshown, sampled, shown, side_for
 from local_elasticity.report.story import tell, tell_clusters
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
@@ -87,8 +87,7 @@ def page(
 def _explored(run: Run, pack: Pack, exact: int, half_life: HalfLife | None) -> tuple[Section, dict[str, Any]]:
     pairs = [pairs_of(run, panel) for panel in run.panels]
     places = [principal_places(panel.values[-1]) if run.square else None for panel in run.panels]
-    known = run.square and run.sources.clusters is not None and run.sources.classes is not None
-    match = matched(list(run.sources.clusters), list(run.sources.classes)) if known else None  # type: ignore[arg-type]
+    match = _match(run.sources)
     payload = run_payload(run, pack, exact, pairs=pairs, places=places, match=match, apart=scatter(run))
     told = [
         (shown(panel.measure), _told(run, panel, pair, half_life, match), examine(run, panel))
@@ -97,9 +96,16 @@ def _explored(run: Run, pack: Pack, exact: int, half_life: HalfLife | None) -> t
     return Section(shown(run.name), run.kind, told, _provenance(run), run.notes), payload
 
 
+def _match(side: Side) -> Matched | None:
+    if side.clusters is None or side.classes is None:
+        return None
+    return matched(list(side.clusters), list(side.classes))
+
+
 def _told(run: Run, panel: Panel, pairs: Pairs | None, half_life: HalfLife | None, match: Matched | None) -> list[str]:
-    timed = half_life is not None and pairs is not None and len(panel.steps) > 1
-    half = half_life(panel.steps, pairs.ratio) if timed else None  # type: ignore[misc, union-attr]
+    half = None
+    if half_life is not None and pairs is not None and len(panel.steps) > 1:
+        half = half_life(panel.steps, pairs.ratio)
     sentences = tell(run, panel, pairs, half)
     return sentences if match is None else [*sentences, tell_clusters(match)]
 
