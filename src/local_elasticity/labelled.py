@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 import xarray as xr
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-import local_elasticity
 from local_elasticity.engine.inputs import read_sources
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
@@ -30,10 +25,14 @@ from local_elasticity.measures.named import (
 )
 from local_elasticity.measures.summary import class_pairs
 from local_elasticity.store.result import read, save
+from local_elasticity.stored import Asked, circumstances, coordinates, similarity_in_store
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+OWN = ["source_change", "source_kernel"]
+"""Coordinates that hold what a measure divides by."""
 
 
 def similarity(
@@ -51,6 +50,7 @@ def similarity(
     memory: int | None = None,
     progress: ProgressOption = None,
     store: str | Path | None = None,
+    block: int | None = None,
 ) -> xr.DataArray:
     """The similarity of every source with every target, labelled: rows are sources, columns targets.
 
@@ -61,7 +61,10 @@ def similarity(
             labels too: targets=(inputs, labels).
         source_labels, target_labels: classes for summaries and plots. They default to the sources' own labels where
             the loss is cross-entropy and the targets are the sources.
-        store: a path to save the result to, as one zarr store; `le.load(path)` reads it back.
+        store: a path where the result is computed block by block, into one labelled zarr store, so that it may be
+            larger than memory. The same call goes on after an interruption, to the same bytes; a store of another
+            model, other data or other settings is refused. `le.load(path)` reads it back.
+        block: rows and columns of a block; by default as many as are done in half a minute, at most 2048.
 
     Returns:
         A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,
@@ -81,9 +84,16 @@ def similarity(
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
     if isinstance(measure, str):
         check_name(measure)
-    if store is not None and Path(store).exists():
-        raise FileExistsError(f"store: {store} is there already; choose another path or remove it")
     sources = _read_once(problem, sources)
+    if source_labels is None and source_batch_size is None:
+        source_labels = _class_labels(problem, sources[1])
+    if store is not None:
+        asked = Asked(
+            problem, sources, targets, measure, update, engine, approximate, source_batch_size, memory, progress
+        )
+        return similarity_in_store(Path(store), asked, source_labels, target_labels, block)
+    if block is not None:
+        raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     if name in OF_PROBLEM:
         S, own = OF_PROBLEM[name](problem, sources, targets), None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
@@ -108,33 +118,26 @@ def similarity(
             "targets_are_sources": response.targets_are_sources,
             "notes": list(response.notes),
         }
-    if source_labels is None and source_batch_size is None:
-        source_labels = _class_labels(problem, sources[1])
-    result = _labelled(S, own, source_labels, target_labels, bool(how["targets_are_sources"]))
+    coords = coordinates(S.shape, source_labels, target_labels, bool(how["targets_are_sources"]))
+    if own is not None:
+        coords["source_change"] = ("source", own.detach().cpu().numpy())
+    result = xr.DataArray(S.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
     result.attrs = {
         "measure": name,
         "reading": "as_defined",
         "unresolved": unresolved_share(S),
         **how,
-        "loss": problem.loss_name,
-        "outputs": problem.kind,
-        "policy": problem.policy,
-        "dtype": str(S.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(S.device) if S.is_cuda else S.device.type,
-        "seconds": round(time.perf_counter() - began, 3),
-        "versions": {
-            "local_elasticity": local_elasticity.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        **circumstances(problem, S.dtype, S.device, began),
     }
-    if store is not None:
-        save(result, store)
     return result
 
 
-def load(path: str | Path) -> xr.DataArray:
+def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray:
     """Read a similarity that `le.similarity(..., store=path)` or `S.le.save(path)` wrote.
+
+    Args:
+        lazy: leave the values on disk and read them where they are used. By default those that would take more than a
+            quarter of the free memory.
 
     >>> import tempfile, torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3), "cross_entropy")
@@ -144,7 +147,7 @@ def load(path: str | Path) -> xr.DataArray:
     >>> again.identical(S)
     True
     """
-    return read(path)
+    return read(path, lazy)
 
 
 def _read_once(problem: Problem, sources: Any) -> Any:
@@ -161,22 +164,6 @@ def _class_labels(problem: Problem, labels: Any) -> Any:
     return labels if classes else None
 
 
-def _labelled(S: Tensor, own: Tensor | None, source_labels: Any, target_labels: Any, square: bool) -> xr.DataArray:
-    n, m = S.shape
-    coords: dict[str, Any] = {"source": np.arange(n), "target": np.arange(m)}
-    if target_labels is None and square:
-        target_labels = source_labels
-    for axis, labels, size in (("source", source_labels, n), ("target", target_labels, m)):
-        if labels is not None:
-            values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-            if values.shape != (size,):
-                raise ValueError(f"{axis}_labels: shape {values.shape} does not fit {size} {axis}s; give one for each")
-            coords[f"{axis}_class"] = (axis, values)
-    if own is not None:
-        coords["source_change"] = ("source", own.detach().cpu().numpy())
-    return xr.DataArray(S.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
-
-
 @xr.register_dataarray_accessor("le")
 class SimilarityAccessor:
     """What a labelled similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.save()`."""
@@ -187,7 +174,7 @@ class SimilarityAccessor:
     def frame(self) -> pd.DataFrame:
         """One row for each pair: source, target, their classes, value."""
         named = [name for name in ("source_class", "target_class") if name in self._S.coords]
-        frame = self._S.rename("value").drop_vars("source_change", errors="ignore").to_dataframe().reset_index()
+        frame = self._S.rename("value").drop_vars(OWN, errors="ignore").to_dataframe().reset_index()
         return frame[["source", "target", *named, "value"]]
 
     def classes(self, **options: Any) -> pd.DataFrame:
@@ -203,9 +190,7 @@ class SimilarityAccessor:
         row = self._S.sel(source=source)
         if self._S.attrs.get("targets_are_sources"):
             row = row.drop_sel(target=source)
-        frame = (
-            row.rename("value").drop_vars(["source", "source_class", "source_change"], errors="ignore").to_dataframe()
-        )
+        frame = row.rename("value").drop_vars(["source", "source_class", *OWN], errors="ignore").to_dataframe()
         return frame.reset_index().sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
     def plot(self) -> Figure:
