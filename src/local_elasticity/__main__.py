@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130
 USERS_MISTAKE = 2
-USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
+USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ConnectionError)
 
 
 def _show_version(wanted: bool) -> None:
@@ -83,6 +84,9 @@ def run(
     reading: Annotated[
         str, typer.Option(help="as_defined (the paper's definitions), as_printed, or as_released (the authors' code).")
     ] = "as_defined",
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help='Units on Ray: "local", ray://HOST:10001 or HOST:6379.')
+    ] = None,
 ) -> None:
     """Run an experiment of a paper. Finished parts are kept: the same command goes on after an interruption."""
     from rich.console import Console
@@ -97,16 +101,19 @@ def run(
         took = f"{seconds:.1f} s" if seconds else "was there already"
         console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {took}", highlight=False)
 
+    from local_elasticity.scale.workers import workers
+
     try:
-        result = run_experiment(
-            experiment,
-            folder,
-            scale=scale,  # type: ignore[arg-type]
-            seeds=seeds,
-            reading=reading,  # type: ignore[arg-type]
-            device=device,
-            report=report,
-        )
+        with nullcontext() if ray is None else workers(ray):
+            result = run_experiment(
+                experiment,
+                folder,
+                scale=scale,  # type: ignore[arg-type]
+                seeds=seeds,
+                reading=reading,  # type: ignore[arg-type]
+                device=device,
+                report=report,
+            )
     except KeyboardInterrupt:
         typer.echo(
             f"\ninterrupted; what is finished is kept in {folder}: the same command goes on from there", err=True
