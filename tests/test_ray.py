@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.papers.runner import find_experiment, run_experiment
 from local_elasticity.scale import on_ray
-from local_elasticity.scale.workers import current_workers
+from local_elasticity.scale.workers import _current, current_workers
 from local_elasticity.store.result import verify
 from tests.test_store import chunks
 
@@ -41,14 +42,13 @@ def two_workers(tmp_path_factory):
     patch.undo()
 
 
-@pytest.fixture
-def on_two(two_workers):
-    """The module's fixture was entered in another context, so that its workers are set anew."""
-    from local_elasticity.scale.workers import _current
-
-    token = _current.set(two_workers)
-    yield two_workers
-    _current.reset(token)
+@contextmanager
+def in_this_process():
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def whole(path):
@@ -74,14 +74,14 @@ def slowly(shared, task):
     return os.getpid()
 
 
-def test_tasks_run_elsewhere_with_their_threads_set(on_two):
-    found = dict(on_two.map(worker, {"scale": 10}, range(6), threads=1))
+def test_tasks_run_elsewhere_with_their_threads_set(two_workers):
+    found = dict(two_workers.map(worker, {"scale": 10}, range(6), threads=1))
     assert {task: result for task, (_, _, result) in found.items()} == {task: 10 * task for task in range(6)}
     assert {threads for _, threads, _ in found.values()} == {1}
     assert os.getpid() not in {process for process, _, _ in found.values()}
 
 
-def test_the_bytes_are_those_of_one_process(on_two, tmp_path):
+def test_the_bytes_are_those_of_one_process(two_workers, tmp_path):
     x, y = data()
     seen = []
     le.similarity(
@@ -94,18 +94,13 @@ def test_the_bytes_are_those_of_one_process(on_two, tmp_path):
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen[-1] == (36, 36)
-    from local_elasticity.scale.workers import _current
-
-    token = _current.set(None)
-    try:
+    with in_this_process():
         assert chunks(tmp_path / "ray.zarr") == whole(tmp_path / "here.zarr")
-    finally:
-        _current.reset(token)
 
 
-def test_a_worker_killed_in_the_middle_changes_nothing(on_two, tmp_path):
+def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, tmp_path):
     expected = whole(tmp_path / "quiet.zarr")
-    (_, victim), *_ = on_two.map(slowly, None, range(2))
+    (_, victim), *_ = two_workers.map(slowly, None, range(2))
     killed = []
 
     def after_a_few(done, total):
@@ -115,51 +110,52 @@ def test_a_worker_killed_in_the_middle_changes_nothing(on_two, tmp_path):
 
     x, y = data()
     path = tmp_path / "killed.zarr"
-    le.similarity(
-        wide(), (x, y), measure="kl", update=le.SGD(0.1), store=path, block=16, progress=after_a_few
-    )
+    le.similarity(wide(), (x, y), measure="kl", update=le.SGD(0.1), store=path, block=16, progress=after_a_few)
     assert killed
     assert chunks(path) == expected
     assert len(verify(path)["finished"]) == 36
 
 
-def test_a_task_whose_worker_is_killed_is_done_again(on_two):
+@pytest.mark.slow
+def test_a_task_whose_worker_is_killed_is_done_again(two_workers):
     """Surely in the middle: the worker dies while its task sleeps."""
-    victims = [process for _, process in on_two.map(slowly, None, range(2))]
+    victims = [process for _, process in two_workers.map(slowly, None, range(2))]
 
     def kill():
         os.kill(victims[0], signal.SIGKILL)
 
     timer = threading.Timer(0.5, kill)
     timer.start()
-    found = dict(on_two.map(slowly, None, range(4)))
+    found = dict(two_workers.map(slowly, None, range(4)))
     assert sorted(found) == [0, 1, 2, 3]
 
 
-def test_a_worker_that_dies_for_good_is_an_error(on_two, monkeypatch):
+@pytest.mark.slow
+def test_a_worker_that_dies_for_good_is_an_error(two_workers, monkeypatch):
     monkeypatch.setattr(on_ray, "RETRIES", 1)
     with pytest.raises(RuntimeError, match="2 workers died one after another on task 7"):
-        list(on_two.map(dies, None, [7]))
+        list(two_workers.map(dies, None, [7]))
 
 
-def test_an_error_in_a_task_comes_back_as_it_is(on_two):
+def test_an_error_in_a_task_comes_back_as_it_is(two_workers):
     with pytest.raises(ValueError, match="task 3 is impossible"):
-        list(on_two.map(fails, None, [3]))
+        list(two_workers.map(fails, None, [3]))
 
 
-def test_more_than_any_node_has_is_refused(on_two):
+def test_more_than_any_node_has_is_refused(two_workers):
     with pytest.raises(ValueError, match="no node has 64 cores"):
-        list(on_two.map(worker, {"scale": 1}, [0], threads=64))
+        list(two_workers.map(worker, {"scale": 1}, [0], threads=64))
 
 
-def test_units_of_experiments_fan_out(on_two, tmp_path):
+@pytest.mark.slow
+def test_units_of_experiments_fan_out(two_workers, tmp_path):
     result = run_experiment(find_experiment("he2020local/fig1"), tmp_path / "ray", scale="smoke", seeds=1)
     assert result["seeds"] == [0]
     assert result["environment"]["device"] == "cpu, 1 threads"
     assert result["cells"]
 
 
-def test_one_connection_at_a_time(on_two):
+def test_one_connection_at_a_time(two_workers):
     with pytest.raises(RuntimeError, match="already"), le.workers("local"):
         pass
 
@@ -189,7 +185,8 @@ def test_count_belongs_to_this_machine():
 
 
 def test_without_workers_this_process_does_it():
-    found = list(current_workers().map(worker, {"scale": 2}, [3, 4]))
+    with in_this_process():
+        found = list(current_workers().map(worker, {"scale": 2}, [3, 4]))
     assert [(task, process, result) for task, (process, _, result) in found] == [
         (3, os.getpid(), 6),
         (4, os.getpid(), 8),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.cluster import MiniBatchKMeans
 from torch import Tensor, nn
 
@@ -35,8 +36,8 @@ BATCH = 4096
 
 @dataclass(frozen=True)
 class Features:
-    """What points look like to K-means: `landmarks` [l, …] with the inverse root of their kernel [l, r] (None for rows of
-    relative similarities), or a sketch of `count` numbers where there are no landmarks.
+    """What points look like to K-means: `landmarks` [l, …] with the inverse root of their kernel [l, r] (None for rows
+    of relative similarities), or a sketch of `count` numbers where there are no landmarks.
     """
 
     probe: Probe
@@ -49,8 +50,13 @@ class Features:
     unresolved: int = 0
 
     @classmethod
-    def by_landmarks(cls, probe: Probe, net: nn.Module, x: Tensor, *, count: int, seed: int, normalises: bool) -> Features:
-        """Landmarks drawn from x; those that do not move under a step on themselves are left out."""
+    def of(
+        cls, kind: str, probe: Probe, net: nn.Module, x: Tensor, *, count: int | None, seed: int, normalises: bool
+    ) -> Features:
+        """By `"landmarks"` drawn from x, without those that do not move under a step on themselves, or a `"sketch"`."""
+        count = count or COMPONENTS[kind]
+        if kind == "sketch":
+            return cls(probe, net, count, seed, normalises)
         few = x[drawn(len(x), count, seed).to(x.device)]
         W = probe.frozen(net, few)
         moved = W.isfinite().all(1)
@@ -90,14 +96,15 @@ class Features:
             phi = gradient_sketch(
                 Problem.of(self.net, self.probe.loss), x, dimension=self.count, seed=self.seed, memory=memory
             )
-            return nn.functional.normalize(phi) if self.normalises else phi
+            return F.normalize(phi) if self.normalises else phi
         if self.probe.relative:
             return self.probe.between(self.net, x, self.landmarks, memory=memory)[0] / self.count**0.5
         K = self.probe.towards(self.net, self.landmarks, x, memory=memory).T
         if self.normalises:
             K = _normalized(K, *self._diagonals(x, memory))
         assert self.root is not None
-        return K @ self.root
+        features: Tensor = K @ self.root
+        return features
 
     def _diagonals(self, x: Tensor, memory: int) -> tuple[Tensor, Tensor]:
         assert self.landmarks is not None

@@ -246,13 +246,15 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
 
     def _fit_features(self, random: np.random.RandomState, seed: int) -> Self:
         """K-means on features, in a time that grows with n alone."""
-        given = self._probe(), self.network_
-        options = {"seed": seed, "normalises": self.similarity == "normalized_kernel"}
-        count = self.n_components or COMPONENTS[str(self.approximation)]
-        if self.approximation == "landmarks":
-            self._features = Features.by_landmarks(*given, self._primary, count=count, **options)
-        else:
-            self._features = Features(*given, count, **options)
+        self._features = Features.of(
+            str(self.approximation),
+            self._probe(),
+            self.network_,
+            self._primary,
+            count=self.n_components,
+            seed=seed,
+            normalises=self.similarity == "normalized_kernel",
+        )
         self.features_ = self._features(self._primary)
         self._centre = self.features_.mean(0)
         self._clusters = clusterer(self.n_clusters, self.n_init, random).fit(self.features_ - self._centre)

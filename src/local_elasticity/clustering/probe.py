@@ -80,9 +80,7 @@ class Probe:
         """The kernel of each point of x with itself, [n]; `one` is any other point."""
         return self_kernel(self._respond(net, x, one, memory))
 
-    def between(
-        self, net: nn.Module, new: Tensor, x: Tensor, *, memory: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def between(self, net: nn.Module, new: Tensor, x: Tensor, *, memory: int | None = None) -> tuple[Tensor, Tensor]:
         """The symmetrised similarities of new points with x, [m, n], and of each with itself, [m]. A direction that did
         not move is left out.
         """
@@ -93,9 +91,7 @@ class Probe:
     def _measure(self, response: Response) -> Tensor:
         return relative(response) if self.relative else kernel(response)
 
-    def _respond(
-        self, net: nn.Module, sources: Tensor, targets: Tensor | None, memory: int | None = None
-    ) -> Response:
+    def _respond(self, net: nn.Module, sources: Tensor, targets: Tensor | None, memory: int | None = None) -> Response:
         """By the linearized engine in the limit, else by the structured one, or the plain loop in float64 where that
         cannot read the network. There is no race of engines, which another one could win the next time and change the
         last bits.
