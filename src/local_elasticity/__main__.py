@@ -198,6 +198,40 @@ def watch(
     console.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}")
 
 
+@app.command()
+def estimate(
+    model: Annotated[
+        str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model; or fnn-40960, linear-…, resnet-…, cnn.")
+    ],
+    shape: Annotated[str, typer.Option(help="Of one input, with commas between.")] = "1,28,28",
+    sources: Annotated[int, typer.Option(help="n")] = 60_000,
+    targets: Annotated[int | None, typer.Option(help="m; by default the sources.")] = None,
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "mse",
+    landmarks: Annotated[int, typer.Option(help="For the plan that is linear in n.")] = 256,
+    workers: Annotated[int, typer.Option(help="Cores or GPUs like the one that is measured on.")] = 8,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """What a similarity matrix would take: a few small ones are timed here (half a minute) and scaled up."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from local_elasticity.outlook import example_problem, outlook
+    from local_elasticity.scale.cost import Cost
+
+    problem, pair = example_problem(model, shape, loss, device)
+    cost = Cost.measure(problem, pair)
+    table = Table("plan", "pairs", "here", f"on {workers} like this", "on disk", title=f"{model}, {cost.engine}")
+    for row in outlook(cost, sources, targets or sources, landmarks=landmarks, workers=workers):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"seconds = {cost.start:.2g} + {cost.per_source:.2g} n + {cost.per_target:.2g} m + {cost.per_pair:.2g} n m, "
+        "fitted to responses of at most 256 × 1024 random inputs; docs/scale.md says what is assumed",
+        highlight=False,
+    )
+
+
 @app.command(name="verify-store")
 def verify_store(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A store that `le.similarity(..., store=PATH)` wrote.")],

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from sklearn.cluster import MiniBatchKMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor, nn
 
 from local_elasticity.clustering.probe import Probe
@@ -96,7 +95,8 @@ class Features:
             phi = gradient_sketch(
                 Problem.of(self.net, self.probe.loss), x, dimension=self.count, seed=self.seed, memory=memory
             )
-            return F.normalize(phi) if self.normalises else phi
+            size: Tensor = torch.linalg.vector_norm(phi, dim=1, keepdim=True)
+            return phi / size if self.normalises else phi
         if self.probe.relative:
             return self.probe.between(self.net, x, self.landmarks, memory=memory)[0] / self.count**0.5
         K = self.probe.towards(self.net, self.landmarks, x, memory=memory).T
@@ -115,9 +115,12 @@ class Features:
         )
 
 
-def clusterer(n_clusters: int, n_init: int, random: Any) -> MiniBatchKMeans:
-    """K-means by steps on a few thousand points, which takes a time that does not grow with n beyond reading them."""
-    return MiniBatchKMeans(n_clusters, n_init=n_init, batch_size=BATCH, random_state=random)
+def clustered(features: Array, n_clusters: int, n_init: int, random: Any) -> KMeans:
+    """K-means in minibatches, the best of `n_init` starts, and then on all points until none moves; all of it linear in
+    their number.
+    """
+    rough = MiniBatchKMeans(n_clusters, n_init=n_init, batch_size=BATCH, random_state=random).fit(features)
+    return KMeans(n_clusters, init=rough.cluster_centers_, n_init=1).fit(features)
 
 
 def _normalized(K: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from local_elasticity.clustering.approximate import COMPONENTS, Features, clusterer
+from local_elasticity.clustering.approximate import COMPONENTS, Features, clustered
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_positive
 from local_elasticity.clustering.grouping import Grouping
@@ -56,7 +56,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         auxiliary: `"shuffle"` (each feature permuted across the samples), `"noise"` (normal, with each feature's mean
             and standard deviation), or an array of other points. What you know to be another class is best.
         approximation: `"landmarks"` (Nyström) or `"sketch"` (random projections of gradients, kernels in the limit of
-            small steps only) for many points: K-means in minibatches on a few features of each, at a cost that grows
+            small steps only) for many points: K-means on a few features of each, at a cost that grows
             with n and not with n².
         n_components: landmarks, or numbers in a sketch; 256 or 2048 unless given.
         n_init: starts of K-means or kernel K-means.
@@ -257,7 +257,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         )
         self.features_ = self._features(self._primary)
         self._centre = self.features_.mean(0)
-        self._clusters = clusterer(self.n_clusters, self.n_init, random).fit(self.features_ - self._centre)
+        self._clusters = clustered(self.features_ - self._centre, self.n_clusters, self.n_init, random)
         self.labels_ = self._clusters.labels_.astype(np.int64)
         self.inertia_, self.unresolved_ = float(self._clusters.inertia_), self._features.unresolved
         self.approximation_error_ = self._features.error(self._primary, seed=seed + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -129,7 +128,6 @@ def _options(address: str, count: int | None) -> dict[str, Any]:
 def _ray() -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())
     try:
         import ray
     except ImportError as error:

@@ -186,14 +186,19 @@ def alone(path: Path) -> Iterator[None]:
         return
     folder = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fcntl, folder, path)
         yield
+    finally:
+        os.close(folder)
+
+
+def _lock(fcntl: Any, folder: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RuntimeError(
             f"store: another process is writing to {path}; wait for it, or choose another path"
         ) from error
-    finally:
-        os.close(folder)
 
 
 def _digest(values: Array, own: Array | None) -> bytes:
