@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +99,8 @@ class Features:
             size: Tensor = torch.linalg.vector_norm(phi, dim=1, keepdim=True)
             return phi / size if self.normalises else phi
         if self.probe.relative:
-            return self.probe.between(self.net, x, self.landmarks, memory=memory)[0] / self.count**0.5
+            S, _ = self.probe.between(self.net, x, self.landmarks, memory=memory)
+            return S / math.sqrt(self.count)
         K = self.probe.towards(self.net, self.landmarks, x, memory=memory).T
         if self.normalises:
             K = _normalized(K, *self._diagonals(x, memory))

@@ -71,7 +71,7 @@ class Cost:
 
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(4, 1), "mse")
-        >>> Cost.measure(problem, (torch.randn(32, 4), torch.randn(32))).seconds(1000, 1000) < 60
+        >>> Cost.measure(problem, (torch.randn(128, 4), torch.randn(128))).seconds(1000, 1000) < 60
         True
         """
         with problem.moment() as moment:
@@ -85,7 +85,7 @@ class Cost:
             took = min(_timed(problem, pair, targets, update, chosen) for _ in range(2))
             measured.append((n, m, took))
         if len(measured) < 4:
-            raise ValueError(f"sources: {count(inputs)} are too few to fit a cost to; give at least 16")
+            raise ValueError(f"sources: {count(inputs)} are too few to fit a cost to; give at least 128")
         name = chosen.settled.engine if isinstance(chosen, Auto) and chosen.settled else type(chosen).__name__.lower()
         return replace(cls.fit(measured), engine=name)
 
