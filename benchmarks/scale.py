@@ -28,7 +28,7 @@ import local_elasticity as le
 from local_elasticity.scale.cost import Cost
 
 RESULTS = Path(__file__).parent / "results"
-EPOCHS = 2
+EPOCHS, TURNS = 2, 2
 SMALL = le.SGD(1e-6)
 """A step that flips few units, so that all blocks cost alike."""
 
@@ -98,8 +98,8 @@ def growth(results: dict[str, Any], width: int = 8192) -> Rows:
     return [aim("n = 2000 … 16000 by landmarks: exponent at most 1.1", slope, slope <= 1.1)]
 
 
-def stored(results: dict[str, Any], n: int = 2048, side: int = 512) -> Rows:
-    """The same matrix in memory and in a store; and the blocks with and without writing them."""
+def stored(results: dict[str, Any], n: int = 4096, side: int = 2048) -> Rows:
+    """The same matrix in memory at once, and in a store, in blocks of the default side."""
     torch.manual_seed(0)
     problem = le.Problem.of(le.models.fnn(784, width=1024, outputs=10), "cross_entropy")
     x, y = images(list(range(10)), n)
@@ -114,7 +114,7 @@ def stored(results: dict[str, Any], n: int = 2048, side: int = 512) -> Rows:
 
     run(None)
     turns = []
-    for _ in range(3):
+    for _ in range(TURNS):
         with tempfile.TemporaryDirectory() as folder:
             turns.append(turn(Path(folder)))
     ratio = statistics.median(disk / memory for memory, disk in turns)

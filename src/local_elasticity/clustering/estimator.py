@@ -153,7 +153,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         self.history_ = self._train(training)
         self.step_size_ = self._probing_step(training)
         if self.approximation is not None:
-            return self._fit_features(random, int(seeds[2]))
+            return self._fit_features(random)
         S = self._similarities(training)
         self._grouping = Grouping.of(S, self._clusterer(random), normalises=self.similarity == "normalized_kernel")
         self.labels_, self.similarity_ = self._grouping.labels, self._grouping.S
@@ -244,8 +244,9 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
         return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
 
-    def _fit_features(self, random: np.random.RandomState, seed: int) -> Self:
+    def _fit_features(self, random: np.random.RandomState) -> Self:
         """K-means on features, in a time that grows with n alone."""
+        seed = int(random.randint(2**31 - 1))
         self._features = Features.of(
             str(self.approximation),
             self._probe(),
