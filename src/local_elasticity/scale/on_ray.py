@@ -94,7 +94,10 @@ def connected(address: str, count: int | None) -> Iterator[OnRay]:
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ConnectionError(f"workers: Ray at {address} cannot be used ({str(error).splitlines()[0]})") from error
+        raise ConnectionError(
+            f"workers: Ray at {address} cannot be used ({str(error).splitlines()[0]}); it must be of the same version, "
+            "with the same token or RAY_AUTH_MODE as here"
+        ) from error
     try:
         yield OnRay(ray)
     finally:
