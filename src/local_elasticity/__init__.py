@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from local_elasticity.measures.relative import source_change as source_change
     from local_elasticity.measures.stiffness import stiffness as stiffness
     from local_elasticity.measures.summary import class_pairs as class_pairs
+    from local_elasticity.scale.landmarks import landmark_features as landmark_features
+    from local_elasticity.scale.sketch import gradient_sketch as gradient_sketch
+    from local_elasticity.scale.workers import workers as workers
     from local_elasticity.training.monitor import Monitor as Monitor
 
 _PLACES = {
@@ -64,6 +67,9 @@ _PLACES = {
     "measures.summary": "class_pairs",
     "labelled": "similarity as_similarity load",
     "explorable": "write_report",
+    "scale.workers": "workers",
+    "scale.landmarks": "landmark_features",
+    "scale.sketch": "gradient_sketch",
     "clustering": "LocalElasticityClustering KernelKMeans best_match_accuracy agreement",
     "training": "Monitor",
 }

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130
 USERS_MISTAKE = 2
-USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError)
+USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ConnectionError)
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,6 +85,9 @@ def run(
     reading: Annotated[
         str, typer.Option(help="as_defined (the paper's definitions), as_printed, or as_released (the authors' code).")
     ] = "as_defined",
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help='Units on Ray: "local", ray://HOST:10001 or HOST:6379.')
+    ] = None,
 ) -> None:
     """Run an experiment of a paper. Finished parts are kept: the same command goes on after an interruption."""
     from rich.console import Console
@@ -98,16 +102,19 @@ def run(
         took = f"{seconds:.1f} s" if seconds else "was there already"
         console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {took}", highlight=False)
 
+    from local_elasticity.scale.workers import workers
+
     try:
-        result = run_experiment(
-            experiment,
-            folder,
-            scale=scale,  # type: ignore[arg-type]
-            seeds=seeds,
-            reading=reading,  # type: ignore[arg-type]
-            device=device,
-            report=report,
-        )
+        with nullcontext() if ray is None else workers(ray):
+            result = run_experiment(
+                experiment,
+                folder,
+                scale=scale,  # type: ignore[arg-type]
+                seeds=seeds,
+                reading=reading,  # type: ignore[arg-type]
+                device=device,
+                report=report,
+            )
     except KeyboardInterrupt:
         typer.echo(
             f"\ninterrupted; what is finished is kept in {folder}: the same command goes on from there", err=True
@@ -212,6 +219,58 @@ def report(
     command = shlex.join(["local-elasticity", *sys.argv[1:]])
     page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
     typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")
+
+
+@app.command()
+def estimate(
+    model: Annotated[
+        str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model; or fnn-40960, linear-…, resnet-…, cnn.")
+    ],
+    shape: Annotated[str, typer.Option(help="Of one input, with commas between.")] = "1,28,28",
+    sources: Annotated[int, typer.Option(help="n")] = 60_000,
+    targets: Annotated[int | None, typer.Option(help="m; by default the sources.")] = None,
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "mse",
+    landmarks: Annotated[int, typer.Option(help="For the plan that is linear in n.")] = 256,
+    workers: Annotated[int, typer.Option(help="Cores or GPUs like the one that is measured on.")] = 8,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+) -> None:
+    """What a similarity matrix would take: a few small ones are timed here (half a minute) and scaled up."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from local_elasticity.outlook import example_problem, outlook
+    from local_elasticity.scale.cost import Cost
+
+    problem, pair = example_problem(model, shape, loss, device)
+    cost = Cost.measure(problem, pair)
+    table = Table("plan", "pairs", "here", f"on {workers} like this", "on disk", title=f"{model}, {cost.engine}")
+    for row in outlook(cost, sources, targets or sources, landmarks=landmarks, workers=workers):
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"seconds = {cost.start:.2g} + {cost.per_source:.2g} n + {cost.per_target:.2g} m + {cost.per_pair:.2g} n m, "
+        "fitted to responses of at most 256 × 1024 random inputs; docs/scale.md says what is assumed",
+        highlight=False,
+    )
+
+
+@app.command(name="verify-store")
+def verify_store(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store that `le.similarity(..., store=PATH)` wrote.")],
+) -> None:
+    """Read every block of a stored similarity and compare it with the digest that was written with it."""
+    from local_elasticity.store.result import verify
+
+    found = verify(path)
+    total = sum(len(blocks) for blocks in found.values())
+    typer.echo(f"{len(found['finished'])} of {total} blocks are there and are what was written")
+    for state in ("missing", "damaged"):
+        if found[state]:
+            typer.echo(f"{state}: {' '.join(map(str, found[state][:20]))}{' …' if len(found[state]) > 20 else ''}")
+    if found["missing"] or found["damaged"]:
+        typer.echo("the same le.similarity(..., store=PATH) computes what is missing or damaged")
+        raise typer.Exit(1)
 
 
 @data_app.command(name="list")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from local_elasticity.engine.inputs import read_sources
@@ -18,7 +17,6 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.update import SGD, Update
-from local_elasticity.engine.versions import versions
 from local_elasticity.measures.named import (
     OF_PROBLEM,
     OF_RESPONSE,
@@ -30,6 +28,7 @@ from local_elasticity.measures.named import (
 )
 from local_elasticity.measures.summary import class_pairs
 from local_elasticity.store.result import read, save
+from local_elasticity.stored import Asked, circumstances, coordinates, example_coordinates, similarity_in_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +52,7 @@ def similarity(
     memory: int | None = None,
     progress: ProgressOption = None,
     store: str | Path | None = None,
+    block: int | None = None,
     examples: Any = None,
 ) -> xr.DataArray:
     """The similarity of every source with every target, labelled: rows are sources, columns targets.
@@ -64,7 +64,10 @@ def similarity(
             labels too: targets=(inputs, labels).
         source_labels, target_labels: classes for summaries and plots. They default to the sources' own labels where
             the loss is cross-entropy and the targets are the sources.
-        store: a path to save the result to, as one zarr store; `le.load(path)` reads it back.
+        store: a path where the result is computed block by block, into one labelled zarr store, so that it may be
+            larger than memory. The same call goes on after an interruption, to the same bytes; a store of another
+            model, other data or other settings is refused. `le.load(path)` reads it back.
+        block: rows and columns of a block; by default as many as are done in half a minute, at most 2048.
         examples: what reports show of each source: images, texts or vectors, one for each; (of the sources, of the
             targets) where the targets are others. A small copy travels with the result.
 
@@ -86,9 +89,16 @@ def similarity(
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
     if isinstance(measure, str):
         check_name(measure)
-    if store is not None and Path(store).exists():
-        raise FileExistsError(f"store: {store} is there already; choose another path or remove it")
     sources = _read_once(problem, sources)
+    if source_labels is None and source_batch_size is None:
+        source_labels = _class_labels(problem, sources[1])
+    if store is not None:
+        asked = Asked(
+            problem, sources, targets, measure, update, engine, approximate, source_batch_size, memory, progress
+        )
+        return similarity_in_store(Path(store), asked, source_labels, target_labels, side=block, examples=examples)
+    if block is not None:
+        raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     if name in OF_PROBLEM:
         S, own, floor = OF_PROBLEM[name](problem, sources, targets), None, None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
@@ -114,29 +124,18 @@ def similarity(
             "targets_are_sources": response.targets_are_sources,
             "notes": list(response.notes),
         }
-    if source_labels is None and source_batch_size is None:
-        source_labels = _class_labels(problem, sources[1])
-    result = _labelled(S, source_labels, target_labels, bool(how["targets_are_sources"]))
+    coords = coordinates(S.shape, source_labels, target_labels, bool(how["targets_are_sources"]), examples)
     for coord, values in (("source_change", own), ("source_floor", floor)):
         if values is not None:
-            result = result.assign_coords({coord: ("source", values.detach().cpu().numpy())})
+            coords[coord] = ("source", values.detach().cpu().numpy())
+    result = xr.DataArray(S.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
     result.attrs = {
         "measure": name,
         "reading": "as_defined",
         "unresolved": unresolved_share(S),
         **how,
-        "loss": problem.loss_name,
-        "outputs": problem.kind,
-        "policy": problem.policy,
-        "dtype": str(S.dtype).removeprefix("torch."),
-        "device": torch.cuda.get_device_name(S.device) if S.is_cuda else S.device.type,
-        "seconds": round(time.perf_counter() - began, 3),
-        "versions": versions(),
+        **circumstances(problem, S.dtype, S.device, began),
     }
-    if examples is not None:
-        result = result.le.with_examples(*(examples if isinstance(examples, tuple) else (examples,)))
-    if store is not None:
-        save(result, store)
     return result
 
 
@@ -172,7 +171,8 @@ def as_similarity(
     if values.ndim != 2:
         raise ValueError(f"S: a matrix [sources, targets] is wanted, not shape {tuple(values.shape)}")
     square = values.shape[0] == values.shape[1] and target_labels is None if square is None else square
-    result = _labelled(values, source_labels, target_labels, square)
+    coords = coordinates(values.shape, source_labels, target_labels, square, examples)
+    result = xr.DataArray(values.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
     result.attrs = {
         "measure": "similarity",
         "unresolved": unresolved_share(values.double()),
@@ -181,13 +181,15 @@ def as_similarity(
     }
     if clusters is not None:
         result = result.le.with_clusters(clusters)
-    if examples is not None:
-        result = result.le.with_examples(*(examples if isinstance(examples, tuple) else (examples,)))
     return result
 
 
-def load(path: str | Path) -> xr.DataArray:
+def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray:
     """Read a similarity that `le.similarity(..., store=path)` or `S.le.save(path)` wrote.
+
+    Args:
+        lazy: leave the values on disk and read them where they are used. By default those that would take more than a
+            quarter of the free memory.
 
     >>> import tempfile, torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3), "cross_entropy")
@@ -197,7 +199,7 @@ def load(path: str | Path) -> xr.DataArray:
     >>> again.identical(S)
     True
     """
-    return read(path)
+    return read(path, lazy)
 
 
 def _read_once(problem: Problem, sources: Any) -> Any:
@@ -212,20 +214,6 @@ def _class_labels(problem: Problem, labels: Any) -> Any:
     """The sources' own labels, where the loss says that they are classes."""
     classes = problem.loss_name == "cross_entropy" and getattr(labels, "ndim", 0) == 1
     return labels if classes else None
-
-
-def _labelled(S: Tensor, source_labels: Any, target_labels: Any, square: bool) -> xr.DataArray:
-    n, m = S.shape
-    coords: dict[str, Any] = {"source": np.arange(n), "target": np.arange(m)}
-    if target_labels is None and square:
-        target_labels = source_labels
-    for axis, labels, size in (("source", source_labels, n), ("target", target_labels, m)):
-        if labels is not None:
-            values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-            if values.shape != (size,):
-                raise ValueError(f"{axis}_labels: shape {values.shape} does not fit {size} {axis}s; give one for each")
-            coords[f"{axis}_class"] = (axis, values)
-    return xr.DataArray(S.detach().cpu().numpy(), coords=coords, dims=("source", "target"), name="similarity")
 
 
 @xr.register_dataarray_accessor("le")
@@ -273,19 +261,9 @@ class SimilarityAccessor:
 
     def with_examples(self, sources: Any, targets: Any = None) -> xr.DataArray:
         """The same, with a small picture, text or vector for each example, which reports show."""
-        from local_elasticity.report.examples import kept_examples
-
-        if targets is None and self._S.attrs.get("targets_are_sources"):
-            targets = sources
-        kept = {
-            "source_example": ("source", kept_examples(sources, self._S.sizes["source"], "examples of the sources"))
-        }
-        if targets is not None:
-            kept["target_example"] = (
-                "target",
-                kept_examples(targets, self._S.sizes["target"], "examples of the targets"),
-            )
-        return self._S.assign_coords(kept)
+        square = bool(self._S.attrs.get("targets_are_sources"))
+        examples = sources if targets is None else (sources, targets)
+        return self._S.assign_coords(example_coordinates(examples, self._S.shape, square))
 
     def with_clusters(self, clusters: Any) -> xr.DataArray:
         """The same, with the cluster of each example, where the targets are the sources."""

@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from local_elasticity.clustering.approximate import COMPONENTS, Features, clustered
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_positive
 from local_elasticity.clustering.grouping import Grouping
@@ -54,6 +55,10 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         init: `"trained"` (a warm-up comes first) or `"random"` (the network as it is made).
         auxiliary: `"shuffle"` (each feature permuted across the samples), `"noise"` (normal, with each feature's mean
             and standard deviation), or an array of other points. What you know to be another class is best.
+        approximation: `"landmarks"` (Nyström) or `"sketch"` (random projections of gradients, kernels in the limit of
+            small steps only) for many points: K-means on a few features of each, at a cost that grows
+            with n and not with n².
+        n_components: landmarks, or numbers in a sketch; 256 or 2048 unless given.
         n_init: starts of K-means or kernel K-means.
         epochs, batch_size, learning_rate: of the warm-up. Without a rate the largest stable one is taken.
         step_size: of the probe. By default the limit of ever smaller steps at frozen weights (the released code takes
@@ -66,7 +71,9 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
 
     Attributes:
         labels_: [n], whole numbers from 0.
-        similarity_: the symmetrised matrix that was clustered, [n, n]; NaN among points that did not move.
+        similarity_: the symmetrised matrix that was clustered, [n, n]; NaN among points that did not move. Not there
+            with an approximation, which has `features_`, [n, components], and `approximation_error_`: how far their
+            inner products are from the full similarity among some of the points, relative and centred.
         inertia_: the objective of K-means or kernel K-means.
         history_: `learning_rate` and the `loss` of each epoch of the warm-up.
         network_: the network after it.
@@ -94,6 +101,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         passes: int = 1,
         init: Literal["trained", "random"] = "trained",
         auxiliary: Any = "shuffle",
+        approximation: Literal["landmarks", "sketch"] | None = None,
+        n_components: int | None = None,
         n_init: int = 10,
         epochs: int = 50,
         batch_size: int = 50,
@@ -112,6 +121,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         self.passes = passes
         self.init = init
         self.auxiliary = auxiliary
+        self.approximation = approximation
+        self.n_components = n_components
         self.n_init = n_init
         self.epochs = epochs
         self.batch_size = batch_size
@@ -141,6 +152,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         check_outputs(self.network_, everything[:2], self.loss)
         self.history_ = self._train(training)
         self.step_size_ = self._probing_step(training)
+        if self.approximation is not None:
+            return self._fit_features(random)
         S = self._similarities(training)
         self._grouping = Grouping.of(S, self._clusterer(random), normalises=self.similarity == "normalized_kernel")
         self.labels_, self.similarity_ = self._grouping.labels, self._grouping.S
@@ -150,8 +163,9 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
-        S, own = self._similarities_of_new(X)
-        return self._grouping.predict(S, own)
+        if self.approximation is not None:
+            return np.asarray(self._clusters.predict(self._features(self._new_points(X)) - self._centre))
+        return self._grouping.predict(*self._similarities_of_new(self._new_points(X)))
 
     def score(self, X: Any, y: Any = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
@@ -159,10 +173,10 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
         y are not looked at.
         """
-        S, own = self._similarities_of_new(X)
+        distances = self._distances(self._new_points(X))
         if self.n_clusters == 1:
             return 0.0
-        a, b = np.sort(self._grouping.distances(S, own), axis=1)[:, :2].T
+        a, b = np.sort(distances, axis=1)[:, :2].T
         return float(np.mean(np.divide(b - a, b, out=np.zeros_like(b), where=b > 0)))
 
     @property
@@ -230,14 +244,43 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
         return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
 
-    def _similarities_of_new(self, X: Any) -> tuple[Array, Array]:
-        """New points with the fitted ones [m, n], and with themselves [m]."""
+    def _fit_features(self, random: np.random.RandomState) -> Self:
+        """K-means on features, in a time that grows with n alone."""
+        seed = int(random.randint(2**31 - 1))
+        self._features = Features.of(
+            str(self.approximation),
+            self._probe(),
+            self.network_,
+            self._primary,
+            count=self.n_components,
+            seed=seed,
+            normalises=self.similarity == "normalized_kernel",
+        )
+        self.features_ = self._features(self._primary)
+        self._centre = self.features_.mean(0)
+        self._clusters = clustered(self.features_ - self._centre, self.n_clusters, self.n_init, random)
+        self.labels_ = self._clusters.labels_.astype(np.int64)
+        self.inertia_, self.unresolved_ = float(self._clusters.inertia_), self._features.unresolved
+        self.approximation_error_ = self._features.error(self._primary, seed=seed + 1)
+        return self
+
+    def _distances(self, x: Tensor) -> Array:
+        """From new points to the clusters' centres, [m, clusters]."""
+        if self.approximation is not None:
+            return np.asarray(self._clusters.transform(self._features(x) - self._centre))
+        return self._grouping.distances(*self._similarities_of_new(x))
+
+    def _new_points(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, allow_nd=True, reset=False)
         shape = tuple(self._primary.shape[1:])
         if X.shape[1:] != shape:
             raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {shape}")
-        S, own = self._probe().between(self.network_, self._tensor(X), self._primary)
+        return self._tensor(X)
+
+    def _similarities_of_new(self, x: Tensor) -> tuple[Array, Array]:
+        """New points with the fitted ones [m, n], and with themselves [m]."""
+        S, own = self._probe().between(self.network_, x, self._primary)
         return S.double().cpu().numpy(), own.double().cpu().numpy()
 
     def _check_parameters(self) -> None:
@@ -248,6 +291,20 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
                 check_positive(name, getattr(self, name))
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        if self.approximation is not None:
+            self._check_approximation()
+
+    def _check_approximation(self) -> None:
+        check_choice("approximation", self.approximation, tuple(COMPONENTS))
+        if self.n_components is not None:
+            check_count("n_components", self.n_components)
+        if self.protocol == "sequential":
+            raise ValueError("approximation: the walk of the sequential protocol has no kernel; use protocol='frozen'")
+        if self.approximation == "sketch" and (self.similarity == "relative" or self.step_size is not None):
+            raise ValueError(
+                "approximation: a sketch is of the kernel in the limit of small steps; use approximation='landmarks' "
+                "for relative similarities or a step_size"
+            )
 
 
 CHOICES: dict[str, Sequence[str]] = {

@@ -72,24 +72,32 @@ class Probe:
         rows = S.reshape(len(orders), n, n)
         return torch.stack([rows[i, place[i]] for i in range(len(orders))]).nanmean(0)
 
-    def between(self, net: nn.Module, new: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def towards(self, net: nn.Module, few: Tensor, x: Tensor, *, memory: int | None = None) -> Tensor:
+        """A step on each of a few points, read at x: [few, n]."""
+        return self._measure(self._respond(net, few, x, memory))
+
+    def own(self, net: nn.Module, x: Tensor, one: Tensor, *, memory: int | None = None) -> Tensor:
+        """The kernel of each point of x with itself, [n]; `one` is any other point."""
+        return self_kernel(self._respond(net, x, one, memory))
+
+    def between(self, net: nn.Module, new: Tensor, x: Tensor, *, memory: int | None = None) -> tuple[Tensor, Tensor]:
         """The symmetrised similarities of new points with x, [m, n], and of each with itself, [m]. A direction that did
         not move is left out.
         """
-        there, back = self._respond(net, new, x), self._respond(net, x, new)
+        there, back = self._respond(net, new, x, memory), self._respond(net, x, new, memory)
         both = torch.stack([self._measure(there), self._measure(back).T]).nanmean(0)
         return both, both.new_ones(len(both)) if self.relative else self_kernel(there)
 
     def _measure(self, response: Response) -> Tensor:
         return relative(response) if self.relative else kernel(response)
 
-    def _respond(self, net: nn.Module, sources: Tensor, targets: Tensor | None) -> Response:
+    def _respond(self, net: nn.Module, sources: Tensor, targets: Tensor | None, memory: int | None = None) -> Response:
         """By the linearized engine in the limit, else by the structured one, or the plain loop in float64 where that
         cannot read the network. There is no race of engines, which another one could win the next time and change the
         last bits.
         """
         problem, pair = Problem.of(net, self.loss), (sources, sources.new_ones(len(sources)))
-        respond_to = partial(respond, sources=pair, targets=targets, progress=self.progress)
+        respond_to = partial(respond, sources=pair, targets=targets, memory=memory, progress=self.progress)
         if self.step_size is None:
             return respond_to(problem, engine="linearized")
         update = SGD(self.step_size)

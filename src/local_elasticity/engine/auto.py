@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,10 +13,9 @@ import torch
 
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
-from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import is_out_of_memory
-from local_elasticity.engine.structured import StructuredRunner, differences_runner, two_layer_runner
-from local_elasticity.engine.two_layer import TwoLayerRunner
+from local_elasticity.engine.settled import Settled
+from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.vmapped import VmappedRunner
 
 logger = logging.getLogger("local_elasticity")
@@ -41,19 +39,24 @@ GROWTH = 4
 
 @dataclass(frozen=True)
 class Auto:
-    """Times the exact engines on the first rows and keeps the fastest; remembers its choice for a model. Exact."""
+    """Times the exact engines on the first rows and keeps the fastest; remembers its choice for a model. Exact.
+
+    With a way that was `settled` before there is no race, and the same rows come out to the same bits.
+    """
+
+    settled: Settled | None = None
 
     @property
     def exact(self) -> bool:
         return True
 
     def runner(self, job: Job) -> AutoRunner:
-        return AutoRunner(job)
+        return AutoRunner(job, self.settled)
 
 
 @dataclass
 class Way:
-    """A runner, how to make one like it for another job, and how many seconds a row took it.
+    """A runner, the way it goes written down, and how many seconds a row took it.
 
     `warms_up` where its first chunk is slower than the others and does not count.
     """
@@ -61,7 +64,7 @@ class Way:
     name: str
     runner: Runner
     chunk: int
-    make: Callable[[Job], Runner]
+    settled: Settled
     detail: str = ""
     warms_up: bool = False
     seconds: float = float("inf")
@@ -77,7 +80,7 @@ class Choice:
     name: str
     detail: str
     chunk: int
-    make: Callable[[Job], Runner]
+    settled: Settled
     seconds: float
 
 
@@ -88,11 +91,11 @@ _choices: WeakKeyDictionary[Any, dict[Any, Choice]] = WeakKeyDictionary()
 class AutoRunner:
     """A race between ways: each trial is timed, the best is kept, and the race is over when no trial is left."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, settled: Settled | None = None) -> None:
         self.job = job
         self.notes: list[str] = []
         self.trials: list[Way] = []
-        self.best = self._remembered() or self._two_layers() or self._start_race()
+        self.best = self._agreed(settled) or self._remembered() or self._two_layers() or self._start_race()
         self.target_before = self.best.runner.target_before
         self.subtracts = bool(self.trials) or self.best.runner.subtracts
 
@@ -103,6 +106,11 @@ class AutoRunner:
     @property
     def name(self) -> str:
         return self.best.name
+
+    @property
+    def settled(self) -> Settled:
+        """The best way so far, for other jobs."""
+        return self.best.settled
 
     @property
     def seconds(self) -> float:
@@ -121,7 +129,7 @@ class AutoRunner:
 
     def again(self, job: Job) -> Runner:
         """A runner of the kind that was best here, for another job on the same network."""
-        return self.best.make(job)
+        return self.best.settled.make(job)
 
     def rows(self, start: int, stop: int) -> Rows:
         if not self.trials:
@@ -169,6 +177,12 @@ class AutoRunner:
             return self._vmapped(left) if worth and self.best.name == "looped" and self.job.update.vectorizes else []
         return self._larger_chunk(trial, left) if better else []
 
+    def _agreed(self, settled: Settled | None) -> Way | None:
+        if settled is None:
+            return None
+        runner = settled.make(self.job)
+        return Way(settled.engine, runner, min(runner.chunk, settled.chunk or runner.chunk), settled)
+
     def _start_race(self) -> Way:
         """Loops: all targets in a pass; on a CPU also fewer, and convolutions with their channels last."""
         looped = _looped(self.job, None, False)
@@ -181,7 +195,7 @@ class AutoRunner:
             if any(p.ndim == 4 for p in self.job.moment.params.values()):
                 last = _looped(self.job, CACHE_SIZED if large else None, True)
                 self.trials += [_warming_up(last), last]
-        return Way("looped", looped.runner, 1, looped.make)
+        return Way("looped", looped.runner, 1, looped.settled)
 
     def _two_layers(self) -> Way | None:
         try:
@@ -194,7 +208,7 @@ class AutoRunner:
         if runner is None:
             return None
         self._say("auto: structured, all pairs of a two-layer net from a few matrix products")
-        return Way("structured", runner, runner.chunk, TwoLayerRunner)
+        return Way("structured", runner, runner.chunk, Settled("two_layer"))
 
     def _differences(self, left: int) -> list[Way]:
         try:
@@ -204,7 +218,7 @@ class AutoRunner:
                 raise
             self._say(f"auto: not structured ({_first_line(error)})")
             return []
-        way = Way("structured", runner, min(runner.chunk, max(1, left // 2)), StructuredRunner)
+        way = Way("structured", runner, min(runner.chunk, max(1, left // 2)), Settled("structured"))
         return [way] if self.job.moment.device.type == "cpu" else [_warming_up(way), way]
 
     def _vmapped(self, left: int) -> list[Way]:
@@ -229,16 +243,16 @@ class AutoRunner:
         choice = _choices.get(self.job.moment.problem.model, {}).get(self._key())
         if choice is None:
             return None
-        runner = choice.make(self.job)
+        runner = choice.settled.make(self.job)
         way = Way(
-            choice.name, runner, min(choice.chunk, runner.chunk), choice.make, choice.detail, False, choice.seconds
+            choice.name, runner, min(choice.chunk, runner.chunk), choice.settled, choice.detail, False, choice.seconds
         )
         self._say(f"auto: {way}, as chosen before")
         return way
 
     def _remember(self) -> None:
         best = self.best
-        choice = Choice(best.name, best.detail, best.chunk, best.make, best.seconds)
+        choice = Choice(best.name, best.detail, best.chunk, best.settled, best.seconds)
         _choices.setdefault(self.job.moment.problem.model, {})[self._key()] = choice
 
     def _say(self, note: str) -> None:
@@ -252,19 +266,17 @@ class AutoRunner:
 
 
 def _looped(job: Job, at_once: int | None, channels_last: bool) -> Way:
-    def make(other: Job) -> Runner:
-        return LoopedRunner(other, at_once, channels_last)
-
+    settled = Settled("looped", at_once=at_once, channels_last=channels_last)
     detail = f" with {at_once} targets at a time" if at_once else ""
-    return Way("looped", make(job), 1, make, detail + (", channels last" if channels_last else ""))
+    return Way("looped", settled.make(job), 1, settled, detail + (", channels last" if channels_last else ""))
 
 
 def _vmapped_way(runner: Runner, chunk: int) -> Way:
-    return Way("vmapped", runner, chunk, lambda job: VmappedRunner(job, chunk), f" in chunks of {chunk}")
+    return Way("vmapped", runner, chunk, Settled("vmapped", chunk=chunk), f" in chunks of {chunk}")
 
 
 def _warming_up(way: Way) -> Way:
-    return Way(way.name, way.runner, way.chunk, way.make, way.detail, warms_up=True)
+    return Way(way.name, way.runner, way.chunk, way.settled, way.detail, warms_up=True)
 
 
 def _duration(seconds: float) -> str:

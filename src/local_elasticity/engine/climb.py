@@ -21,9 +21,8 @@ SCOUTS = 8
 """Where none of so many first rows is resolved, the others are not tried in the low precision."""
 
 
-def respond_and_climb(job: Job, bar: Progress) -> Response:
+def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     """Exact rows by the fastest engine; those whose change is not clear of the noise again in float64."""
-    runner = AutoRunner(job)
     noise = Noise.measure(job, runner)
 
     def resolved(table: Table) -> Tensor:

@@ -69,12 +69,15 @@ def respond(
     """
     chosen = resolve_engine(engine, approximate)
     notes: tuple[str, ...] = ()
-    if isinstance(chosen, Auto) and _is_half(problem):
+    if isinstance(chosen, Auto) and is_half(problem):
         problem, notes = problem.to(torch.float32), ("the model is in half precision; it is measured in float32",)
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         with Progress(job.n, "updates", progress) as bar:
-            response = respond_and_climb(job, bar) if isinstance(chosen, Auto) else _respond(job, chosen, bar)
+            if isinstance(chosen, Auto):
+                response = respond_and_climb(job, chosen.runner(job), bar)
+            else:
+                response = _respond(job, chosen, bar)
     return replace(response, notes=(*notes, *response.notes))
 
 
@@ -95,6 +98,7 @@ def _respond(job: Job, engine: Engine, bar: Progress) -> Response:
     return as_response(job, fill(job, runner, bar), noise, runner, type(engine).__name__.lower(), ())
 
 
-def _is_half(problem: Problem) -> bool:
+def is_half(problem: Problem) -> bool:
+    """Whether the model is in half precision, which `auto` does not measure in."""
     parameters = problem.named_parameters()
     return problem.dtype is None and parameters[problem.steps[0]].dtype in (torch.float16, torch.bfloat16)

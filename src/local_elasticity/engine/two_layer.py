@@ -36,6 +36,9 @@ from local_elasticity.engine.rules.elementwise import sigmoid_change
 UNITS_AT_ONCE = 4096
 """Hidden units of a forward pass in float64 at a time."""
 
+OWN_AT_ONCE = 64
+"""Sources among which all pairs are computed where only their own changes are wanted."""
+
 RIGHT = 1e-6
 """Relative rounding of a loss gradient that is put up with."""
 
@@ -145,8 +148,18 @@ class TwoLayerRunner:
                 self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
             ]
             target_change = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            own = (target_change, start) if job.targets_are_sources else (self._changes(step, source), 0)
-        return Rows(own_change(*own), target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
+            own = own_change(target_change, start) if job.targets_are_sources else self._own_changes(step, source)
+        return Rows(own, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
+
+    def _own_changes(self, step: Step, source: Pass) -> Tensor:
+        """Each source's change at itself, [c, 1, k], from the pairs among a few sources at a time."""
+        parts = []
+        for i in range(0, len(step.x), OWN_AT_ONCE):
+            some = slice(i, i + OWN_AT_ONCE)
+            few = Step(*(part[some] for part in (step.x, step.H, step.g, step.u)))
+            at = Pass(*(part[some] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
+            parts.append(own_change(self._changes(few, at), 0))
+        return torch.cat(parts)
 
     def _target(self, rows: slice) -> Pass:
         """The forward pass of a block of targets; kept where there is one block."""

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 import local_elasticity
-from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
+from local_elasticity.papers.experiment import Experiment, Findings, Measured, Reading, Scale, Unit
+from local_elasticity.scale.workers import current_workers
 
 logger = logging.getLogger("local_elasticity")
 
@@ -112,16 +113,24 @@ def measure_units(
         if report and unit not in missing:
             done += 1
             report(unit, done, len(units), 0.0)
-    for batch in experiment.batches(missing, settings):
-        began = time.monotonic()
-        measured = experiment.measure_batch(batch, settings, reading, device)
-        seconds = (time.monotonic() - began) / len(batch)
-        made = {"environment": _environment(device), "commit": _commit(), "seconds": round(seconds, 3)}
+    shared = experiment, settings, reading, device
+    batches = experiment.batches(missing, settings)
+    for batch, (measured, made) in current_workers().map(_measure, shared, batches, gpus=int("cuda" in device)):
+        seconds = made["seconds"]
         for unit in batch:
             _write(_file(out, unit), {"part": unit.part, "seed": unit.seed, **made, "measured": dict(measured[unit])})
             done += 1
             if report:
                 report(unit, done, len(units), seconds)
+
+
+def _measure(shared: Any, batch: list[Unit]) -> tuple[Mapping[Unit, Measured], dict[str, Any]]:
+    """A task for workers: one batch of units, and how it was made."""
+    experiment, settings, reading, device = shared
+    began = time.monotonic()
+    measured = experiment.measure_batch(batch, settings, reading, device)
+    seconds = round((time.monotonic() - began) / len(batch), 3)
+    return measured, {"environment": _environment(device), "commit": _commit(), "seconds": seconds}
 
 
 def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:

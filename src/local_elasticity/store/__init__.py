@@ -1,1 +1,1 @@
-"""Results on disk: labelled, chunked, readable with plain xarray."""
+"""Results on disk: labelled, in blocks, resumable, readable with plain xarray."""

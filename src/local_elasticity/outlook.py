@@ -1,0 +1,77 @@
+"""What `local-elasticity estimate` says: plans for a similarity matrix, and what each would take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from local_elasticity.clustering.networks import build_network
+from local_elasticity.engine.problem import Problem
+from local_elasticity.scale.cost import Cost
+from local_elasticity.training.checkpoints import find_model
+
+TRIED = 1024
+"""Random inputs that small responses are timed on."""
+
+
+def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Problem, tuple[Any, Any]]:
+    """A network by name or factory, and random inputs of a shape with labels that the loss can read.
+
+    >>> problem, (x, y) = example_problem("fnn-8", "3", "mse", "cpu")
+    >>> x.shape, y.shape
+    (torch.Size([1024, 3]), torch.Size([1024, 1]))
+    """
+    sizes = shape.split(",")
+    if not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--shape: whole numbers with commas between are wanted, such as 3,32,32, not {shape!r}")
+    one = [int(size) for size in sizes]
+    net: nn.Module = find_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
+    problem = Problem.of(net.to(device), loss)
+    x = torch.rand(TRIED, *one, generator=torch.Generator().manual_seed(0)).to(device)
+    with problem.moment() as moment, torch.no_grad():
+        outputs = moment.outputs(moment.params, x[:1])
+    labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
+    return problem, (x, labels.to(device))
+
+
+def outlook(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list[tuple[str, ...]]:
+    """Rows of a table: all pairs in blocks, and a few landmarks against all.
+
+    >>> for row in outlook(Cost(0.0, 0.0, 0.0, 1e-6), 60_000, 60_000, landmarks=256, workers=8): print(*row, sep=" | ")
+    all pairs | 3.60e+09 | 1.0 h | 7.5 min | 14 GB
+    256 landmarks × n | 1.54e+07 | 15 s | 2.0 s | 61 MB
+    """
+    few = min(landmarks, n)
+    return [
+        _row(cost, "all pairs", n, m, workers),
+        _row(cost, f"{few} landmarks × n", few, max(n, m), workers),
+    ]
+
+
+def _row(cost: Cost, name: str, n: int, m: int, workers: int) -> tuple[str, ...]:
+    here, there = (in_words(cost.in_blocks(n, m, workers=count)) for count in (1, workers))
+    return name, f"{n * m:.2e}", here, there, _bytes(4 * n * m)
+
+
+def in_words(seconds: float) -> str:
+    """A duration.
+
+    >>> in_words(0.3), in_words(90), in_words(1e6)
+    ('0.3 s', '1.5 min', '12 days')
+    """
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{_rounded(seconds)} s"
+
+
+def _bytes(count: float) -> str:
+    power = min(5, int(math.log10(max(count, 1)) // 3))
+    return f"{_rounded(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

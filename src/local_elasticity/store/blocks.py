@@ -1,0 +1,212 @@
+"""Blocks on disk: a labelled zarr store, filled block by block, each one whole and with its digest, or not there.
+
+A block is one chunk of `similarity`. After it is written, the SHA-256 of its values goes into the same place of
+`block_digest`; a block without a digest is not finished, whatever bytes are there. Chunks are written to a file of
+another name and renamed, so that a process that is killed leaves whole chunks only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+
+SCHEMA = 1
+OURS = "local_elasticity"
+"""The attribute of the zarr group that says whose it is: schema, provenance, plan, whether it is finished."""
+
+Array = np.ndarray
+At = tuple[int, int]
+"""A block by its place: (which block of sources, which block of targets)."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """n sources and m targets cut into blocks of at most `side` each way.
+
+    A `symmetric` matrix is kept in the blocks on and above its diagonal; `square` where targets are the sources.
+    """
+
+    n: int
+    m: int
+    side: int
+    square: bool = False
+    symmetric: bool = False
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        return min(self.side, self.n), min(self.side, self.m)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return -(-self.n // self.side), -(-self.m // self.side)
+
+    def region(self, at: At) -> tuple[slice, slice]:
+        """The rows and columns of a block."""
+        (i, j), side = at, self.side
+        return slice(i * side, min(self.n, (i + 1) * side)), slice(j * side, min(self.m, (j + 1) * side))
+
+    def blocks(self) -> list[At]:
+        """All blocks that are kept: those on the diagonal first where there is one, then row by row.
+
+        >>> Grid(5, 5, 2, square=True, symmetric=True).blocks()
+        [(0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2)]
+        """
+        rows, columns = self.shape
+        places = [(i, j) for i in range(rows) for j in range(columns) if not self.symmetric or j >= i]
+        return sorted(places, key=lambda at: self.square and at[0] != at[1])
+
+    def holds_own(self, at: At) -> bool:
+        """Whether the sources' own values are kept with this block: on the diagonal, or in the first column."""
+        return at[0] == at[1] if self.square else at[1] == 0
+
+
+class BlockStore:
+    """A store that is open for writing blocks, or for looking at them."""
+
+    def __init__(self, path: Path, group: zarr.Group) -> None:
+        self.path, self.group = path, group
+        self.record: dict[str, Any] = dict(group.attrs[OURS])  # type: ignore[arg-type]
+        self.grid = Grid(**self.record["grid"])
+        self.own: str | None = self.record["own"]
+
+    @classmethod
+    def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: str | None, record: Any) -> None:
+        """An empty store: coordinates, arrays without chunks, what it is for. `own` names the sources' own values."""
+        coords.to_zarr(path, mode="w-", consolidated=False, zarr_format=3)
+        group = zarr.open_group(path, mode="r+")
+        create: dict[str, Any] = {"fill_value": np.nan, "dtype": dtype, "compressors": None}
+        group.create_array(
+            "similarity", shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=("source", "target"), **create
+        )
+        if own is not None:
+            group.create_array(own, shape=(grid.n,), chunks=grid.chunks[:1], dimension_names=("source",), **create)
+            named = str(group.attrs.get("coordinates", ""))
+            group.attrs["coordinates"] = f"{named} {own}".strip()
+        group.create_array(
+            "block_digest",
+            shape=(*grid.shape, 32),
+            chunks=(1, 1, 32),
+            dtype="uint8",
+            fill_value=0,
+            compressors=None,
+            dimension_names=("source_block", "target_block", "byte"),
+        )
+        group.attrs[OURS] = {"schema": SCHEMA, "finished": False, "grid": vars(grid), "own": own, **record}
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = False) -> BlockStore:
+        """A store of ours; a FileNotFoundError or ValueError says what else it is."""
+        if not (path / "zarr.json").exists():
+            raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
+        try:
+            group = zarr.open_group(path, mode="r+" if write else "r")
+            ours = group.attrs.get(OURS)
+        except Exception as error:
+            raise ValueError(f"path: {path} cannot be read as a zarr store ({_first_line(error)})") from error
+        if not isinstance(ours, dict) or "similarity" not in group:
+            raise ValueError(f"path: {path} is a zarr store, but holds no similarity of local_elasticity")
+        if ours.get("schema") != SCHEMA:
+            raise ValueError(
+                f"path: {path} has schema {ours.get('schema')!r}, and this version reads schema {SCHEMA}; use the "
+                "version of local_elasticity that wrote it"
+            )
+        return cls(path, group)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.record["finished"])
+
+    def write(self, at: At, values: Array, own: Array | None) -> None:
+        """One block, its sources' own values where they are kept with it, and last its digest."""
+        rows, columns = self.grid.region(at)
+        kept = own if self.own is not None and self.grid.holds_own(at) else None
+        try:
+            self._array("similarity")[rows, columns] = values
+            if kept is not None and self.own is not None:
+                self._array(self.own)[rows] = kept
+            self._array("block_digest")[at] = np.frombuffer(_digest(values, kept), dtype=np.uint8)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"store: block {at} could not be written to {self.path} ({error.strerror or error}); finished blocks "
+                "are kept, and the same call goes on once there is room",
+            ) from error
+
+    def read(self, at: At) -> tuple[Array, Array | None]:
+        """A block and its sources' own values, as they are on disk."""
+        rows, columns = self.grid.region(at)
+        values = np.asarray(self._array("similarity")[rows, columns])
+        if self.own is None or not self.grid.holds_own(at):
+            return values, None
+        return values, np.asarray(self._array(self.own)[rows])
+
+    def own_values(self) -> Array:
+        """The sources' own values, of all blocks that are there."""
+        assert self.own is not None
+        return np.asarray(self._array(self.own)[:])
+
+    def state(self, at: At) -> str:
+        """`"finished"`, `"missing"`, or `"damaged"` where what is there is not what was written."""
+        try:
+            digest = np.asarray(self._array("block_digest")[at]).tobytes()
+            if not any(digest):
+                return "missing"
+            return "finished" if _digest(*self.read(at)) == digest else "damaged"
+        except Exception:  # zarr raises what its codecs raise
+            return "damaged"
+
+    def finish(self, attrs: dict[str, Any]) -> None:
+        """Note down how the whole was made; from here on it is a result."""
+        self._array("similarity").attrs.update(attrs)
+        self.record["finished"] = True
+        self.group.attrs[OURS] = self.record
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        found = self.group[name]
+        assert isinstance(found, zarr.Array)
+        return found
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """The only writer of a store, for as long as the context lasts; the lock goes when its process does."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        _lock(fcntl, folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(fcntl: Any, folder: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"store: another process is writing to {path}; wait for it, or choose another path"
+        ) from error
+
+
+def _digest(values: Array, own: Array | None) -> bytes:
+    digest = hashlib.sha256(np.ascontiguousarray(values).data)
+    if own is not None:
+        digest.update(np.ascontiguousarray(own).data)
+    return digest.digest()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,143 @@
+"""Filling a store: begun, or gone on with where an earlier process stopped, and closed when no block is missing."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.scale.workers import current_workers
+from local_elasticity.store.blocks import At, BlockStore, alone
+from local_elasticity.store.plan import Plan
+from local_elasticity.store.provenance import Fingerprints, different, in_words
+from local_elasticity.store.work import Work, check_pairwise, compute_block
+
+logger = logging.getLogger("local_elasticity")
+
+Array = np.ndarray
+
+
+def fill(
+    path: Path,
+    work: Work,
+    provenance: Fingerprints,
+    coords: xr.Dataset,
+    *,
+    side: int | None,
+    memory: int | None,
+    versions: dict[str, str],
+    describe: Callable[[Plan, float], dict[str, Any]],
+    progress: ProgressOption = None,
+) -> None:
+    """Compute the blocks that `path` does not hold yet. `describe` tells, from the plan and the share of pairs without
+    a value, what the finished result says of itself.
+    """
+    if not path.exists():
+        _begin(path, work, provenance, coords, side=side, memory=memory, versions=versions)
+    if not (path / "zarr.json").exists():
+        raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
+    _same_or_refused(BlockStore.open(path), provenance, side)
+    with alone(path):
+        store = BlockStore.open(path, write=True)
+        _warn_of_versions(store, versions)
+        plan = Plan.read(store.record["plan"])
+        unresolved = _compute(store, plan.applied(work), progress)
+        if not store.finished:
+            store.finish(describe(plan, unresolved))
+
+
+def _begin(
+    path: Path,
+    work: Work,
+    provenance: Fingerprints,
+    coords: xr.Dataset,
+    *,
+    side: int | None,
+    memory: int | None,
+    versions: dict[str, str],
+) -> None:
+    """An empty store under `path`, all at once."""
+    plan = Plan.make(work, side, memory)
+    work = plan.applied(work)
+    check_pairwise(work)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    record = {"provenance": provenance, "plan": plan.as_record(), "versions": versions}
+    try:
+        BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
+        try:
+            unfinished.rename(path)
+        except OSError as error:
+            if not path.exists():
+                raise
+            raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _same_or_refused(store: BlockStore, provenance: Fingerprints, side: int | None) -> None:
+    there = store.record.get("provenance")
+    if there is None:
+        raise FileExistsError(
+            f"store: {store.path} is a result that was saved whole, so that there is nothing to go on with; choose "
+            "another path or remove it"
+        )
+    if different(there, provenance):
+        raise ValueError(
+            f"store: {store.path} holds another measurement: {in_words(there, provenance)} differ; choose another path "
+            "or remove it"
+        )
+    if side not in (None, store.grid.side):
+        raise ValueError(f"block: {store.path} was begun with blocks of {store.grid.side}; leave block out, or keep it")
+
+
+def _warn_of_versions(store: BlockStore, versions: dict[str, str]) -> None:
+    there = store.record["versions"]
+    if not store.finished and there != versions:
+        changed = ", ".join(f"{name} {there.get(name)} → {versions[name]}" for name in different(there, versions))
+        logger.warning("store: begun under other versions (%s); new blocks may differ in their last bits", changed)
+
+
+def _compute(store: BlockStore, work: Work, progress: ProgressOption) -> float:
+    """Check what is there, compute what is not; the share of pairs without a value."""
+    unresolved: dict[At, float] = {}
+    missing = []
+    for at in store.grid.blocks():
+        state = store.state(at)
+        if state == "finished":
+            unresolved[at] = _empty(store, at, store.read(at)[0])
+        else:
+            missing.append(at)
+            if state == "damaged":
+                logger.warning("store: block %s of %s is damaged and is computed again", at, store.path)
+    with Progress(len(store.grid.blocks()), "blocks", progress) as bar:
+        bar.done = len(unresolved)
+        for phase in _phases(store, missing):
+            if work.name == "normalized_kernel" and any(i != j for i, j in phase):
+                work = work.with_diagonal(store.own_values())
+            tasks = current_workers().map(compute_block, work, phase, threads=work.threads, gpus=work.gpus)
+            for at, (values, own) in tasks:
+                store.write(at, values, own)
+                unresolved[at] = _empty(store, at, values)
+                bar.advance()
+    return sum(unresolved.values()) / (store.grid.n * store.grid.m)
+
+
+def _phases(store: BlockStore, missing: list[At]) -> list[list[At]]:
+    """Blocks on the diagonal first, where the others need them."""
+    if store.own != "source_kernel":
+        return [missing]
+    return [[at for at in missing if at[0] == at[1]], [at for at in missing if at[0] != at[1]]]
+
+
+def _empty(store: BlockStore, at: At, values: Array) -> float:
+    """Pairs without a value, those of the mirrored block included."""
+    twice = 2 if store.grid.symmetric and at[0] != at[1] else 1
+    return twice * float(np.isnan(values).sum())

@@ -1,0 +1,151 @@
+"""Landmarks and sketches against the full kernel: unbiased, as near as they say, and as good to cluster by."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.jacobian import jacobian_factors
+from local_elasticity.engine.tape import Layout
+from local_elasticity.scale.sketch import Sketch
+
+NETWORKS = {
+    "two layers": (lambda: nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3)), (6,)),
+    "no bias": (lambda: nn.Sequential(nn.Linear(6, 40, bias=False), nn.Tanh(), nn.Linear(40, 1)), (6,)),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
+        (2, 6, 6),
+    ),
+}
+
+
+def problem_and_points(name, n=24):
+    torch.manual_seed(3)
+    make, shape = NETWORKS[name]
+    return le.Problem.of(make().double(), "mse", kind="numbers"), torch.randn(n, *shape).double()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sketches_are_unbiased_and_as_near_as_said(name):
+    """Over seeds the squared z-scores of the mean are near 1, and the spread falls with the root of the dimension."""
+    problem, x = problem_and_points(name)
+    K = le.ntk(problem, x)
+    size = K.diagonal().sqrt()
+
+    def errors(dimension):
+        found = [le.gradient_sketch(problem, x, dimension=dimension, seed=seed) for seed in range(24)]
+        return torch.stack([(phi @ phi.T - K) / (size[:, None] * size) for phi in found])
+
+    coarse, fine = errors(64), errors(1024)
+    z = fine.mean(0) / (fine.std(0) / 24**0.5).clamp_min(1e-12)
+    assert z.pow(2).mean() < 2
+    assert 2 < coarse.std() / fine.std() < 8
+    assert fine.std() < 3 / 1024**0.5
+
+
+def test_a_sketch_is_linear_and_kept_by_its_seed():
+    problem, x = problem_and_points("two layers")
+    with problem.moment() as moment:
+        factors = jacobian_factors(moment, Layout.of(moment, x), x)[1]
+        whole = Sketch(128, 5)(factors)
+        doubled = Sketch(128, 5)(factors.along(torch.full((24, 3), 2.0).double()).take(slice(0, 4)))
+        single = Sketch(128, 5)(factors.along(torch.ones(24, 3).double()).take(slice(0, 4)))
+    assert torch.allclose(whole, le.gradient_sketch(problem, x, dimension=128, seed=5))
+    assert torch.allclose(doubled, 2 * single)
+    assert not torch.allclose(whole, le.gradient_sketch(problem, x, dimension=128, seed=6))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_in_parts_it_is_the_same(name):
+    problem, x = problem_and_points(name)
+    for features in (le.gradient_sketch, le.landmark_features):
+        whole, parts = (phi @ phi.T for phi in (features(problem, x), features(problem, x, memory=1 << 20)))
+        assert torch.allclose(whole, parts, rtol=1e-5, atol=1e-6 * float(whole.max()))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_landmarks_are_exact_where_they_lie_and_never_above(name):
+    problem, x = problem_and_points(name)
+    K = le.ntk(problem, x)
+    all_of_them = le.landmark_features(problem, x, landmarks=99)
+    assert torch.allclose(all_of_them @ all_of_them.T, K, rtol=1e-4, atol=1e-5 * float(K.max()))
+    phi = le.landmark_features(problem, x, landmarks=6)
+    left = torch.linalg.eigvalsh(K - phi @ phi.T)
+    assert left.min() > -1e-6 * float(K.max())
+    assert phi.shape[1] <= 6
+
+
+@pytest.mark.parametrize(
+    ("function", "option"), [(le.gradient_sketch, "dimension"), (le.landmark_features, "landmarks")]
+)
+@pytest.mark.parametrize("value", [0, -1, 2.5])
+def test_senseless_numbers_are_refused(function, option, value):
+    problem, x = problem_and_points("two layers")
+    with pytest.raises((ValueError, TypeError), match=option):
+        function(problem, x, **{option: value})
+
+
+def blobs(n=240):
+    return make_blobs(n, centers=3, n_features=5, cluster_std=1.0, random_state=4)
+
+
+@pytest.mark.parametrize(
+    ("approximation", "similarity"),
+    [
+        ("landmarks", "kernel"),
+        ("landmarks", "normalized_kernel"),
+        ("landmarks", "relative"),
+        ("sketch", "kernel"),
+        ("sketch", "normalized_kernel"),
+    ],
+)
+def test_clusters_are_those_of_the_full_kernel(approximation, similarity):
+    X, kinds = blobs()
+    full = le.LocalElasticityClustering(3, similarity=similarity, epochs=5, random_state=0)
+    components = {"landmarks": 64, "sketch": 4096}[approximation]
+    near = clone(full).set_params(approximation=approximation, n_components=components)
+    ours, theirs = (le.best_match_accuracy(model.fit(X).labels_, kinds) for model in (near, full))
+    assert ours > theirs - 0.03
+    assert 0 < near.approximation_error_ < 0.3
+    assert near.features_.shape[0] == len(X)
+    assert not hasattr(near, "similarity_")
+    assert (near.predict(X) == near.labels_).mean() > 0.99
+    assert near.score(X) > 0.3
+    assert (clone(near).fit(X).labels_ == near.labels_).all()
+
+
+def test_the_error_falls_with_more_components():
+    X, _ = blobs()
+    for approximation, few, many in (("landmarks", 4, 128), ("sketch", 64, 8192)):
+        errors = [
+            le.LocalElasticityClustering(3, epochs=3, random_state=0, approximation=approximation, n_components=count)
+            .fit(X)
+            .approximation_error_
+            for count in (few, many)
+        ]
+        assert errors[1] < errors[0] / 2
+
+
+def test_a_step_size_is_kept_to_by_landmarks():
+    X, _ = blobs(80)
+    model = le.LocalElasticityClustering(3, epochs=3, random_state=0, approximation="landmarks", step_size=1e-3).fit(X)
+    assert model.step_size_ == 1e-3
+    assert model.approximation_error_ < 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"approximation": "magic"}, "approximation: 'magic' is not one of landmarks, sketch"),
+        ({"approximation": "sketch", "similarity": "relative"}, "use approximation='landmarks'"),
+        ({"approximation": "sketch", "step_size": 1e-3}, "use approximation='landmarks'"),
+        ({"approximation": "landmarks", "protocol": "sequential"}, "use protocol='frozen'"),
+        ({"approximation": "landmarks", "n_components": 0}, "n_components"),
+    ],
+)
+def test_what_cannot_be_approximated_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        le.LocalElasticityClustering(2, **options).fit(np.random.default_rng(0).normal(size=(20, 3)))

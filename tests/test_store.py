@@ -1,0 +1,433 @@
+"""Similarities in blocks on disk: the same as in memory, resumed to the same bytes, refused where something differs."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+import local_elasticity as le
+from local_elasticity.__main__ import app
+from local_elasticity.store.blocks import OURS, BlockStore, Grid
+from local_elasticity.store.result import verify
+from local_elasticity.store.work import Work
+from tests.tolerances import SAME_IN_FLOAT32, STRUCTURED_IN_FLOAT32
+
+SGD = le.SGD(0.1)
+MEASURES = ["relative", "relative_l1", "kl", "kernel", "normalized_kernel"]
+SYMMETRIC = ["stiffness_cos", "stiffness_sign", "activation"]
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def problem():
+    return le.Problem.of(network(), "cross_entropy")
+
+
+def data(n=10):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(n, 4, generator=generator), torch.arange(n) % 3
+
+
+def chunks(path):
+    """The bytes of the array's chunks, by name."""
+    folder = path / "similarity" / "c"
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("measure", MEASURES + SYMMETRIC)
+def test_blocks_make_the_same_matrix(tmp_path, measure):
+    x, y = data()
+    whole = le.similarity(problem(), (x, y), measure=measure, update=SGD)
+    S = le.similarity(problem(), (x, y), measure=measure, update=SGD, store=tmp_path / "s.zarr", block=4)
+    np.testing.assert_allclose(S.values, whole.values, rtol=STRUCTURED_IN_FLOAT32, atol=STRUCTURED_IN_FLOAT32)
+    assert S.dims == whole.dims
+    assert S.attrs["measure"] == measure
+    assert S.attrs["block"] == 4
+    assert S["source_class"].values.tolist() == whole["source_class"].values.tolist()
+    if "source_change" in whole.coords:
+        np.testing.assert_allclose(S["source_change"], whole["source_change"], rtol=STRUCTURED_IN_FLOAT32)
+    assert len(S.le.classes()) == 9
+    assert S.le.nearest(3, top=2).target.tolist() == whole.le.nearest(3, top=2).target.tolist()
+
+
+def test_other_targets_minibatches_and_engines(tmp_path):
+    x, y = data()
+    for place, options in enumerate(
+        (
+            {"targets": x[:5] + 1},
+            {"source_batch_size": 2},
+            {"engine": "looped"},
+            {"engine": le.Vmapped(2), "targets": x[:5] + 1},
+            {"approximate": True},
+            {"update": le.Adam(1e-2)},
+            {"measure": lambda response: le.relative(response, change=le.manhattan)},
+        )
+    ):
+        options = {"update": SGD, **options}
+        whole = le.similarity(problem(), (x, y), **options)
+        S = le.similarity(problem(), (x, y), **options, store=tmp_path / f"{place}.zarr", block=3)
+        np.testing.assert_allclose(S.values, whole.values, rtol=SAME_IN_FLOAT32, atol=1e-5)
+    labels = (x[:5] + 1, y[:5])
+    S = le.similarity(problem(), (x, y), labels, measure="stiffness_cos", store=tmp_path / "st.zarr", block=3)
+    np.testing.assert_allclose(S.values, le.stiffness(problem(), (x, y), labels).numpy(), atol=1e-6)
+
+
+def test_plain_xarray_opens_it(tmp_path):
+    x, y = data()
+    S = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=4)
+    with xr.open_zarr(tmp_path / "s.zarr", consolidated=False) as plain:
+        assert np.array_equal(plain["similarity"].values, S.values)
+        assert plain["similarity"].dims == ("source", "target")
+        assert plain["source_class"].values.tolist() == y.tolist()
+        assert np.array_equal(plain["source_change"].values, S["source_change"].values)
+        assert {"source_class", "target_class", "source_change"} <= set(plain.coords)
+
+
+def test_half_of_a_symmetric_measure_is_kept_and_all_of_it_read(tmp_path):
+    x, y = data()
+    whole = le.similarity(problem(), (x, y), measure="stiffness_cos").values
+    path = tmp_path / "s.zarr"
+    S = le.similarity(problem(), (x, y), measure="stiffness_cos", store=path, block=4)
+    assert len(chunks(path)) == 6
+    np.testing.assert_allclose(S.values, whole, atol=1e-6)
+    assert np.array_equal(S.values[:4, 4:], S.values[4:, :4].T)
+    lazy = le.load(path, lazy=True)
+    rows = [7, 0, 9]
+    for part in (lazy[5], lazy[:, 2], lazy[9, 0], lazy[3:8, ::2], lazy[rows], lazy[rows, 1:4], lazy.isel(target=rows)):
+        assert np.array_equal(part.values, S.sel(source=part.source, target=part.target).values)
+
+
+@given(n=st.integers(1, 40), m=st.integers(1, 40), side=st.integers(1, 50), square=st.booleans(), half=st.booleans())
+def test_blocks_cover_every_pair_once(n, m, side, square, half):
+    grid = Grid(n, n if square else m, side, square, square and half)
+    covered = np.zeros((grid.n, grid.m), dtype=int)
+    own = np.zeros(grid.n, dtype=int)
+    for at in grid.blocks():
+        covered[grid.region(at)] += 1
+        if grid.symmetric and at[0] != at[1]:
+            covered.T[grid.region(at)] += 1
+        own[grid.region(at)[0]] += grid.holds_own(at)
+    assert (covered == 1).all()
+    assert (own == 1).all()
+
+
+def test_a_large_result_stays_on_disk(tmp_path, monkeypatch):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path, block=4)
+    monkeypatch.setattr("local_elasticity.store.result.available", lambda device: 100)
+    S = le.load(path)
+    assert not isinstance(S.variable._data, np.ndarray)
+    assert np.array_equal(S[2:4].values, le.load(path, lazy=False).values[2:4])
+
+
+def test_a_finished_store_is_read_and_nothing_is_computed(tmp_path, monkeypatch):
+    x, y = data()
+    S = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=4)
+    monkeypatch.setattr(Work, "block", lambda *_: pytest.fail("computed again"))
+    again = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr")
+    assert again.identical(S)
+
+
+def _interrupted(path, after, monkeypatch, **options):
+    """Stop after some blocks, as a crash would."""
+    x, y = data()
+    computed = []
+    block = Work.block
+
+    def failing(work, at):
+        if len(computed) == after:
+            raise KeyboardInterrupt
+        computed.append(at)
+        return block(work, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "block", failing)
+        with pytest.raises(KeyboardInterrupt):
+            le.similarity(problem(), (x, y), update=SGD, store=path, block=4, **options)
+
+
+@pytest.mark.parametrize("measure", ["kl", "normalized_kernel", "activation"])
+def test_finished_blocks_are_skipped(tmp_path, monkeypatch, measure):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    _interrupted(path, 4, monkeypatch, measure=measure)
+    with pytest.raises(ValueError, match=r"not finished: 4 of \d blocks"):
+        le.load(path)
+    computed = []
+    block = Work.block
+    monkeypatch.setattr(Work, "block", lambda work, at: (computed.append(at), block(work, at))[1])
+    le.similarity(problem(), (x, y), measure=measure, update=SGD, store=path)
+    assert len(computed) == (6 if measure == "activation" else 9) - 4
+    le.similarity(problem(), (x, y), measure=measure, update=SGD, store=tmp_path / "other.zarr", block=4)
+    assert chunks(path) == chunks(tmp_path / "other.zarr")
+
+
+def test_resume_uses_the_recorded_threads_and_memory(tmp_path, monkeypatch):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    _interrupted(path, 2, monkeypatch, memory=1 << 22)
+    seen = []
+    block = Work.block
+    monkeypatch.setattr(Work, "block", lambda work, at: (seen.append((work.threads, work.memory)), block(work, at))[1])
+    torch.set_num_threads(2)
+    try:
+        le.similarity(problem(), (x, y), update=SGD, store=path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert set(seen) == {(1, 1 << 22)}
+
+
+def _killed_at_a_random_time(path, seconds, run):
+    """Run in another process, kill -9 it, and tell whether it was still at work."""
+    child = os.fork()
+    if child == 0:
+        run(path)
+        os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def _survives(tmp_path, kills):
+    x, y = data(60)
+    wide = le.Problem.of(nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 3)), "cross_entropy")
+
+    def run(path):
+        return le.similarity(wide, (x, y), measure="kl", update=SGD, store=path, block=12, progress=False)
+
+    expected = run(tmp_path / "whole.zarr")
+    began = time.monotonic()
+    run(tmp_path / "timed.zarr")
+    seconds = time.monotonic() - began
+    assert chunks(tmp_path / "timed.zarr") == chunks(tmp_path / "whole.zarr")
+    draw, stopped = random.Random(3), 0
+    for kill in range(kills):
+        path = tmp_path / f"{kill}.zarr"
+        stopped += _killed_at_a_random_time(path, draw.uniform(0, seconds), run)
+        S = run(path)
+        assert chunks(path) == chunks(tmp_path / "whole.zarr"), f"kill {kill}"
+        assert np.array_equal(S["source_change"], expected["source_change"])
+        assert not verify(path)["damaged"]
+    return stopped
+
+
+def test_kill_9_at_a_random_time_changes_no_byte(tmp_path):
+    assert _survives(tmp_path, 3) >= 1
+
+
+@pytest.mark.slow
+def test_kill_9_twenty_times_changes_no_byte(tmp_path):
+    assert _survives(tmp_path, 20) >= 10
+
+
+def test_what_differs_is_said(tmp_path, monkeypatch):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    _interrupted(path, 3, monkeypatch)
+    other = problem()
+    with torch.no_grad():
+        other.model[0].weight[0, 0] += 1e-6
+    moved = x.clone()
+    moved[3, 1] += 1e-6
+    given = {"update": SGD, "store": path}
+    for words, call in {
+        "weights differ": lambda: le.similarity(other, (x, y), **given),
+        "sources differ": lambda: le.similarity(problem(), (moved, y), **given),
+        "labels, source_labels, target_labels differ": lambda: le.similarity(problem(), (x, y.flip(0)), **given),
+        "targets": lambda: le.similarity(problem(), (x, y), x[:3] + 0, **given),
+        r"measure \(relative there, kl here\)": lambda: le.similarity(problem(), (x, y), measure="kl", **given),
+        r"update \(SGD\(step_size=0.1.*SGD\(step_size=0.2": lambda: le.similarity(
+            problem(), (x, y), update=le.SGD(0.2), store=path
+        ),
+        "engine": lambda: le.similarity(problem(), (x, y), engine="looped", **given),
+        "network": lambda: le.similarity(
+            replace(problem(), model=nn.Sequential(*network()[:1], nn.Tanh(), network()[2])), (x, y), **given
+        ),
+        "block: .* was begun with blocks of 4": lambda: le.similarity(problem(), (x, y), block=5, **given),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert len(verify(path)["finished"]) == 3
+
+
+def test_the_state_of_a_live_optimizer_belongs_to_it(tmp_path):
+    x, y = data()
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    live = le.Problem.of(net, "cross_entropy")
+
+    def run():
+        return le.similarity(live, (x, y), update=le.FromOptimizer(optimizer), store=tmp_path / "s.zarr")
+
+    run()
+    weights = {name: p.clone() for name, p in net.state_dict().items()}
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    net.load_state_dict(weights)
+    with pytest.raises(ValueError, match="update"):
+        run()
+
+
+def test_measures_that_look_at_all_pairs_are_refused(tmp_path):
+    x, y = data()
+    with pytest.raises(ValueError, match=r"measure: .*S.le.save"):
+        le.similarity(problem(), (x, y), measure=lambda r: le.relative(r).softmax(1), store=tmp_path / "s.zarr")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _damage(path, at, how):
+    file = path / "similarity" / "c" / str(at[0]) / str(at[1])
+    content = bytearray(file.read_bytes())
+    if how == "truncated":
+        del content[10:]
+    elif how == "flipped":
+        content[5] ^= 1
+    file.unlink() if how == "removed" else file.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "removed"])
+def test_damaged_chunks_are_found_and_computed_again(tmp_path, how, caplog):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path, block=4)
+    before = chunks(path)
+    _damage(path, (1, 2), how)
+    assert verify(path)["damaged"] == [(1, 2)]
+    answer = CliRunner().invoke(app, ["verify-store", str(path)])
+    assert answer.exit_code == 1
+    assert "damaged: (1, 2)" in answer.stdout
+    if how == "truncated":
+        with pytest.raises(ValueError, match=r"damaged.*verify-store"):
+            le.load(path)
+    le.similarity(problem(), (x, y), update=SGD, store=path)
+    assert "block (1, 2)" in caplog.text
+    assert chunks(path) == before
+
+
+def test_verify_store_says_that_all_is_well(tmp_path):
+    x, y = data()
+    S = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=4)
+    S.le.save(tmp_path / "whole.zarr")
+    for name, words in (("s.zarr", "9 of 9 blocks"), ("whole.zarr", "1 of 1 blocks")):
+        answer = CliRunner().invoke(app, ["verify-store", str(tmp_path / name)])
+        assert answer.exit_code == 0
+        assert words in answer.stdout
+
+
+def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
+    x, y = data()
+    (tmp_path / "folder").mkdir()
+    xr.Dataset({"other": ("a", [1.0])}).to_zarr(tmp_path / "other.zarr", consolidated=False)
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "broken.zarr").mkdir()
+    (tmp_path / "broken.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node')
+    S = le.similarity(problem(), (x, y), update=SGD)
+    S.le.save(tmp_path / "whole.zarr")
+    for name, words in {
+        "folder": "not a result",
+        "file": "not a result",
+        "other.zarr": "holds no similarity",
+        "broken.zarr": "cannot be read",
+        "whole.zarr": "saved whole",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError, FileExistsError), match=words):
+            le.similarity(problem(), (x, y), update=SGD, store=tmp_path / name)
+    assert le.load(tmp_path / "whole.zarr").identical(S)
+
+
+def test_a_foreign_schema_is_refused(tmp_path):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path)
+    group = zarr.open_group(path, mode="r+")
+    group.attrs[OURS] = {**group.attrs[OURS], "schema": 7}
+    for call in (lambda: le.load(path), lambda: le.similarity(problem(), (x, y), update=SGD, store=path)):
+        with pytest.raises(ValueError, match="schema 7, and this version reads schema 1"):
+            call()
+
+
+def test_two_writers_at_once(tmp_path, monkeypatch):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    _interrupted(path, 2, monkeypatch)
+    script = "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2)\nprint('locked', flush=True)\n"
+    script += "sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(RuntimeError, match="another process is writing"):
+            le.similarity(problem(), (x, y), update=SGD, store=path)
+    finally:
+        other.kill()
+        other.communicate()
+    assert len(verify(path)["finished"]) == 2
+    le.similarity(problem(), (x, y), update=SGD, store=path)
+
+
+def test_a_full_disk_keeps_what_is_finished(tmp_path):
+    """A limit on the size of files stands for the end of the disk: a real write that fails."""
+    x, y = data(300)
+    path = tmp_path / "s.zarr"
+
+    def run():
+        return le.similarity(problem(), (x, y), update=SGD, store=path, block=200)
+
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            run()
+        except OSError as error:
+            os._exit(7 if "finished blocks are kept" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not verify(path)["damaged"]
+    S = run()
+    assert S.shape == (300, 300)
+    assert not verify(path)["missing"]
+
+
+@pytest.mark.parametrize("side", [0, -3, 2.5])
+def test_a_senseless_block_is_refused(tmp_path, side):
+    x, y = data()
+    with pytest.raises(ValueError, match="block"):
+        le.similarity(problem(), (x, y), store=tmp_path / "s.zarr", block=side)
+    with pytest.raises(ValueError, match="block: only a store"):
+        le.similarity(problem(), (x, y), block=4)
+
+
+def test_settled_ways_give_the_same_bits_again(tmp_path, racing):
+    """auto races once, when the store is begun; the plan says what it chose."""
+    x, y = data(12)
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+    run = lambda path: le.similarity(le.Problem.of(net, "cross_entropy"), (x, y), update=SGD, store=path, block=6)
+    run(tmp_path / "s.zarr")
+    plan = BlockStore.open(tmp_path / "s.zarr").record["plan"]
+    assert plan["settled"]["kind"] in ("looped", "vmapped", "structured")
+    before = chunks(tmp_path / "s.zarr")
+    _damage(tmp_path / "s.zarr", (0, 1), "flipped")
+    run(tmp_path / "s.zarr")
+    assert chunks(tmp_path / "s.zarr") == before
