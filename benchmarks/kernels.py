@@ -44,15 +44,17 @@ def opacus(net: nn.Module, x: Tensor) -> Tensor:
     """Per-sample gradients of each output by Opacus, and their Gram matrix."""
     from opacus import GradSampleModule
 
+    outputs = net(x[:1]).shape[1]
     module = GradSampleModule(net, loss_reduction="sum").train()
-    outputs = module(x[:1]).shape[1]
 
     def gradients(output: int) -> list[Tensor]:
         module.zero_grad()
         module(x)[:, output].sum().backward()
         return [p.grad_sample for p in module.parameters()]
 
-    return _gram(gradients, outputs, len(x))
+    K = _gram(gradients, outputs, len(x))
+    module.to_standard_module()
+    return K
 
 
 def backpack(net: nn.Module, x: Tensor) -> Tensor:

@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="on CUDA")
     parser.add_argument("--tangents", help="a Python that has neural-tangents")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it runs")
+    parser.add_argument("--only", nargs="*", help="measure these parts anew and keep the others of the results file")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     device = "cuda" if options.gpu else "cpu"
@@ -314,12 +315,13 @@ def main() -> None:
         "kernels": lambda: kernels(device, sizes, options.tangents),
         "growth": lambda: growth(device, n, width),
     }
-    found: dict[str, Any] = environment(device)
-    for name, measured in work.items():
-        found[name] = measured()
+    out = options.out or HERE / "results" / f"speed-{device}.json"
+    found: dict[str, Any] = json.loads(out.read_text()) if options.only else {}
+    found |= environment(device)
+    for name in options.only or work:
+        found[name] = work[name]()
         print(f"{name}: {json.dumps(found[name])}", flush=True)
     found["verdicts"] = verdicts(found, device)
-    out = options.out or HERE / "results" / f"speed-{device}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n")
     for what, value, verdict in found["verdicts"]:
