@@ -163,9 +163,10 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
+        x = self._new_points(X)
         if self.approximation is not None:
-            return np.asarray(self._clusters.predict(self._features(self._new_points(X)) - self._centre))
-        return self._grouping.predict(*self._similarities_of_new(self._new_points(X)))
+            return np.asarray(self._clusters.predict(self._features(x) - self._centre))
+        return self._grouping.predict(*self._similarities_of_new(x))
 
     def score(self, X: Any, y: Any = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
