@@ -30,7 +30,7 @@ SIZES = ((1, 16), (1, 128), (8, 16), (8, 128), (16, 64), (32, 32), (32, 128), (6
 
 SECONDS_TO_MEASURE = 20.0
 DRIVER_BYTES_A_SECOND = 200e6
-"""What the driver receives and writes at least; measured beside benchmarks/scale.py on a small machine."""
+"""What the driver is assumed to receive and write; not measured."""
 
 
 @dataclass(frozen=True)
