@@ -50,7 +50,7 @@ def fit(folder, *, watch=True, checkpoint=None, slow=0.0, store=None, epochs=4, 
     module = Classifier(slow)
     options = {"measures": ("kl", "relative"), "update": le.FromOptimizer, "every": 2, "budget": None, "store": store}
     callbacks = [pl.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=4)]
-    watched = MonitorCallback((x[:6], y[:6]), loss="cross_entropy", loggers=loggers or [], **options)
+    watched = MonitorCallback((x[:6], y[:6]), loss="cross_entropy", loggers=loggers or [], engine="looped", **options)
     if watch:
         callbacks.append(watched)
     trainer = pl.Trainer(

@@ -59,6 +59,7 @@ def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16):
         every=2,
         budget=None,
         store=store,
+        engine="looped",  # the same bytes at every run
     )
     arguments = TrainingArguments(
         output_dir=str(folder),

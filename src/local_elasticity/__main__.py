@@ -60,11 +60,11 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figure and the r
 def list_experiments() -> None:
     """The papers' experiments that can be run."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
 
-    table = Table("name", "what", "scales", "readings")
+    table = Table(Column("name", no_wrap=True), "what", "scales", "readings")
     for name in EXPERIMENTS:
         experiment = find_experiment(name)
         table.add_row(name, experiment.title, " ".join(experiment.scales), " ".join(experiment.readings))

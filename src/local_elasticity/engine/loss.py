@@ -38,7 +38,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
         raise TypeError(
             f"sources: cross_entropy wants whole-number class labels, not {labels.dtype}; pass labels.long()"
         )
-    return F.cross_entropy(outputs, labels)
+    return F.cross_entropy(outputs, labels if labels.is_floating_point() else labels.long())
 
 
 def bce(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor |
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other."""
     if loss is cross_entropy:
         soft = labels.is_floating_point()
-        wanted = labels if soft else F.one_hot(labels, outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
+        wanted = labels if soft else F.one_hot(labels.long(), outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
         places = outputs[0, 0].numel()
         return (outputs.softmax(1) * wanted.sum(1, keepdim=True) - wanted) / places
     if loss not in {function for function, _ in LOSSES.values()}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Reduction = Literal["median", "mean", "trimmed", "ratio_of_sums"]
+logger = logging.getLogger("local_elasticity")
+
+UNRESOLVED_WORTH_A_WARNING = 0.25
+"""Share of the pairs of two classes."""
+
 TRIMMED_SHARE = 0.1
 """`trimmed` leaves out this share of the pairs at either end."""
 
@@ -83,7 +89,14 @@ def class_pairs(
             value = float(reduction(block[None], weight)[0])
             table.append((_plain(a), _plain(b), value, low, high, resolved, unresolved))
     names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
-    return pd.DataFrame(table, columns=names)
+    frame = pd.DataFrame(table, columns=names)
+    if (frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any():
+        logger.warning(
+            "class_pairs: up to %.0f %% of the pairs of two classes are unresolved and left out; the value is that of "
+            "the others, which may be smaller ones. A larger step, float64 or Structured resolves more",
+            100 * frame["unresolved"].max(),
+        )
+    return frame
 
 
 def _read(

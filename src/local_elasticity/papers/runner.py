@@ -129,7 +129,7 @@ def _measure(shared: Any, batch: list[Unit]) -> tuple[Mapping[Unit, Measured], d
     experiment, settings, reading, device = shared
     began = time.monotonic()
     measured = experiment.measure_batch(batch, settings, reading, device)
-    seconds = round((time.monotonic() - began) / len(batch), 3)
+    seconds = (time.monotonic() - began) / len(batch)
     return measured, {"environment": _environment(device), "commit": _commit(), "seconds": seconds}
 
 
