@@ -149,7 +149,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         labels[: len(X)] = 1
         training = Training(everything, labels, self._loss_name, self.epochs, self.batch_size, int(seeds[0]))
         self.network_ = build_network(self.network, X.shape[1:], loss=self.loss, seed=int(seeds[1])).to(self.device)
-        check_outputs(self.network_, everything[:2], self.loss)
+        check_outputs(self.network_, everything[:256], self.loss)
         self.history_ = self._train(training)
         self.step_size_ = self._probing_step(training)
         if self.approximation is not None:
