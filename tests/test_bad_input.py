@@ -228,3 +228,14 @@ def test_measures_say_what_is_wrong():
         le.ntk(problem(), x, reduce="sum")
     with pytest.raises(ValueError, match="square"):
         le.symmetrized(torch.zeros(2, 3))
+
+
+def test_classes_are_checked_and_may_be_of_any_whole_number_type():
+    net, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
+    problem = le.Problem.of(net, "cross_entropy")
+    wanted = le.relative(le.respond(problem, (x, y), engine="looped"))
+    assert torch.equal(le.relative(le.respond(problem, (x, y.int()), engine="looped")), wanted)
+    with pytest.raises(ValueError, match="sources: label 3 is outside the model's 3 outputs"):
+        le.respond(problem, (x, y + 1))
+    with pytest.raises(ValueError, match="sources: cross_entropy wants one class for each example"):
+        le.respond(problem, (x, torch.nn.functional.one_hot(y)))

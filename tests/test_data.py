@@ -92,7 +92,7 @@ def test_torchvision_is_used_where_it_works(monkeypatch, tmp_path):
 def test_a_torchvision_that_does_not_import_is_passed_over():
     """It does not import beside a CPU-only build of torch; where it is not installed at all, neither."""
     if vision.works():
-        pytest.skip("torchvision is installed here")
+        pytest.skip("torchvision works here, so that there is nothing to pass over")
     assert vision.load("mnist") is None
 
 

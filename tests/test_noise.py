@@ -1,6 +1,7 @@
 """Numbers one can trust: what is called resolved is right to one percent, and what is hidden is called so."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -174,3 +175,15 @@ def test_hopeless_rows_are_not_tried_twice():
     response = le.respond(le.Problem.of(net, "half_mse"), (x, y), update=le.SGD(1e-9))
     assert le.relative(response).isfinite().all()
     assert calls.count(torch.float32) < 60
+
+
+def test_a_large_change_at_a_noisy_target_is_kept():
+    """Noise at the target is held against the larger change, so that large ratios are not the first to go."""
+    problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False).double(), "half_mse")
+    x = torch.tensor([[0.1, 0.0]], dtype=torch.float64)
+    targets = torch.tensor([[100.0, 0.0], [0.2, 0.0]], dtype=torch.float64)
+    response = le.respond(problem, (x, torch.ones(1)), targets, engine="looped")
+    noisy = torch.full_like(response.target_noise, float(le.source_change(response)) / 100)
+    S = le.relative(replace(response, target_noise=noisy, noise_scale=torch.ones(1, dtype=torch.float64)))
+    assert S[0, 0] == pytest.approx(1000)
+    assert S[0, 1].isnan()

@@ -116,7 +116,7 @@ def similarity(
         )
         S = (OF_RESPONSE[measure] if isinstance(measure, str) else measure)(response)
         own = OWN_CHANGE[name](response) if name in OWN_CHANGE else None
-        floor = OWN_FLOOR[name](response).amax(1) if name in OWN_FLOOR else None
+        floor = OWN_FLOOR[name](response) if name in OWN_FLOOR else None
         how = {
             "engine": response.engine,
             "update": repr(update),

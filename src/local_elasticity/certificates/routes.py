@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from local_elasticity.theory.flow import Array, Source, integrate
+from local_elasticity.theory.flow import Array, integrate
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(w, x) → f, a number or a vector, for one input."""
@@ -45,9 +45,6 @@ class Descent:
 
     def w(self, t: ArrayLike) -> Array:
         return integrate(self, self.start, t)
-
-    def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
-        raise NotImplementedError("a descent knows its weights only; see stepped()")
 
 
 def stepped(

@@ -54,7 +54,7 @@ class Job:
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
         one, target = take(inputs, slice(0, 1)), None if targets is None else take(target_inputs, slice(0, 1))
-        footprint_of_one = _check_network(moment, one, target, labels[:1])
+        footprint_of_one = _check_network(moment, one, target, labels)
         return cls(
             moment=moment,
             update=update,
@@ -173,7 +173,7 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
 
-def _check_network(moment: Moment, source: Inputs, target: Inputs | None, label: Tensor) -> Footprint:
+def _check_network(moment: Moment, source: Inputs, target: Inputs | None, labels: Tensor) -> Footprint:
     """Run one source and one target through the network; say plainly what does not fit."""
     outputs, size = footprint(moment, source)
     if outputs.ndim == 0 or len(outputs) != 1:
@@ -189,8 +189,26 @@ def _check_network(moment: Moment, source: Inputs, target: Inputs | None, label:
                 f"targets: outputs have shape {tuple(expected.shape[1:])}, those of sources "
                 f"{tuple(outputs.shape[1:])}; sources and targets must give the same number of outputs"
             )
-    loss = moment.loss(outputs, label)
+    _check_classes(moment, labels, outputs)
+    loss = moment.loss(outputs, labels[:1])
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss: it returns {shape}, not a scalar; take the mean, for example loss.mean()")
     return size
+
+
+def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
+    """Whole-number labels of the cross-entropy name one of the model's outputs."""
+    if moment.problem.loss_name != "cross_entropy" or labels.is_floating_point() or outputs.ndim != 2:
+        return
+    k = outputs.shape[1]
+    if labels.ndim != 1:
+        raise ValueError(
+            f"sources: cross_entropy wants one class for each example, not labels of shape {tuple(labels.shape)}; "
+            "one-hot labels are read as probabilities where they are floats"
+        )
+    outside = labels[(labels < 0) | (labels >= k)]
+    if len(outside):
+        raise ValueError(
+            f"sources: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}"
+        )

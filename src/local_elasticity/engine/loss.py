@@ -58,6 +58,10 @@ LOSSES: dict[str, tuple[LossFunction, Kind]] = {
 }
 
 
+NAMED = frozenset(function for function, _ in LOSSES.values())
+"""Losses whose value on a batch is the mean over its examples, and whose gradient is known in closed form."""
+
+
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other."""
     if loss is cross_entropy:
@@ -65,7 +69,7 @@ def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor |
         wanted = labels if soft else F.one_hot(labels.long(), outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
         places = outputs[0, 0].numel()
         return (outputs.softmax(1) * wanted.sum(1, keepdim=True) - wanted) / places
-    if loss not in {function for function, _ in LOSSES.values()}:
+    if loss not in NAMED:
         return None
     residual = (torch.sigmoid(outputs) if loss is bce_logits else outputs) - _like(labels, outputs)
     if loss is half_mse:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from local_elasticity.engine.guard import held_still, mode_of
-from local_elasticity.engine.loss import LOSSES, Kind, LossFunction, resolve_loss
+from local_elasticity.engine.loss import NAMED, Kind, LossFunction, resolve_loss
 from local_elasticity.shapes import Float
 
 Inputs = Any
@@ -84,9 +84,9 @@ class Problem:
         return replace(self, dtype=dtype)
 
     @property
-    def loss_is_mean(self) -> bool:
-        """Whether the loss of a batch is known to be the mean over its examples, as all losses with a name are."""
-        return self.loss in {function for function, _ in LOSSES.values()}
+    def loss_is_named(self) -> bool:
+        """Whether the loss is one of those in `loss.py`, and not a callable of the user's."""
+        return self.loss in NAMED
 
     @property
     def policy(self) -> str:

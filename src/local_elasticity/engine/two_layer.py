@@ -190,7 +190,8 @@ class TwoLayerRunner:
             return loss_gradient, g
         summed = (source.H.square() @ self.V.square().T).sum(1).sqrt()
         rounding = FORWARD_ROUNDING * torch.finfo(g.dtype).eps * summed
-        rows = torch.nonzero(~(rounding < RIGHT * g.norm(dim=1)) | (not self.job.moment.problem.loss_is_mean)).flatten()
+        small = ~(rounding < RIGHT * g.norm(dim=1))
+        rows = torch.nonzero(small if self.job.moment.problem.loss_is_named else torch.ones_like(small)).flatten()
         if len(rows):
             some = Pass(*(part[rows] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
             precise = self._gradients_at(self._precise_top(some.x), some, labels[rows])

@@ -13,7 +13,7 @@ from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.tape import Layout
-from local_elasticity.measures.relative import noise_floor, source_change
+from local_elasticity.measures.relative import resolved
 from local_elasticity.shapes import Float
 
 
@@ -34,8 +34,7 @@ def kernel(response: Response) -> Float[Tensor, "n m"]:
     """
     gradient, size = _checked_gradient(response)
     moved = torch.einsum("nk,nmk->nm", gradient, response.target_change)
-    resolved = source_change(response)[:, None] >= noise_floor(response)
-    return torch.where(resolved, -moved / (response.step_size * size)[:, None], torch.nan)
+    return torch.where(resolved(response), -moved / (response.step_size * size)[:, None], torch.nan)
 
 
 def self_kernel(response: Response) -> Float[Tensor, " n"]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from local_elasticity.engine.noise import RESOLVED
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.change import Change, euclidean, for_kind
-from local_elasticity.shapes import Float
+from local_elasticity.shapes import Bool, Float
 
 
 def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
@@ -17,7 +17,7 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
         S_rel(x, x′) = |f(x′; w⁺) − f(x′; w)| / |f(x; w⁺) − f(x; w)|
 
     with the same change function above and below: `euclidean` (the absolute value for one output), `manhattan`, `kl`
-    (Definition 2), or your own. S_rel(x, x) = 1. A pair whose denominator is not clear of the rounding noise is NaN.
+    (Definition 2), or your own. S_rel(x, x) = 1. A pair that is not clear of the rounding noise is NaN (`resolved`).
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3).double(), "cross_entropy")
@@ -25,9 +25,8 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
     >>> le.relative(response, change=le.kl).diagonal()
     tensor([1., 1.], dtype=torch.float64)
     """
-    own = source_change(response, change)[:, None]
-    moved = for_kind(change, response.kind)(response.target_before, response.target_change)
-    return torch.where(own >= noise_floor(response, change), moved / own, torch.nan)
+    own, moved = source_change(response, change)[:, None], _target_change(response, change)
+    return torch.where(resolved(response, change), moved / own, torch.nan)
 
 
 def source_change(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
@@ -42,23 +41,36 @@ def source_change(response: Response, change: Change = euclidean) -> Float[Tenso
     return own.mean(1) if response.minibatches else own
 
 
-def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
-    """The least denominator that a pair is trusted with: the change that a difference of `RESOLVED` times the rounding
-    noise would make, at the source or at the target. It is never zero, so that a source that does not move is not
-    resolved.
+def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
+    """The least own change that a source's row is trusted with: what a difference of `RESOLVED` times the rounding
+    noise would make. It is never zero, so that a source that does not move is not resolved.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1), "half_mse")
     >>> response = le.respond(problem, (torch.eye(2), torch.full((2,), 9.0)))
-    >>> bool((le.noise_floor(response) < le.source_change(response)[:, None]).all())
+    >>> bool((le.noise_floor(response) < le.source_change(response)).all())
     True
     """
     change = for_kind(change, response.kind)
-    at_source = _change_of_noise(change, response.source_before, RESOLVED * response.source_noise)
+    floor = _change_of_noise(change, response.source_before, RESOLVED * response.source_noise)
     if response.minibatches:
-        at_source = at_source.mean(1)
-    floor = torch.maximum(at_source[:, None], _at_targets(response, change))
+        floor = floor.mean(1)
     return floor.clamp_min(torch.finfo(floor.dtype).tiny)
+
+
+def resolved(response: Response, change: Change = euclidean) -> Bool[Tensor, "n m"]:
+    """Which pairs are known to a percent, of the similarity or of 1, whichever is larger: the source's own change is
+    above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes.
+    """
+    own, moved = source_change(response, change), _target_change(response, change)
+    clear_at_source = own >= noise_floor(response, change)
+    larger = torch.maximum(own[:, None], moved)
+    return clear_at_source[:, None] & (larger >= _at_targets(response, for_kind(change, response.kind)))
+
+
+def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
+    """The numerator."""
+    return for_kind(change, response.kind)(response.target_before, response.target_change)
 
 
 def _at_targets(response: Response, change: Change) -> Tensor:

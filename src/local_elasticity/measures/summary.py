@@ -93,7 +93,7 @@ def class_pairs(
     if (frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any():
         logger.warning(
             "class_pairs: up to %.0f %% of the pairs of two classes are unresolved and left out; the value is that of "
-            "the others, which may be smaller ones. A larger step, float64 or Structured resolves more",
+            "the others. A larger step, float64 or Structured resolves more",
             100 * frame["unresolved"].max(),
         )
     return frame

@@ -36,7 +36,7 @@ def of_problem(problem: Problem) -> Fingerprints:
         "network": of_text(network),
         "weights": of_tensors([(name, tensors[name]) for name in sorted(tensors)]),
         "params": of_text(" ".join(problem.steps)),
-        "loss": problem.loss_name if problem.loss_is_mean else of_function(problem.loss),
+        "loss": problem.loss_name if problem.loss_is_named else of_function(problem.loss),
         "outputs": problem.kind,
         "output": "" if problem.output is None else of_function(problem.output),
         "mode": problem.mode,

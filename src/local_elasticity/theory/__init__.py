@@ -9,7 +9,7 @@
 | `SymmetricPair`       | Dan et al. Theorem 5.3, Lemma C.1            | closed form          |
 | `TwoLayerRelu`        | He & Su §2.3 and A.3, eq. 2.4                | numerical            |
 
-Each is a `Flow`: velocity(w), weights(t), relative(t, source, target, step_size=0). Nothing here imports the engine;
+Each is a `Flow`: velocity(w), w(t), relative(t, source, target, step_size=0). Nothing here imports the engine;
 the two are compared in `local_elasticity.certificates` (`local-elasticity verify`).
 """
 

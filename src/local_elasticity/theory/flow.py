@@ -22,8 +22,15 @@ class StillSource(RuntimeWarning):
     """A source's own prediction does not move, so that S_rel is 0/0 there: NaN."""
 
 
+class Velocity(Protocol):
+    """What can be integrated: dw/dt = velocity(w)."""
+
+    def velocity(self, w: Array) -> Array:
+        """dw/dt at w, in the shape of w."""
+
+
 @runtime_checkable
-class Flow(Protocol):
+class Flow(Velocity, Protocol):
     """A gradient flow dw/dt = velocity(w) and the relative similarity S_rel along it.
 
     Arguments are always (source, target). Leading axes are kept: n sources, m targets and a vector of t times give
@@ -34,9 +41,6 @@ class Flow(Protocol):
     def start(self) -> Array:
         """w(0)."""
 
-    def velocity(self, w: Array) -> Array:
-        """dw/dt at w, in the shape of w."""
-
     def w(self, t: ArrayLike) -> Array:
         """w(t), [t, *shape of w]."""
 
@@ -44,7 +48,7 @@ class Flow(Protocol):
         """S_rel(t) of source and target: the limit of small steps, or the exact one of a finite step_size."""
 
 
-def integrate(flow: Flow, w0: ArrayLike, t: ArrayLike, *, tolerance: float = 1e-12) -> Array:
+def integrate(flow: Velocity, w0: ArrayLike, t: ArrayLike, *, tolerance: float = 1e-12) -> Array:
     """w(t) of any flow by numbers: an explicit Runge-Kutta method of order 8 at the given relative tolerance.
 
     >>> import numpy as np

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import read_sources, read_targets
@@ -62,10 +61,7 @@ class Prober:
                 targets, labels = read_sources(targets, moment.device, moment.dtype)
             elif targets is not None:
                 targets = read_targets(targets, moment.device, moment.dtype)
-            job = Job.read(moment, sources, targets, update)
-            with torch.no_grad():
-                outputs = moment.predict(moment.params, job.source(0)[0]).shape[1]
-        _check_classes(problem, sources[1], outputs)
+            Job.read(moment, sources, targets, update)
         return cls(problem, sources, targets, labels, named, update, engine, approximate, memory)
 
     @property
@@ -126,13 +122,3 @@ def _named(measures: Iterable[Measure]) -> dict[str, Measure]:
     if not named:
         raise ValueError('measures: name at least one, for example measures=("relative", "kl")')
     return named
-
-
-def _check_classes(problem: Problem, labels: Tensor, outputs: int) -> None:
-    if problem.loss_name != "cross_entropy" or labels.ndim != 1 or labels.is_floating_point():
-        return
-    outside = labels[(labels < 0) | (labels >= outputs)]
-    if len(outside):
-        raise ValueError(
-            f"sources: label {int(outside[0])} is outside the model's {outputs} outputs; give labels 0 … {outputs - 1}"
-        )
