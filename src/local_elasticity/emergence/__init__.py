@@ -2,17 +2,12 @@
 
 The two-layer model exactly (`TwoLayer`, `one_step`, `training_data`, `unseen_classes`), with the theory to hold
 against it (`Theory`, `equivalent_recall`, `operator_norm_bound`); and the same measures on the features of any
-network (`feature_extractor`, `stream_features`, `OF_FEATURES`).
+network (`feature_extractor`, `stream_features`, `OF_FEATURES`), along its training too (`FeatureMeasure`).
 """
 
 from local_elasticity.emergence.activation import ACTIVATIONS, Activation, Moments
-from local_elasticity.emergence.alignment import (
-    alignment,
-    alignment_by_class,
-    elasticity,
-    elasticity_from,
-    separability,
-)
+from local_elasticity.emergence.alignment import alignment, alignment_by_class, elasticity, separability
+from local_elasticity.emergence.along import FeatureMeasure
 from local_elasticity.emergence.clusters import ClusterAgreement, cluster_agreement
 from local_elasticity.emergence.designs import (
     DESIGNS,
@@ -44,6 +39,7 @@ __all__ = [
     "OF_FEATURES",
     "Activation",
     "ClusterAgreement",
+    "FeatureMeasure",
     "FeatureStream",
     "Moments",
     "Norms",
@@ -60,7 +56,6 @@ __all__ = [
     "cluster_agreement",
     "cosine",
     "elasticity",
-    "elasticity_from",
     "equivalent_kernel",
     "equivalent_recall",
     "feature_extractor",

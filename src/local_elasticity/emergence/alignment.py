@@ -6,7 +6,7 @@ computed from sums over classes in float64, one batch at a time, without an n ×
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
 from typing import Literal, get_args
@@ -85,18 +85,6 @@ def elasticity(before: Tensor | Batches, after: Tensor | Batches) -> float:
         moved += float((second[0] - first[0]).square().sum())
         count, width = count + len(first[0]), first[0].shape[1]
     return moved / (count * width)
-
-
-def elasticity_from(before: Tensor) -> Callable[[Tensor, Tensor], float]:
-    """`elasticity` as a measure of features along training: a function (features, labels) → how far they are from
-    `before` by now.
-
-    >>> moved = elasticity_from(torch.zeros(3, 2))
-    >>> moved(torch.ones(3, 2), torch.tensor([0, 0, 1]))
-    1.0
-    """
-    kept = before.detach().clone()
-    return lambda features, labels: elasticity(kept, features)
 
 
 @dataclass

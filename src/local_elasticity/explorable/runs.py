@@ -141,7 +141,9 @@ def _of_history(name: str, history: History) -> Run:
     hidden = ("format", "source_classes", "target_classes", "engine")
     about = {key: value for key, value in history.about.items() if key not in hidden}
     about |= {"engine": engines, "probes": len(history), "seconds of probing": round(seconds, 2)}
-    return Run(str(name), "history", panels if len(history) else (), sources, targets, history.square, about)
+    numbers = {number: data[number].values for number in history.numbers}
+    panels = panels if len(history) else ()
+    return Run(str(name), "history", panels, sources, targets, history.square, about, numbers=numbers)
 
 
 def with_examples(run: Run, examples: Any) -> Run:

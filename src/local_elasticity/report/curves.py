@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -17,29 +18,60 @@ CLASSES_SHOWN = 6
 """With up to so many classes every pair has its curve; with more, only within and between classes."""
 
 
-def history_figure(frame: pd.DataFrame) -> Figure:
-    """A row of panels for every measure: one for each source class, a curve for each target class."""
+def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = ()) -> Figure:
+    """A row of panels for every measure: one for each source class, a curve for each target class. Measures that are
+    numbers share a row below, a panel each."""
     if frame.empty:
         raise ValueError("history: there is nothing to draw yet; no probe was taken")
+    of_pairs = frame[~frame.measure.isin(numbers)]
+    heights = [2.0 * count + 0.3 for count in (of_pairs.measure.nunique(), len(numbers) and 1) if count]
+    with mpl.rc_context(STYLE):
+        made = figure(TWO_COLUMNS, sum(heights))
+        parts = made.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        if len(of_pairs):
+            draw_pairs(parts[0], of_pairs)
+        if numbers:
+            draw_numbers(parts[-1], frame, numbers)
+    return made
+
+
+def draw_pairs(part: Any, frame: pd.DataFrame) -> None:
+    """A row for every measure, a panel for every source class."""
     measures, classes = list(frame.measure.unique()), sorted(frame.source_class.unique(), key=str)
     few = len(classes) <= CLASSES_SHOWN
-    columns = len(classes) if few else 1
-    with mpl.rc_context(STYLE):
-        made = figure(TWO_COLUMNS, 2.0 * len(measures) + 0.3)
-        panels = made.subplots(len(measures), columns, sharex=True, sharey="row", squeeze=False)
-        for row, measure in zip(panels, measures, strict=True):
-            part = frame[frame.measure == measure]
-            if few:
-                for axes, source in zip(row, classes, strict=True):
-                    draw_targets(axes, part[part.source_class == source], source)
-            else:
-                draw_within_and_between(row[0], part)
-            row[0].set_ylabel(f"{measure}")
-        for axes in panels[-1]:
-            axes.set_xlabel("step")
-        handles, names = panels[0, 0].get_legend_handles_labels()
-        made.legend(handles, names, loc="outside upper center", ncols=min(len(names), 6))
-    return made
+    panels = part.subplots(len(measures), len(classes) if few else 1, sharex=True, sharey="row", squeeze=False)
+    for row, measure in zip(panels, measures, strict=True):
+        chosen = frame[frame.measure == measure]
+        if few:
+            for axes, source in zip(row, classes, strict=True):
+                draw_targets(axes, chosen[chosen.source_class == source], source)
+        else:
+            draw_within_and_between(row[0], chosen)
+        row[0].set_ylabel(f"{measure}")
+        row[0].set_ylim(*readable_range(chosen))
+    for axes in panels[-1]:
+        axes.set_xlabel("step")
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    part.legend(handles, names, loc="outside upper center", ncols=min(len(names), 6))
+
+
+def draw_numbers(part: Any, frame: pd.DataFrame, numbers: Sequence[str]) -> None:
+    """A panel for every measure of features."""
+    for axes, name in zip(part.subplots(1, len(numbers), squeeze=False)[0], numbers, strict=True):
+        curve = frame[frame.measure == name]
+        axes.plot(curve.step, curve.value, color=COLOURS[0], marker=".")
+        axes.set(xlabel="step", title=name)
+
+
+def readable_range(frame: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Limits that keep the curves readable: bands are cut off beyond once the curves' own range on either side."""
+    known = frame[np.isfinite(frame.value)]
+    if known.empty:
+        return None, None
+    low, high = float(known.value.min()), float(known.value.max())
+    span = (high - low) or abs(high) or 1.0
+    bottom, top = max(low - span, float(known.low.min())), min(high + span, float(known.high.max()))
+    return bottom - 0.05 * span, top + 0.05 * span
 
 
 def draw_targets(axes: Any, part: pd.DataFrame, source: Any) -> None:

@@ -66,6 +66,7 @@ def run_payload(
             {**_panel(run, panel, pack, exact // len(run.panels)), "pairs": _pairs(pair), "places": _places(place)}
             for panel, pair, place in zip(run.panels, pairs, places, strict=True)
         ],
+        "numbers": [{"name": shown(name), "values": values} for name, values in run.numbers.items()],
         "scatter": None if apart is None else vars(apart),
         "match": None if match is None else {"names": match.names, "wrong": match.wrong, "accuracy": match.accuracy},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured, of which examples, and how. `square` says that the targets are the sources."""
+    """What was measured, of which examples, and how. `square` says that the targets are the sources; `numbers` are
+    the measures of features, [t] each."""
 
     name: str
     kind: str
@@ -65,6 +66,7 @@ class Run:
     square: bool
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def classes(self) -> list[str] | None:
@@ -119,15 +121,12 @@ def sampled(run: Run, side: int) -> Run:
         f"{len(rows):,} and {len(columns):,} of them, drawn at random (seed 0) with every class in its share; every "
         "number on this page is of those."
     )
-    return Run(
-        run.name,
-        run.kind,
-        tuple(panel.chosen(rows, columns) for panel in run.panels),
-        run.sources.chosen(rows),
-        run.targets.chosen(columns),
-        run.square,
-        run.about,
-        (*run.notes, note),
+    return replace(
+        run,
+        panels=tuple(panel.chosen(rows, columns) for panel in run.panels),
+        sources=run.sources.chosen(rows),
+        targets=run.targets.chosen(columns),
+        notes=(*run.notes, note),
     )
 
 

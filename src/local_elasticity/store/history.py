@@ -19,6 +19,9 @@ NOT_WRITTEN = -1
 
 FORMAT = "local elasticity history 1"
 
+ORDER = ("seconds", "numbers", "similarity", "step")
+"""In which a probe's arrays are written."""
+
 
 class HistoryStore:
     """Probes of n sources and m targets under a few measures, appended one at a time.
@@ -38,6 +41,8 @@ class HistoryStore:
         source_classes: Sequence[Any],
         target_classes: Sequence[Any],
         about: Mapping[str, Any],
+        *,
+        numbers: Sequence[str] = (),
     ) -> None:
         import zarr
 
@@ -47,6 +52,7 @@ class HistoryStore:
             "measures": list(measures),
             "source_classes": list(source_classes),
             "target_classes": list(target_classes),
+            "numbers": list(numbers),
         }
         if (self.path / "zarr.json").exists():
             self.group: Any = zarr.open_group(self.path, mode="r+")
@@ -55,7 +61,7 @@ class HistoryStore:
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
             self.group = self._create({**identity, **about})
-        self._arrays = {name: self.group[name] for name in ("seconds", "similarity", "step")}
+        self._arrays = {name: self.group[name] for name in ORDER if name in self.group}
         self._engine = self.about.get("engine")
         self._count = len(self.steps())
 
@@ -71,7 +77,8 @@ class HistoryStore:
             raise ValueError(f"path: {path} is a zarr store, but holds no history")
         names = ("measures", "source_classes", "target_classes")
         measures, sources, targets = (json.loads(str(attributes[name])) for name in names)
-        return cls(path, measures, sources, targets, {})
+        numbers = json.loads(str(attributes.get("numbers", "[]")))
+        return cls(path, measures, sources, targets, {}, numbers=numbers)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -95,6 +102,7 @@ class HistoryStore:
             )
 
         array("seconds", (0,), "float64", np.nan, ("probe",))
+        array("numbers", (0, len(attributes["numbers"])), "float64", np.nan, ("probe", "number"))
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
@@ -106,7 +114,7 @@ class HistoryStore:
         if there.get("format") != FORMAT:
             raise ValueError(f"store: {self.path} is a zarr store, but holds no history; choose another path")
         for name, value in identity.items():
-            if there[name] != json.loads(json.dumps(value)):
+            if there.get(name, []) != json.loads(json.dumps(value)):
                 raise ValueError(
                     f"store: {self.path} holds a history with other {name.replace('_', ' ')}; choose another path"
                 )
@@ -116,21 +124,33 @@ class HistoryStore:
         written: list[int] = self._arrays["step"][:].tolist()
         return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
 
-    def append(self, step: int, similarity: Mapping[str, np.ndarray], *, seconds: float, engine: str) -> None:
+    def append(
+        self,
+        step: int,
+        similarity: Mapping[str, np.ndarray],
+        *,
+        seconds: float,
+        engine: str,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Add a probe; its step is written last."""
         if engine != self._engine:
             self.group.attrs["engine"], self._engine = json.dumps(engine), engine
-        values: dict[str, Any] = {"seconds": seconds, "similarity": np.stack(list(similarity.values())), "step": step}
-        for name, value in values.items():
-            array = self._arrays[name]
+        values: dict[str, Any] = {
+            "seconds": seconds,
+            "numbers": list((numbers or {}).values()),
+            "similarity": np.array(list(similarity.values())),
+            "step": step,
+        }
+        for name, array in self._arrays.items():
             array.resize((self._count + 1, *array.shape[1:]))
-            array[self._count] = value
+            if 0 not in array.shape[1:]:
+                array[self._count] = values[name]
         self._count += 1
 
     def keep(self, count: int) -> None:
         """Drop all probes after the first `count`; the steps go first."""
-        for name in ("step", "similarity", "seconds"):
-            array = self._arrays[name]
+        for array in reversed(self._arrays.values()):
             if array.shape[0] > count:
                 array.resize((count, *array.shape[1:]))
         self._count = count
@@ -139,6 +159,10 @@ class HistoryStore:
         """The similarities of one probe, [measures, n, m]."""
         values: np.ndarray = self._arrays["similarity"][place]
         return values
+
+    def numbers(self, place: int) -> list[float]:
+        """The measures of features of one probe."""
+        return self._arrays["numbers"][place].tolist() if "numbers" in self._arrays else []
 
     def seconds(self, place: int) -> float:
         return float(self._arrays["seconds"][place])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("local_elasticity")
 
+ONE_CLASS = "all"
+"""The class of every example where no classes are known, and of what has no classes."""
+
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine."""
+    """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
+    number for every measure of features."""
 
     step: int
     similarity: Mapping[str, np.ndarray]
     seconds: float
     engine: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 class History:
@@ -45,11 +50,12 @@ class History:
         source_classes: Sequence[Any],
         target_classes: Sequence[Any],
         *,
+        numbers: Sequence[str] = (),
         square: bool = False,
         store: str | Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.measures = tuple(measures)
+        self.measures, self.numbers = tuple(measures), tuple(numbers)
         self.source_classes, self.target_classes = list(source_classes), list(target_classes)
         self.about = {**(about or {}), "targets_are_sources": square}
         self._probes: list[Probe] = []
@@ -58,7 +64,8 @@ class History:
         if store is not None:
             from local_elasticity.store.history import HistoryStore
 
-            self._read(HistoryStore(store, self.measures, self.source_classes, self.target_classes, self.about))
+            classes = self.source_classes, self.target_classes
+            self._read(HistoryStore(store, self.measures, *classes, self.about, numbers=self.numbers))
 
     @classmethod
     def open(cls, path: str | Path) -> History:
@@ -67,7 +74,8 @@ class History:
 
         store = HistoryStore.open(path)
         about = store.about
-        history = cls(about["measures"], about["source_classes"], about["target_classes"], about=about)
+        classes = about["source_classes"], about["target_classes"]
+        history = cls(about["measures"], *classes, numbers=about.get("numbers", ()), about=about)
         history.about = about
         history._read(store)
         return history
@@ -76,7 +84,8 @@ class History:
         engine = str(store.about.get("engine", ""))
         for place, step in enumerate(store.steps()):
             similarity = dict(zip(self.measures, store.similarity(place), strict=True))
-            self._probes.append(Probe(step, similarity, store.seconds(place), engine))
+            numbers = dict(zip(self.numbers, store.numbers(place), strict=True))
+            self._probes.append(Probe(step, similarity, store.seconds(place), engine, numbers))
         self._store = store
 
     def __len__(self) -> int:
@@ -102,7 +111,9 @@ class History:
         if self._store is None:
             return
         try:
-            self._store.append(probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine)
+            self._store.append(
+                probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine, numbers=probe.numbers
+            )
         except OSError as error:
             logger.warning("store: %s cannot be written (%s); the history goes on in memory", self._store.path, error)
             self._store = None
@@ -122,6 +133,7 @@ class History:
                 "seconds": probe.seconds,
                 "engine": probe.engine,
                 "similarity": {name: torch.from_numpy(S) for name, S in probe.similarity.items()},
+                "numbers": dict(probe.numbers),
             }
             for probe in self._probes
         ]
@@ -133,19 +145,38 @@ class History:
         for one in state:
             if last < one["step"] <= step:
                 S = {name: tensor.numpy() for name, tensor in one["similarity"].items()}
-                self.append(Probe(one["step"], S, one["seconds"], one["engine"]))
+                self.append(Probe(one["step"], S, one["seconds"], one["engine"], one.get("numbers", {})))
 
     def frame(self, *, reduce: Reduction = "median", resamples: int = 200) -> pd.DataFrame:
-        """A row for every step, measure and pair of classes; `class_pairs` says what the columns are."""
+        """A row for every step, measure and pair of classes; `class_pairs` says what the columns are. A measure of
+        features has one row a step, under the class "all"."""
         import pandas as pd
 
         if not self._probes:
             names = ["step", "measure", "source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
             return pd.DataFrame({name: [] for name in names})
-        return pd.concat(
-            [self._summary(probe, name, reduce, resamples) for probe in self for name in self.measures],
-            ignore_index=True,
-        )
+        pairs = [self._summary(probe, name, reduce, resamples) for probe in self for name in self.measures]
+        return pd.concat([*pairs, *self._number_rows()], ignore_index=True)
+
+    def _number_rows(self) -> list[pd.DataFrame]:
+        import pandas as pd
+
+        return [
+            pd.DataFrame(
+                {
+                    "step": self.steps,
+                    "measure": name,
+                    "source_class": ONE_CLASS,
+                    "target_class": ONE_CLASS,
+                    "value": (values := np.array([probe.numbers[name] for probe in self])),
+                    "low": values,
+                    "high": values,
+                    "pairs": 0,
+                    "unresolved": np.isnan(values).astype(float),
+                }
+            )
+            for name in self.numbers
+        ]
 
     def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
         key = (probe.step, f"{measure} {reduce} {resamples}")
@@ -178,10 +209,10 @@ class History:
         """The curves of all class pairs with their bands; with many classes, those within and between classes."""
         from local_elasticity.report.curves import history_figure
 
-        return history_figure(self.frame())
+        return history_figure(self.frame(), numbers=self.numbers)
 
     def dataset(self) -> xr.Dataset:
-        """All similarities, labelled: [step, source, target] for every measure."""
+        """All similarities, labelled: [step, source, target] for every measure, [step] for measures of features."""
         import xarray as xr
 
         coords = {
@@ -191,11 +222,12 @@ class History:
             "seconds": ("step", [probe.seconds for probe in self]),
         }
         shape = (0, len(self.source_classes), len(self.target_classes))
-        arrays = {
+        arrays: dict[str, Any] = {
             name: (
                 ("step", "source", "target"),
                 np.stack([probe.similarity[name] for probe in self]) if self._probes else np.empty(shape),
             )
             for name in self.measures
         }
+        arrays |= {name: ("step", [probe.numbers[name] for probe in self]) for name in self.numbers}
         return xr.Dataset(arrays, coords=coords, attrs=self.about)

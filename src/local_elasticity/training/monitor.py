@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from local_elasticity.emergence.along import FeatureMeasure
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
@@ -21,7 +22,7 @@ from local_elasticity.engine.update import SGD, Update
 from local_elasticity.engine.versions import versions
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import OthersFailedError, decided, first
-from local_elasticity.training.history import History, Probe
+from local_elasticity.training.history import ONE_CLASS, History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Measure, Prober
@@ -36,9 +37,6 @@ logger = logging.getLogger("local_elasticity")
 MEMORY = 2**30
 """Bytes that a probe may use beyond its result, unless `memory=` says otherwise."""
 
-ONE_CLASS = "all"
-"""The class of every example where no classes are known."""
-
 
 class Monitor:
     """Watches local elasticity while a network trains, at a cost you choose, and never changes the run.
@@ -48,7 +46,7 @@ class Monitor:
         sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
-        measures: names as for `le.similarity`, or functions of a `Response`.
+        measures: names as for `le.similarity`, functions of a `Response`, or `le.emergence.FeatureMeasure`s.
         update: `SGD`, `Adam`, or `FromOptimizer(optimizer)`, the step that your optimizer would take now.
         every, schedule: every n steps; or steps listed, `LogSpaced`, `PerEpoch`, or anything with due(step) → bool.
             Without either, as often as the budget allows.
@@ -83,7 +81,7 @@ class Monitor:
         loss: str | LossFunction | None = None,
         source_labels: Any = None,
         target_labels: Any = None,
-        measures: Iterable[Measure] = ("relative",),
+        measures: Iterable[Measure | FeatureMeasure] = ("relative",),
         update: Update = SGD(1e-3),  # noqa: B008 (frozen)
         every: int | None = None,
         schedule: Schedule | Sequence[int] | None = None,
@@ -114,6 +112,7 @@ class Monitor:
             tuple(self._prober.measures),
             source_classes,
             target_classes,
+            numbers=tuple(self._prober.of_features),
             square=targets is None,
             store=store if first() else None,
             about={
@@ -145,6 +144,7 @@ class Monitor:
         try:
             with self.budget.probing():
                 found, engine = self._prober()
+                numbers = self._numbers(step)
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, OthersFailedError) or is_out_of_memory(error)):
                 raise
@@ -152,14 +152,26 @@ class Monitor:
             self.budget.skipped.append(step)
             return False
         with self.budget.recording():
-            self._record(Probe(step, found, self.budget.last_seconds, engine))
+            self._record(Probe(step, found, self.budget.last_seconds, engine, numbers))
         return True
 
     def _record(self, probe: Probe) -> None:
         self.history.append(probe)
         if first() and self._loggers:
             classes = self.history.source_classes, self.history.target_classes
-            self._loggers.log(logged_values(probe.similarity, *classes, square=self.history.square), probe.step)
+            values = logged_values(probe.similarity, *classes, square=self.history.square)
+            numbers = {f"local_elasticity/{name}": value for name, value in probe.numbers.items()}
+            self._loggers.log(values | numbers, probe.step)
+
+    def _numbers(self, step: int) -> dict[str, float]:
+        """Measures of features; NaN where the features have none, such as in a run that diverges."""
+        if not self.history.numbers:
+            return {}
+        try:
+            return self._prober.numbers()
+        except ValueError as error:
+            logger.warning("local elasticity: no measures of features at step %d (%s)", step, error)
+            return dict.fromkeys(self.history.numbers, float("nan"))
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
@@ -185,12 +197,15 @@ class Monitor:
             "step": -1 if self._seen is None else self._seen,
             "budget": self.budget.state(),
             "probes": [] if self.history.stored else self.history.state(),
+            "of_features": {name: one.state() for name, one in self._prober.of_features.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
         self.history.load(state["probes"], int(state["step"]))
         self.budget.load(state["budget"])
+        for name, one in state.get("of_features", {}).items():
+            self._prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
 
     def resume(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""One probe: every measure of the network as it stands, from one response."""
+"""One probe: every measure of the network as it stands, from one response; and those of its features."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
+from local_elasticity.emergence.features import FeatureStream
+from local_elasticity.emergence.named import OF_FEATURES
+from local_elasticity.engine.guard import held_still
 from local_elasticity.engine.inputs import read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import Problem
@@ -26,6 +31,7 @@ class Prober:
     """What is asked at every probe, read and checked once.
 
     `target_labels` are the loss's, which stiffness alone needs; `targets` is None where they are the sources.
+    `measures` give a similarity [n, m] each, `of_features` a number.
     """
 
     problem: Problem
@@ -33,6 +39,7 @@ class Prober:
     targets: Any
     target_labels: Tensor | None
     measures: Mapping[str, Measure]
+    of_features: Mapping[str, FeatureMeasure]
     update: Update
     engine: str | Engine
     approximate: bool
@@ -45,14 +52,14 @@ class Prober:
         sources: Any,
         targets: Any,
         *,
-        measures: Iterable[Measure],
+        measures: Iterable[Measure | FeatureMeasure],
         update: Update,
         engine: str | Engine,
         approximate: bool,
         memory: int | None,
     ) -> Prober:
         """Check everything before training begins; errors name the argument and say what to do."""
-        named = _named(measures)
+        named, of_features = _named(measures)
         resolve_engine(engine, approximate)
         labels = None
         with problem.moment() as moment:
@@ -62,7 +69,9 @@ class Prober:
             elif targets is not None:
                 targets = read_targets(targets, moment.device, moment.dtype)
             Job.read(moment, sources, targets, update)
-        return cls(problem, sources, targets, labels, named, update, engine, approximate, memory)
+        prober = cls(problem, sources, targets, labels, named, of_features, update, engine, approximate, memory)
+        prober.numbers()
+        return prober
 
     @property
     def n(self) -> int:
@@ -70,10 +79,25 @@ class Prober:
 
     def __call__(self) -> tuple[dict[str, np.ndarray], str]:
         """Similarities [n, m] by the measure's name, and the engine that computed the response."""
+        if not self.measures:
+            return {}, "features"
         response = self._respond() if any(name not in OF_PROBLEM for name in self.measures) else None
         found = {name: self._similarity(measure, response) for name, measure in self.measures.items()}
         arrays = {name: S.detach().double().cpu().numpy() for name, S in found.items()}
         return arrays, response.engine if response else "gradients"
+
+    def numbers(self) -> dict[str, float]:
+        """The measures of features by name, each stream gone through once; every process measures them whole."""
+        known: dict[int, Gathered] = {}
+
+        def gathered(stream: FeatureStream) -> Gathered:
+            if id(stream) not in known:
+                known[id(stream)] = stream.gathered()
+            return known[id(stream)]
+
+        device = self.sources[1].device
+        with held_still(device, None), torch.no_grad():
+            return together(lambda: {name: measure(gathered) for name, measure in self.of_features.items()})
 
     def _respond(self) -> Response:
         mine = together(
@@ -109,16 +133,36 @@ class Prober:
         return self.targets is None and shared(self.n)
 
 
-def _named(measures: Iterable[Measure]) -> dict[str, Measure]:
+def _named(measures: Iterable[Measure | FeatureMeasure]) -> tuple[dict[str, Measure], dict[str, FeatureMeasure]]:
+    """Measures by name: those that give similarities, and those of features."""
     if isinstance(measures, str) or callable(measures):
         measures = (measures,)
-    named = {}
+    named: dict[str, Measure] = {}
+    of_features: dict[str, FeatureMeasure] = {}
     for measure in measures:
-        if isinstance(measure, str):
-            check_name(measure)
-        elif not callable(measure):
-            raise TypeError(f"measures: a name or a function of a Response is wanted, not {measure!r}")
-        named[measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)] = measure
-    if not named:
+        name = _name(measure)
+        if name in named or name in of_features:
+            raise ValueError(f"measures: two are called {name!r}; FeatureMeasure(..., name=...) tells them apart")
+        if isinstance(measure, FeatureMeasure):
+            of_features[name] = measure
+        else:
+            named[name] = measure
+    if not named and not of_features:
         raise ValueError('measures: name at least one, for example measures=("relative", "kl")')
-    return named
+    return named, of_features
+
+
+def _name(measure: Measure | FeatureMeasure) -> str:
+    if isinstance(measure, FeatureMeasure):
+        return measure.name
+    if not isinstance(measure, str):
+        if not callable(measure):
+            raise TypeError(f"measures: a name, a function of a Response or a FeatureMeasure, not {measure!r}")
+        return str(getattr(measure, "__name__", type(measure).__name__))
+    if measure in OF_FEATURES or measure in ALONG:
+        raise ValueError(
+            f"measures: {measure!r} is a measure of features; say of which: "
+            f"le.emergence.FeatureMeasure({measure!r}, le.emergence.stream_features(model, loader, layer=...))"
+        )
+    check_name(measure)
+    return measure

@@ -85,14 +85,16 @@ function timesOf(steps) {
     : { x: steps, axis: { title: { text: "training step" } } };
 }
 
-/** @param {Panel} panel @param {string} which @param {number} when */
-function drawTime(panel, which, when) {
+/** @param {Run} run @param {Panel} panel @param {string} which @param {number} when */
+function drawTime(run, panel, which, when) {
   const { x, axis } = timesOf(panel.steps);
   const at = x[when];
   const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } }];
-  const traces = curvesOf(panel.pairs, which).flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i));
+  const number = run.numbers.find(({ name }) => OF_FEATURES + name === which);
+  const curves = number ? [{ name: number.name, median: number.values, wide: true }] : curvesOf(panel.pairs, which);
+  const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i));
   const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: axis,
-    yaxis: { title: { text: plain(panel.measure) } } });
+    yaxis: { title: { text: plain(number ? number.name : panel.measure) } } });
   return Plotly.react("time-plot", traces, layout, CONFIG);
 }
 

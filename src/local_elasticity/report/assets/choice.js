@@ -4,6 +4,8 @@
 
 /** @type {{runs: Run[]}} */
 let data;
+/** Before the names of curves that are measures of features. */
+const OF_FEATURES = "features: ";
 /** @type {Chosen} */
 const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class" };
 /** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
@@ -88,8 +90,9 @@ function controls() {
   byId("when").setAttribute("aria-valuetext", several ? `step ${steps[chosen.when]}` : "");
   byId("step").textContent = several ? String(steps[chosen.when]) : "";
   const classes = panel().pairs && panel().pairs.median ? panel().pairs.classes : [];
-  fill("curves", [["", "within and between classes"], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`])],
-    classes.includes(chosen.curves) ? chosen.curves : "");
+  const features = run().numbers.map(({ name }) => [OF_FEATURES + name, `${name} of features`]);
+  const curves = [["", "within and between classes"], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`]), ...features];
+  fill("curves", curves, curves.some(([key]) => key === chosen.curves) ? chosen.curves : "");
   const side = run().sources;
   const colours = /** @type {[string, string][]} */ ([["class", "class"], ["cluster", "cluster"]].filter(([key]) => (key === "class" ? side.classes : side.clusters)));
   fill("colours", colours, chosen.colours);

@@ -8,7 +8,7 @@
 /** @typedef {{measure: string, steps: number[], matrices: Stored[], range: [number, number], own: number[]|null,
  *             pairs: any, places: any}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
- *             scatter: any, match: any}} Run */
+ *             numbers: {name: string, values: number[]}[], scatter: any, match: any}} Run */
 /** @typedef {{view: string, run: number, measure: number, when: number, order: string, source: number, target: number,
  *             curves: string, colours: string}} Chosen */
 

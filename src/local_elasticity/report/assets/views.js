@@ -140,7 +140,7 @@ async function showMoved() {
 
 async function drawRest() {
   const tasks = [showMoved()];
-  if (!byId("time").hidden) tasks.push(drawTime(panel(), byId("curves").value, chosen.when));
+  if (!byId("time").hidden) tasks.push(drawTime(run(), panel(), byId("curves").value, chosen.when));
   if (run().scatter) tasks.push(distance());
   if (panel().places) tasks.push(map());
   await Promise.all(tasks);
