@@ -121,6 +121,10 @@ def run(
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_result(console, result)
+    if scale == "smoke":
+        console.print(
+            "smoke scale: this shows that it runs; verdicts count at --scale paper, and hint at --scale small"
+        )
     console.print(f"written to {folder / 'result.json'} and {folder / 'figures'}")
 
 

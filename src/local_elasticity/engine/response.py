@@ -50,6 +50,12 @@ class Response:
     targets_are_sources: bool
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Its size, what made it and what was decided; tensors of thousands of numbers tell nobody anything."""
+        n, m, k = self.target_change.shape
+        notes = "".join(f"\n  {note}" for note in self.notes)
+        return f"Response({n} sources × {m} targets × {k} {self.kind}; {self.update}; engine {self.engine}){notes}"
+
     @property
     def source_after(self) -> Float[Tensor, "n *batch k"]:
         return self.source_before + self.source_change
