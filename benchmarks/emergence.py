@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from peak import forget_peak, peak_gib
 
 import local_elasticity.emergence as em
 from local_elasticity.papers.emergence2024.sweep import (
@@ -62,10 +62,6 @@ def clustered(n: int, p: int, classes: int = 100) -> tuple[torch.Tensor, torch.T
     return 0.25 * centres[labels] + torch.randn(n, p, generator=generator), labels
 
 
-def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def _ratio(turn: dict[str, dict[str, float]]) -> float:
     ours = (turn["ours"]["processor"] + turn["ours again"]["processor"]) / 2
     return turn["pytorch-metric-learning"]["processor"] / ours
@@ -74,9 +70,10 @@ def _ratio(turn: dict[str, dict[str, float]]) -> float:
 def recall(n: int, p: int, turns: int) -> dict[str, object]:
     features, labels = clustered(n, p)
     em.recall_at_k(features[:500], labels[:500])
-    before = peak()
+    forget_peak()
+    before = peak_gib()
     ours = em.recall_at_k(features, labels)
-    memory = peak() - before
+    memory = peak_gib() - before
     theirs = em.library_recall_at_1(features, labels)
     rounds = []
     for _ in range(turns):

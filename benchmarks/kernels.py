@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
-from ways import peak_memory, seconds
+from ways import forget_peak_memory, peak_memory, seconds
 
 import local_elasticity as le
 
@@ -109,8 +109,9 @@ def main() -> None:
     net.load_state_dict(weights)
     net.eval()
     x = torch.from_numpy(case["x"]).to(options.device)
-    unused = peak_memory(options.device)
     way = WAYS[options.way]
+    forget_peak_memory(options.device)
+    unused = peak_memory(options.device)
     K = way(net, x).detach()
     times = [seconds(lambda: way(net, x)) for _ in range(REPEATS)]
     truth = torch.from_numpy(case["truth"])

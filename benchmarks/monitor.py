@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from ways import forget_peak_memory, peak_memory, seconds
 
 import local_elasticity as le
 
@@ -71,14 +70,6 @@ def monitor_of(net: torch.nn.Module, device: str, engine: str = "auto", **option
     )
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    _wait(device)
-    began = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - began
-
-
 def probe_against_released(device: str, repeats: int, updates: int) -> dict[str, Any]:
     net = le.models.ResNet18(CLASSES).to(device)
     x, y = points(device)
@@ -90,12 +81,12 @@ def probe_against_released(device: str, repeats: int, updates: int) -> dict[str,
     released(net, x, y, 2)
     turns = []
     for turn in range(repeats):
-        before = seconds(lambda: released(net, x, y, updates), device)
+        before = seconds(lambda: released(net, x, y, updates))
         probes = {
-            name: seconds(lambda monitor=monitor, turn=turn: monitor.probe(2 + turn), device)
+            name: seconds(lambda monitor=monitor, turn=turn: monitor.probe(2 + turn))
             for name, monitor in monitors.items()
         }
-        after = seconds(lambda: released(net, x, y, updates), device)
+        after = seconds(lambda: released(net, x, y, updates))
         turns.append({"released": (before + after) / 2 * UPDATES / updates, **probes})
     middle = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     error = {
@@ -134,8 +125,8 @@ def epoch(device: str, images: int, engine: str, repeats: int) -> dict[str, Any]
     memory = {"alone": _peak(device, lambda: train(0, False)), "watched": _peak(device, lambda: train(0, True))}
     turns = []
     for turn in range(1, repeats + 1):
-        alone = seconds(lambda: train(0, False), device)
-        watched = seconds(lambda turn=turn: train(turn * steps, True), device)
+        alone = seconds(lambda: train(0, False))
+        watched = seconds(lambda turn=turn: train(turn * steps, True))
         turns.append((alone, watched))
     return {
         "engine": engine,
@@ -149,17 +140,9 @@ def epoch(device: str, images: int, engine: str, repeats: int) -> dict[str, Any]
 
 
 def _peak(device: str, work: Callable[[], None]) -> float:
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        return torch.cuda.max_memory_allocated() / 2**30
+    forget_peak_memory(device)
     work()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    return peak_memory(device)
 
 
 def main() -> None:

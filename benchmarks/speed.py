@@ -30,6 +30,7 @@ from ways import (
     Case,
     digits_cnn,
     environment,
+    forget_peak_memory,
     good_loop,
     peak_memory,
     product_rate,
@@ -65,20 +66,22 @@ def loop_seconds(loop: Callable[[Case, int], None], case: Case, of: int | None =
 def wide_nets(device: str, n: int, width: int) -> dict[str, Any]:
     """The two-layer net of He & Su, exactly, at two step sizes, against the released loop and a good one."""
     case = wide(n, width, 1e-6).to(device)
-    released, good = loop_seconds(released_loop, case), loop_seconds(good_loop, case)
-    found: dict[str, Any] = {"case": case.name, "released": released, "good": good}
+    forget_peak_memory(device)
+    before = loop_seconds(released_loop, case), loop_seconds(good_loop, case)
+    found: dict[str, Any] = {"case": case.name}
     for step_size in (1e-6, 1e-3):
         here = replace(case, step_size=step_size)
-        first = seconds(lambda here=here: respond(here))
-        took = median_seconds(lambda here=here: respond(here))
         found[f"step {step_size:g}"] = {
-            "first": first,
-            "seconds": took,
+            "first": seconds(lambda here=here: respond(here)),
+            "seconds": median_seconds(lambda here=here: respond(here)),
             "engine": respond(here).engine,
-            "released / ours": released / took,
-            "good / ours": good / took,
             "share in matrix products": share_in_products(lambda here=here: respond(here), device),
         }
+    after = loop_seconds(released_loop, case), loop_seconds(good_loop, case)
+    for name, *times in zip(("released", "good"), before, after, strict=True):
+        found[name] = sum(times) / 2
+        for step in (found["step 1e-06"], found["step 0.001"]):
+            step[f"{name} / ours"] = found[name] / step["seconds"]
     flops = 2 * n * width * 784 + 3 * 2 * n * n * width
     found["operations of the products"] = flops
     found["of the machine's product rate"] = flops / found["step 1e-06"]["seconds"] / product_rate(device)
@@ -162,10 +165,12 @@ def convolutions(device: str, n: int) -> dict[str, Any]:
 def classifier(device: str) -> dict[str, Any]:
     """ResNet-18, 60 x 60, against the way of Dan et al.'s notebooks and a good loop."""
     case = resnet().to(device)
+    before = loop_seconds(rebuilding_loop, case, 180), loop_seconds(good_loop, case)
     first = seconds(lambda: respond(case))
     respond(case)
     took = median_seconds(lambda: respond(case), 5)
-    rebuilt, good = loop_seconds(rebuilding_loop, case, 180), loop_seconds(good_loop, case)
+    after = loop_seconds(rebuilding_loop, case, 180), loop_seconds(good_loop, case)
+    rebuilt, good = (sum(times) / 2 for times in zip(before, after, strict=True))
     return {
         "case": case.name,
         "rebuilding": rebuilt,

@@ -8,7 +8,6 @@ Prints one line of JSON, as kernels.py does. Compilation is not counted.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import neural_tangents as nt
 import numpy as np
 from jax import lax
+from peak import forget_peak, peak_gib
 
 REPEATS = 3
 
@@ -71,7 +71,8 @@ def main() -> None:
     net = {"fnn": fnn, "cnn": cnn, "resnet": resnet}[str(case["network"])]
     weights = {name[7:]: jnp.asarray(case[name]) for name in case.files if name.startswith("weight ")}
     x = jnp.asarray(case["x"])
-    unused = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    forget_peak()
+    unused = peak_gib()
     kernel = jax.jit(
         nt.empirical_ntk_fn(
             lambda w, inputs: net(w, inputs),
@@ -91,7 +92,7 @@ def main() -> None:
         times.append(time.perf_counter() - began)
     truth = case["truth"]
     error = float((np.linalg.norm(K - truth, axis=1) / np.linalg.norm(truth, axis=1)).max())
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - unused) / 2**20
+    grown = peak_gib() - unused
     print(
         json.dumps(
             {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import platform
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from peak import forget_peak, peak_gib
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -139,10 +139,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def peak_memory(device: str) -> float:
-    """GiB of this process so far."""
+    """GiB of this process, since its peak was last forgotten."""
+    return torch.cuda.max_memory_allocated() / 2**30 if device.startswith("cuda") else peak_gib()
+
+
+def forget_peak_memory(device: str) -> None:
+    """From now on the peak is what is in use now, or what comes after."""
     if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        forget_peak()
 
 
 def product_rate(device: str, size: int = 4096) -> float:
