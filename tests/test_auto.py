@@ -1,6 +1,7 @@
 """auto: its choice is measured, its memory bounded, its progress shown, its cost told beforehand."""
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -173,3 +174,48 @@ def test_estimate_grows_with_the_work():
     few = le.estimate(problem, (x[:40], y[:40]), x, engine="looped")
     many = le.estimate(problem, (x, y), x, engine="looped")
     assert 2 < many.seconds / few.seconds < 50
+
+
+class Keywords(nn.Module):
+    """Calls functions in ways that have no rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(torch.add(input=hidden, other=hidden, alpha=2))
+
+
+@pytest.mark.usefixtures("racing")
+def test_what_a_rule_cannot_take_goes_to_the_loop():
+    problem = le.Problem.of(Keywords().double(), "cross_entropy")
+    sources = torch.randn(30, 4).double(), torch.arange(30) % 2
+    response = le.respond(problem, sources)
+    assert any("not structured" in note for note in response.notes)
+    assert_same_rows(response.target_change, le.respond(problem, sources, engine="looped").target_change)
+
+
+@pytest.mark.usefixtures("racing")
+def test_a_model_that_was_rebuilt_is_looked_at_again(monkeypatch):
+    slowed(monkeypatch, LoopedRunner, 400)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    problem, sources = le.Problem.of(net, "cross_entropy"), problem_and_sources()[1]
+    assert le.respond(problem, sources).engine == "structured"
+    net[1] = nn.Softmax(1)
+    response = le.respond(problem, sources)
+    assert_same_rows(response.target_change, le.respond(problem, sources, engine="looped").target_change)
+
+
+def test_a_model_without_a_hash_is_measured():
+    @dataclass
+    class Scaled:
+        by: float
+
+        def __call__(self, params, x):
+            return self.by * x @ params["w"]
+
+    problem = le.Problem.of(Scaled(2.0), "half_mse", params={"w": torch.randn(3, 2)})
+    response = le.respond(problem, (torch.randn(4, 3), torch.randn(4, 2)))
+    assert response.target_change.shape == (4, 4, 2)

@@ -187,3 +187,61 @@ def test_a_large_change_at_a_noisy_target_is_kept():
     S = le.relative(replace(response, target_noise=noisy, noise_scale=torch.ones(1, dtype=torch.float64)))
     assert S[0, 0] == pytest.approx(1000)
     assert S[0, 1].isnan()
+
+
+def test_adapters_in_float32_on_a_half_precision_model():
+    """The usual set-up of LoRA: what steps is in float32, what it is added to is not."""
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = nn.Linear(8, 16).bfloat16().requires_grad_(False)
+            self.down, self.up, self.head = nn.Linear(8, 2), nn.Linear(2, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.base(x.to(self.base.weight.dtype)).to(x.dtype) + self.up(self.down(x))))
+
+    problem = le.Problem.of(Adapted(), "cross_entropy")
+    sources = torch.randn(12, 8), torch.arange(12) % 3
+    truth = le.relative(le.respond(problem.to(torch.float64), sources, update=le.SGD(1e-3)))
+    found = le.respond(problem, sources, update=le.SGD(1e-3))
+    assert "half precision" in found.notes[0]
+    S = le.relative(found).double()
+    assert S.isfinite().any()
+    assert (S - truth).abs()[S.isfinite()].max() < RESOLVED_ERROR
+    raw = le.relative(le.respond(problem, sources, update=le.SGD(1e-3), engine="looped")).double()
+    assert not ((raw - truth).abs()[raw.isfinite()] > RESOLVED_ERROR).any()
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized", "structured"])
+def test_one_example_that_overflows_leaves_the_others_alone(engine):
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1, bias=False))
+    with torch.no_grad():
+        for layer in (net[0], net[2], net[4]):
+            layer.weight.abs_()
+    x, y = torch.rand(6, 3), torch.randn(6)
+    alone = le.relative(le.respond(le.Problem.of(net, "half_mse"), (x[1:], y[1:]), engine=engine))
+    x[0] = 3e38
+    response = le.respond(le.Problem.of(net, "half_mse"), (x, y), engine=engine)
+    S = le.relative(response)
+    assert not S[0].isfinite().any()
+    assert not S.isinf().any()
+    assert torch.allclose(S[1:, 1:], alone, rtol=1e-3)
+    assert any("not finite at 1 of the sources" in note for note in response.notes)
+
+
+@pytest.mark.parametrize("gap", [5, 15, 30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_probabilities_of_a_sure_network_do_not_cancel(gap, dtype):
+    import mpmath
+
+    from local_elasticity.engine.response import _softmax_change
+
+    z, d = [gap / 1.0, 0.0, -1.0], [1e-3, -2e-3, 3e-3]
+    with mpmath.workdps(60):
+        before, after = (
+            [mpmath.e ** mpmath.mpf(v) for v in row] for row in (z, [a + b for a, b in zip(z, d, strict=True)])
+        )
+        true = [float(a / sum(after) - b / sum(before)) for a, b in zip(after, before, strict=True)]
+    found = _softmax_change(torch.tensor(z, dtype=dtype), torch.tensor(d, dtype=dtype))
+    assert found.tolist() == pytest.approx(true, rel=1e-4 if dtype == torch.float32 else 1e-9)

@@ -60,6 +60,38 @@ def test_a_walk_is_what_sgd_does(name, step_size):
     assert all(torch.equal(weights[key], value) for key, value in net.state_dict().items())
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(torch.relu(self.layer(x)))
+
+
+class Sorted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x).sort(1)[0]))
+
+
+@pytest.mark.parametrize("make", [Tied, Sorted])
+def test_what_only_looks_like_two_layers_is_walked_plainly(make):
+    net = make().double()
+    problem = le.Problem.of(net, "half_mse")
+    x, x2 = torch.randn(7, 4).double(), torch.randn(5, 4).double()
+    y = labels_for("half_mse", 7, net(x).shape[1])
+    walk = le.respond_in_sequence(problem, (x, y), x2, update=le.SGD(0.1))
+    assert walk.engine == "sequential, looped"
+    assert_same_rows(walk.target_change, really_walked(problem, net, x, y, x2, 0.1)[2])
+    assert_same_rows(
+        le.respond(problem, (x, y), x2).target_change, le.respond(problem, (x, y), x2, engine="looped").target_change
+    )
+
+
 @pytest.mark.parametrize("name", ["two layers", "three layers"])
 def test_only_recorded_steps_become_rows(name):
     """Algorithm 1: auxiliary examples move the weights and are not recorded."""

@@ -341,6 +341,34 @@ def test_a_net_that_behaves_otherwise_is_found_out():
         le.respond(le.Problem.of(Unlucky().double(), "mse"), sources, engine="structured")
 
 
+class WithConstant(nn.Module):
+    """Joins its hidden units with a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(7, 2)
+        self.register_buffer("constant", torch.zeros(2))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.third(torch.cat([hidden, self.constant.expand(len(x), 2)], 1))
+
+
+def test_constants_beside_activations_do_not_change():
+    """Also where they were zero when the net was first seen, and where the output function has one."""
+    net, x, y = WithConstant().double(), torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    for value in (0.0, 1.0):
+        net.constant.fill_(value)
+        problem = le.Problem.of(net, "half_mse")
+        expected = le.respond(problem, (x, y), engine="looped", update=le.SGD(0.1)).target_change
+        found = le.respond(problem, (x, y), engine="structured", update=le.SGD(0.1)).target_change
+        assert_same_rows(found, expected)
+    five = torch.full((1, 1), 5.0).double()
+    problem = le.Problem.of(net, "half_mse", output=lambda out: torch.cat([out[:, :1], five.expand(len(out), 1)], 1))
+    found = le.respond(problem, (x, y), engine="structured", update=le.SGD(0.1)).target_change
+    assert not found[..., 1].any()
+
+
 def test_zero_gradients_and_overflowing_steps_are_rows_without_values():
     net = le.models.fnn(3, width=6).double()
     x = torch.randn(4, 3, dtype=torch.float64)

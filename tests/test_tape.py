@@ -1,15 +1,15 @@
 """The tape understands what it should, leaves over what it cannot, and is never fooled by an axis."""
 
-from weakref import WeakKeyDictionary
-
 import pytest
 import torch
 from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine.jacobian import explicit_columns
+from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.tape import Layout
 from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
+from tests.test_engines import assert_same_rows
 
 
 def layout_of(model, inputs, **options):
@@ -163,7 +163,7 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
     problem = case.problem()
     with_tape = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
     monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
-    monkeypatch.setattr("local_elasticity.engine.tape._layouts", WeakKeyDictionary())
+    monkeypatch.setattr("local_elasticity.engine.tape._layouts", Remembered())
     without = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
     assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)
@@ -188,3 +188,35 @@ def test_frozen_parts_of_a_layer_do_not_count():
         exact = le.respond(problem, (x, y), update=le.SGD(1e-6)).target_change
         limit = le.respond(problem, (x, y), update=le.SGD(1e-6), engine="linearized").target_change
         assert torch.allclose(limit, exact, rtol=1e-4, atol=1e-12)
+
+
+class InPieces(nn.Module):
+    """A head, or the whole net, that takes a large batch in pieces of four."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.body, self.head, self.whole = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 2), whole
+
+    def forward(self, x):
+        if self.whole:
+            return torch.cat([self.head(self.body(piece)) for piece in x.split(4)])
+        return torch.cat([self.head(piece) for piece in self.body(x).split(4)])
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_batch_taken_in_pieces_is_measured_right(whole):
+    """Three examples meet a parameter once, a larger batch meets it in pieces; nothing may be lost."""
+    problem = le.Problem.of(InPieces(whole).double(), "half_mse")
+    x, y = torch.randn(30, 3).double(), torch.randn(30, 2).double()
+    expected = le.respond(problem, (x, y), engine="looped").target_change
+    assert_same_rows(le.respond(problem, (x, y)).target_change, expected)
+    small = le.SGD(1e-7)
+    expected = le.respond(problem, (x, y), update=small, engine="looped").target_change
+    found = le.respond(problem, (x, y), update=small, engine="linearized").target_change
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-13)
+    with pytest.raises(ValueError, match="in pieces"):
+        le.respond(problem, (x, y), engine="structured")
+    one_by_one = torch.stack([torch.cat([le.ntk(problem, a[None], b[None])[0] for b in x]) for a in x[:3]])
+    assert torch.allclose(le.ntk(problem, x)[:3], one_by_one)
+    assert torch.allclose(le.stiffness(problem, (x, y)).diagonal(), torch.ones(30).double())

@@ -7,13 +7,13 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.vmapped import VmappedRunner
@@ -32,6 +32,9 @@ CACHE_SIZED = 128
 
 TRIAL_SHARE = {"cpu": 1 / 128, "cuda": 1 / 8, "mps": 1 / 8}
 """Of the rows, how many the first chunk of `Vmapped` has: a CPU is soon full, a GPU is not."""
+
+FAILURES = (UnreadableError, RuntimeError, TypeError, AssertionError)
+"""What a way raises that cannot take a model; there is always the loop."""
 
 GROWTH = 4
 """Chunks of `Vmapped` grow by this factor for as long as that is worthwhile."""
@@ -84,8 +87,7 @@ class Choice:
     seconds: float
 
 
-_choices: WeakKeyDictionary[Any, dict[Any, Choice]] = WeakKeyDictionary()
-"""What was chosen for which model and size of job, so that watching a training run races once."""
+_choices: Remembered[Choice] = Remembered()
 
 
 class AutoRunner:
@@ -132,18 +134,19 @@ class AutoRunner:
         return self.best.settled.make(job)
 
     def rows(self, start: int, stop: int) -> Rows:
-        if not self.trials:
-            return self.best.runner.rows(start, stop)
-        trial = self.trials[0]
+        trial = self.trials[0] if self.trials else self.best
         began = self._now()
         try:
             rows = trial.runner.rows(start, stop)
-        except RuntimeError as error:
+        except FAILURES as error:
             if is_out_of_memory(error) or trial.name == "looped":
                 raise
             self.trials = []
-            self._say(f"auto: looped, since vmap cannot take this model ({_first_line(error)})")
+            self.best = _looped(self.job, None, False) if self.best is trial else self.best
+            self._say(f"auto: {self.best.name}, since {trial.name} cannot take this model ({_first_line(error)})")
             return self.best.runner.rows(start, stop)
+        if not self.trials:
+            return rows
         trial.seconds = (self._now() - began) / (stop - start)
         del self.trials[0]
         if not trial.warms_up:
@@ -200,7 +203,7 @@ class AutoRunner:
     def _two_layers(self) -> Way | None:
         try:
             runner = two_layer_runner(self.job)
-        except (UnreadableError, RuntimeError) as error:
+        except FAILURES as error:
             if is_out_of_memory(error):
                 raise
             self._say(f"auto: not structured ({_first_line(error)})")
@@ -213,7 +216,7 @@ class AutoRunner:
     def _differences(self, left: int) -> list[Way]:
         try:
             runner = differences_runner(self.job)
-        except (UnreadableError, RuntimeError) as error:
+        except FAILURES as error:
             if is_out_of_memory(error):
                 raise
             self._say(f"auto: not structured ({_first_line(error)})")
@@ -236,11 +239,10 @@ class AutoRunner:
 
     def _key(self) -> Any:
         job = self.job
-        shapes = tuple(p.shape for p in job.moment.params.values())
-        return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, shapes, type(job.update), job.update.plain
+        return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, type(job.update), job.update.plain
 
     def _remembered(self) -> Way | None:
-        choice = _choices.get(self.job.moment.problem.model, {}).get(self._key())
+        choice = _choices.get(self.job.moment, self._key())
         if choice is None:
             return None
         runner = choice.settled.make(self.job)
@@ -253,7 +255,7 @@ class AutoRunner:
     def _remember(self) -> None:
         best = self.best
         choice = Choice(best.name, best.detail, best.chunk, best.settled, best.seconds)
-        _choices.setdefault(self.job.moment.problem.model, {})[self._key()] = choice
+        _choices.put(self.job.moment, self._key(), choice)
 
     def _say(self, note: str) -> None:
         self.notes.append(note)

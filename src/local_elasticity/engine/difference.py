@@ -28,6 +28,9 @@ PARAMETRIC: dict[Any, Callable[..., Pair]] = {}
 LINEAR: set[Any] = set()
 """Functions that are linear in their inputs: they do to differences what they do to activations."""
 
+JOINING: set[Any] = {torch.cat, torch.stack}
+"""Linear functions that put tensors side by side: beside a difference, a constant is one that does not differ."""
+
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
@@ -91,6 +94,8 @@ def delta_of(x: Any) -> Tensor | None:
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     met = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Difference)]
     steps = met[0].steps
+    if func in JOINING:
+        args, kwargs = tree_map(lambda leaf: _as_constant(leaf, steps), (args, kwargs))
     if func in PARAMETRIC:
         return Difference.of(*PARAMETRIC[func](steps, *args, **kwargs), steps)
     moves = any(leaf.delta is not None for leaf in met)
@@ -107,6 +112,11 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(base, Tensor):
         return Difference.of(base, delta, steps)
     return type(base)(Difference.of(b, d, steps) for b, d in zip(base, delta, strict=True))
+
+
+def _as_constant(leaf: Any, steps: Steps) -> Any:
+    plain = isinstance(leaf, Tensor) and not isinstance(leaf, Difference)
+    return Difference.of(leaf, None, steps) if plain else leaf
 
 
 def applied_to_deltas(func: Any, args: Any, kwargs: Any) -> Any:

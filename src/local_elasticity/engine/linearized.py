@@ -26,7 +26,7 @@ from local_elasticity.engine.jacobian import (
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Params, as_predictions
-from local_elasticity.engine.tape import Layout, Matrices
+from local_elasticity.engine.tape import InPiecesError, Layout, Matrices
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,12 @@ class LinearizedRunner:
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
-        loss_gradient, target_change, source_change = (self._shared_rows if self.shared else self._rows)(start, stop)
+        try:
+            found = (self._shared_rows if self.shared else self._rows)(start, stop)
+        except InPiecesError as error:
+            self.layout, self.kept, self.kernel = self.layout.without(error.names), None, None
+            return self.rows(start, stop)
+        loss_gradient, target_change, source_change = found
         return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
 
     def _first_pass(self) -> Tensor:
@@ -94,6 +99,8 @@ class LinearizedRunner:
         while self.block == self.job.m:
             try:
                 outputs, self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)
+            except InPiecesError as error:
+                self.layout = self.layout.without(error.names)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or not self.shrink():
                     raise

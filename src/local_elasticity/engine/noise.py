@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind
-from local_elasticity.engine.problem import Inputs, Params
+from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0
@@ -125,7 +125,7 @@ def resolved_rows(
 
 def _stands_clear(change: Tensor, noise: Tensor, target_noise: Tensor) -> Tensor:
     """With √k to spare, so that it holds in any norm of k outputs."""
-    least = _size(noise).clamp_min(_size(target_noise).max())
+    least = _size(noise).clamp_min(_size(target_noise).nan_to_num(0.0).max())
     return _size(change) >= RESOLVED * math.sqrt(noise.shape[-1]) * least
 
 
@@ -142,25 +142,30 @@ def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once:
     """Standard deviation of f(x; w′) − f(x; w) for weights w′ that differ from w by rounding only.
 
     Few null steps give a rough figure for a single example, so it is never taken to be below the root mean square
-    over all of them.
+    over all of them. Predictions that are not finite tell nothing.
     """
     generator = torch.Generator(before.device).manual_seed(0)
     squares = torch.zeros_like(before)
     steps = -(-NULL_SAMPLES // len(before))
-    scale = before.abs().amax().clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
+    finite = before.isfinite()
+    largest = torch.where(finite, before, 0).abs().amax()
+    scale = largest.clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
     for _ in range(steps):
-        moved = job.predict(_rounded_otherwise(job.moment.params, generator), inputs, at_once)
-        squares += ((moved - before) / scale).square()
+        moved = job.predict(_rounded_otherwise(job.moment, generator), inputs, at_once)
+        squares += torch.where(finite, (moved - before) / scale, 0).square()
     own = (squares / steps).sqrt()
-    typical = (squares / steps).mean().sqrt()
+    typical = (squares.sum() / steps / finite.sum().clamp_min(1)).sqrt()
     return scale * own.clamp_min(typical)
 
 
-def _rounded_otherwise(params: Params, generator: torch.Generator) -> Params:
-    """Every weight up, down or not at all by one unit; a long random pattern, repeated, is random enough."""
+def _rounded_otherwise(moment: Moment, generator: torch.Generator) -> Params:
+    """Every weight up, down or not at all by one unit, the coarsest of any weight; a long random pattern, repeated, is
+    random enough."""
     moved = {}
-    for name, p in params.items():
+    floating = [p for p in (*moment.params.values(), *moment.constants.values()) if p.is_floating_point()]
+    unit = max(torch.finfo(p.dtype).eps for p in floating)
+    for name, p in moment.params.items():
         pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
         units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)
-        moved[name] = p * (1 + torch.finfo(p.dtype).eps * units)
+        moved[name] = p * (1 + unit * units)
     return moved

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.climb import respond_and_climb
@@ -78,7 +79,15 @@ def respond(
                 response = respond_and_climb(job, chosen.runner(job), bar)
             else:
                 response = _respond(job, chosen, bar)
-    return replace(response, notes=(*notes, *response.notes))
+    return replace(response, notes=(*notes, *response.notes, *_overflows(response)))
+
+
+def _overflows(response: Response) -> list[str]:
+    """What to say of predictions that are not finite, before or after the step."""
+    sources = int((~response.source_change.isfinite()).flatten(1).any(1).sum())
+    targets = int((~response.target_before.isfinite()).any(-1).sum())
+    what = [f"{count} of the {name}" for count, name in ((sources, "sources"), (targets, "targets")) if count]
+    return [f"predictions are not finite at {' and '.join(what)}; their pairs are NaN"] if what else []
 
 
 def resolve_engine(engine: str | Engine, approximate: bool) -> Engine:
@@ -99,6 +108,8 @@ def _respond(job: Job, engine: Engine, bar: Progress) -> Response:
 
 
 def is_half(problem: Problem) -> bool:
-    """Whether the model is in half precision, which `auto` does not measure in."""
-    parameters = problem.named_parameters()
-    return problem.dtype is None and parameters[problem.steps[0]].dtype in (torch.float16, torch.bfloat16)
+    """Whether any part of the model is in half precision, which `auto` does not measure in."""
+    tensors = list(problem.named_parameters().values())
+    if isinstance(problem.model, nn.Module):
+        tensors += problem.model.buffers()
+    return problem.dtype is None and any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)

@@ -123,11 +123,14 @@ class Response:
 
 
 def _softmax_change(z: Tensor, d: Tensor) -> Tensor:
-    """p · expm1(d − L) with p = softmax(z), subtracted only where d is large."""
+    """p · expm1(d − L) with p = softmax(z), subtracted only where d is large. What the likeliest class changes by is
+    taken off first, which changes nothing but that L is then small where the network is sure.
+    """
     d = d.expand_as(z + d)
+    p = z.softmax(-1)
+    d = d - d.gather(-1, p.argmax(-1, keepdim=True).expand(*d.shape[:-1], 1))
     small = d.abs().amax(-1, keepdim=True) < 1
     bounded = torch.where(small, d, torch.zeros_like(d))
-    p = z.softmax(-1)
     log_mean = torch.log1p((p * torch.expm1(bounded)).sum(-1, keepdim=True))
     exact = p * torch.expm1(bounded - log_mean)
     return torch.where(small, exact, (z + d).softmax(-1) - p)

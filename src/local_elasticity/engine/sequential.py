@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
@@ -23,7 +24,8 @@ from local_elasticity.engine.problem import Problem, as_predictions
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
-from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
+from local_elasticity.engine.structured import two_layer_runner
+from local_elasticity.engine.two_layer import TwoLayerRunner
 from local_elasticity.engine.update import SGD, Update
 
 ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
@@ -69,9 +71,10 @@ def respond_in_sequence(
         job = Job.read(moment, stream, targets, update, memory=memory)
         recorded = _checked_record(record, job)
         with torch.no_grad(), Progress(job.n, "steps", progress) as bar:
-            try:
-                walk, noise, name = _TwoLayerWalk(job, recorded).steps(), None, "sequential, two layers"
-            except NotTwoLayersError:
+            net = _two_layers(job)
+            if net is not None:
+                walk, noise, name = _TwoLayerWalk(job, net, recorded).steps(), None, "sequential, two layers"
+            else:
                 runner = LoopedRunner(job)
                 walk, noise, name = (
                     _plain_steps(job, runner, recorded),
@@ -117,12 +120,19 @@ def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[S
         before = predictions
 
 
+def _two_layers(job: Job) -> TwoLayerRunner | None:
+    """A proved runner for a net that is one of two layers; None for any other."""
+    try:
+        return two_layer_runner(job)
+    except UnreadableError:
+        return None
+
+
 class _TwoLayerWalk:
     """All examples' pre-activations Z, and the upper weights, as they move."""
 
-    def __init__(self, job: Job, recorded: Tensor) -> None:
-        self.job, self.recorded = job, recorded
-        self.net = TwoLayerRunner(job)
+    def __init__(self, job: Job, net: TwoLayerRunner, recorded: Tensor) -> None:
+        self.job, self.net, self.recorded = job, net, recorded
         stream = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
         passes = [self.net.run(inputs) for inputs in (stream, job.target_inputs)]
         self.x = torch.cat([one.x for one in passes])

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,15 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.patches import patches
 from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
+from local_elasticity.engine.remembered import Remembered
+
+T = TypeVar("T")
 
 MOST_PLACES = 8
 """Inner products over pairs of places take memory that grows with their square."""
+
+CANDIDATES = 8
+"""Examples among which those that a layout is found on are chosen."""
 
 COMPARED = 1 << 20
 """Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
@@ -119,12 +124,12 @@ class Layout:
     @classmethod
     def of(cls, moment: Moment, inputs: Inputs) -> Layout:
         """The layout of this network for such inputs, found once and remembered."""
-        shapes = tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
-        what = (shapes, moment.problem.steps, moment.problem.output, tuple(p.shape for p in moment.params.values()))
-        known = _layouts.setdefault(moment.problem.model, {})
-        if what not in known:
-            known[what] = cls._found(moment, inputs)
-        return known[what]
+        shapes = _shapes(inputs)
+        found = _layouts.get(moment, shapes)
+        if found is None:
+            found = cls._found(moment, inputs)
+            _layouts.put(moment, shapes, found)
+        return found
 
     @classmethod
     def _found(cls, moment: Moment, inputs: Inputs) -> Layout:
@@ -132,9 +137,8 @@ class Layout:
 
         This catches inputs whose first axis is not the examples and functions that mix examples.
         """
-        rows = torch.linspace(0, count(inputs) - 1, 3, device=moment.device).round().long()
         leaves = _leaves(moment.params)
-        tape = _record(moment, leaves, take(inputs, rows), known=None)
+        tape = _record(moment, leaves, take(inputs, _telling(moment, inputs)), known=None)
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1]).to(cotangents)
@@ -154,13 +158,55 @@ class Layout:
         left_over = tuple(name for name in leaves if name not in understood)
         return cls(tuple(understood), left_over, frozenset(factored))
 
+    def without(self, names: frozenset[str]) -> Layout:
+        """The same with some parameters left over."""
+        understood = tuple(name for name in self.understood if name not in names)
+        return Layout(understood, (*self.left_over, *names), self.factored - names)
+
     def record(self, moment: Moment, inputs: Inputs) -> Tape:
         """Run the network on a batch and keep what its gradients need."""
-        return _record(moment, _leaves(moment.params), inputs, known=set(self.understood))
+        tape = _record(moment, _leaves(moment.params), inputs, known=set(self.understood))
+        in_pieces = frozenset(self.understood) - {name for use in tape.uses for name in use.names}
+        if in_pieces:
+            raise InPiecesError(in_pieces)
+        return tape
 
 
-_layouts: WeakKeyDictionary[Any, dict[Any, Layout]] = WeakKeyDictionary()
-"""The layouts of models, so that watching a training run does not find them anew at every step."""
+class InPiecesError(RuntimeError):
+    """Parameters that a few examples meet once, and a larger batch in pieces: they must be left over."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(f"model: it takes large batches in pieces, and meets {', '.join(sorted(names))} in each")
+        self.names = names
+
+
+def with_layout(moment: Moment, inputs: Inputs, work: Callable[[Layout], T]) -> T:
+    """What `work` makes with the layout of this network; again with fewer parameters where it meets some in pieces."""
+    layout = Layout.of(moment, inputs)
+    while True:
+        try:
+            return work(layout)
+        except InPiecesError as error:
+            layout = layout.without(error.names)
+            _layouts.put(moment, _shapes(inputs), layout)
+
+
+_layouts: Remembered[Layout] = Remembered()
+
+
+def _shapes(inputs: Inputs) -> Any:
+    """What inputs are like, but for how many there are."""
+    return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
+
+
+def _telling(moment: Moment, inputs: Inputs) -> Tensor:
+    """Three examples, far apart; among a few whose predictions are finite, where there are such."""
+    n = count(inputs)
+    with torch.no_grad():
+        some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=moment.device).round().long()
+        finite = some[moment.predict(moment.params, take(inputs, some)).isfinite().all(1)]
+    some = finite if len(finite) else some
+    return some[torch.linspace(0, len(some) - 1, 3, device=moment.device).round().long()]
 
 
 class _Recorder(TorchFunctionMode):

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.flips import flips
 from local_elasticity.engine.inputs import take
@@ -92,7 +92,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = torch.relu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and func not in _RESHAPES:
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)) and func not in _RESHAPES:
             self.names.append(_name(func))
             if func is F.linear:
                 self.linear.append((*_linear_arguments(*args, **(kwargs or {})), result))
@@ -114,6 +114,8 @@ class TwoLayerRunner:
             raise NotTwoLayersError
         self.relu, self.sigmoid = kind
         (_, self.W, self.b, _), (_, self.V, self.c, _) = seen.linear
+        if self.W is self.V or (self.b is not None and self.b is self.c):
+            raise NotTwoLayersError
         stepping = {id(p) for p in job.moment.params.values()}
         self.W_steps, self.b_steps, self.V_steps, self.c_steps = (
             id(part) in stepping for part in (self.W, self.b, self.V, self.c)

@@ -12,7 +12,7 @@ from local_elasticity.engine.jacobian import Factors, explicit_columns, from_upp
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.tape import Layout
+from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.measures.relative import resolved
 from local_elasticity.shapes import Float
 
@@ -120,16 +120,21 @@ def ntk(
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype)
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
-        layout = Layout.of(moment, left)
-        rows = _rows_at_once(moment, layout, left, memory)
-        strips = []
-        for i in range(0, count(left), rows):
-            J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
-            strip = [_products(J, J, reduce)] if x2 is None else []
-            for j in range(i + rows if x2 is None else 0, count(right), rows):
-                strip.append(_products(J, jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1], reduce))
-            strips.append(torch.cat(strip, dim=1))
-    return from_upper(strips, rows) if x2 is None else torch.cat(strips)
+        square = x2 is None
+
+        def kernel_with(layout: Layout) -> Tensor:
+            rows = _rows_at_once(moment, layout, left, memory)
+            strips = []
+            for i in range(0, count(left), rows):
+                J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
+                strip = [_products(J, J, reduce)] if square else []
+                for j in range(i + rows if square else 0, count(right), rows):
+                    other = jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1]
+                    strip.append(_products(J, other, reduce))
+                strips.append(torch.cat(strip, dim=1))
+            return from_upper(strips, rows) if square else torch.cat(strips)
+
+        return with_layout(moment, left, kernel_with)
 
 
 def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:

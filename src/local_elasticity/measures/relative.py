@@ -60,12 +60,14 @@ def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor,
 
 def resolved(response: Response, change: Change = euclidean) -> Bool[Tensor, "n m"]:
     """Which pairs are known to a percent, of the similarity or of 1, whichever is larger: the source's own change is
-    above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes.
+    above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes. What
+    is infinite is not known.
     """
     own, moved = source_change(response, change), _target_change(response, change)
     clear_at_source = own >= noise_floor(response, change)
     larger = torch.maximum(own[:, None], moved)
-    return clear_at_source[:, None] & (larger >= _at_targets(response, for_kind(change, response.kind)))
+    clear_at_target = larger >= _at_targets(response, for_kind(change, response.kind))
+    return clear_at_source[:, None] & clear_at_target & larger.isfinite()
 
 
 def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:

@@ -11,7 +11,7 @@ from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.tape import Layout
+from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.shapes import Float
 
 
@@ -41,21 +41,24 @@ def stiffness(
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype)
-        layout = Layout.of(moment, left[0])
-        rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))
 
-        def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
-            inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
-            tape = layout.record(moment, inputs)
-            cotangents = loss_cotangents(moment, tape.outputs, labels[:, None])
-            return factors_along(moment, layout, tape, inputs, cotangents)
+        def cosine_with(layout: Layout) -> Tensor:
+            rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))
 
-        strips = []
-        for i in range(0, count(left[0]), rows):
-            one = gradients(left, i)
-            blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
-            strips.append(torch.cat(blocks, dim=1))
-    cosine = torch.cat(strips)
+            def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
+                inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
+                tape = layout.record(moment, inputs)
+                cotangents = loss_cotangents(moment, tape.outputs, labels[:, None])
+                return factors_along(moment, layout, tape, inputs, cotangents)
+
+            strips = []
+            for i in range(0, count(left[0]), rows):
+                one = gradients(left, i)
+                blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
+                strips.append(torch.cat(blocks, dim=1))
+            return torch.cat(strips)
+
+        cosine = with_layout(moment, left[0], cosine_with)
     return cosine if form == "cos" else cosine.sign()
 
 

@@ -23,7 +23,7 @@ from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.tape import Layout
+from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.shapes import Float
 
 DIMENSION = 2048
@@ -50,16 +50,19 @@ def gradient_sketch(
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
     with problem.moment() as moment:
         inputs = read_targets(x, moment.device, moment.dtype)
-        layout = Layout.of(moment, inputs)
-        columns = explicit_columns(moment, layout) + 2 * dimension
         outputs = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
-        rows = examples_at_once(moment, inputs, memory, gradients=outputs, columns=columns)
-        sketch = Sketch(dimension, seed)
-        parts = [
-            sketch(jacobian_factors(moment, layout, take(inputs, slice(i, i + rows)))[1])
-            for i in range(0, count(inputs), rows)
-        ]
-    return torch.cat(parts)
+
+        def sketched_with(layout: Layout) -> Tensor:
+            columns = explicit_columns(moment, layout) + 2 * dimension
+            rows = examples_at_once(moment, inputs, memory, gradients=outputs, columns=columns)
+            sketch = Sketch(dimension, seed)
+            parts = [
+                sketch(jacobian_factors(moment, layout, take(inputs, slice(i, i + rows)))[1])
+                for i in range(0, count(inputs), rows)
+            ]
+            return torch.cat(parts)
+
+        return with_layout(moment, inputs, sketched_with)
 
 
 @dataclass(frozen=True)
