@@ -221,7 +221,7 @@ class _Clustering:
         )
 
     def _accuracies(self, S: clusters.Similarities) -> dict[str, float | None]:
-        return clusters.accuracies(S, self.samples.classes, seed=self.seed, reading=self.reading)
+        return clusters.accuracies(S, self.samples, seed=self.seed, reading=self.reading)
 
     def _about(self) -> dict[str, float]:
         """How well the warm-up went, and how many hidden units no primary example turns on, in percent."""
