@@ -1,5 +1,6 @@
 """He & Su's experiments: stacked warm-ups are plain SGD, and shared units are measured once."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -212,6 +213,24 @@ def test_nets_of_one_schedule_are_batched_and_every_unit_has_its_place():
     for batch in batches:
         assert len({unit.part.split(" ", 4)[4] for unit in batch}) == 1
         assert len({"3-5" in unit.part for unit in batch if "relu" in unit.part}) <= 1
+
+
+def test_nets_of_a_batch_are_handed_over_as_they_are_clustered(monkeypatch):
+    """The second one's clustering waits until the first one is there."""
+    table = find_experiment("he2020local/table5")
+    settings = table.scales["smoke"]
+    units = [Unit(table.parts(settings)[0], seed) for seed in (0, 1)]
+    there = threading.Event()
+
+    def slow(S, samples, *, seed, reading):
+        assert seed == 0 or there.wait(60)
+        return {"relative": 50.0 + seed}
+
+    monkeypatch.setattr("local_elasticity.papers.he2020local.clusters.accuracies", slow)
+    batch = table.measure_batch(units, settings, "as_released", "cpu")
+    first, _ = next(batch)
+    there.set()
+    assert [first, *dict(batch)] == units
 
 
 def test_the_tables_print_the_papers_numbers():

@@ -140,13 +140,34 @@ def test_a_unit_names_its_commit(tmp_path, monkeypatch):
     assert found is None or len(found.removesuffix("+changes")) == 40
 
 
-def test_units_can_be_measured_in_batches(tmp_path):
-    class Batched(Toy):
-        def batches(self, units, settings):
-            return [list(units)]
+class Batched(Toy):
+    def batches(self, units, settings):
+        return [list(units)] if units else []
 
+
+class Killed(Batched):
+    def measure(self, unit, settings, reading, device):
+        if len(self.ran) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(unit, settings, reading, device)
+
+
+def test_units_can_be_measured_in_batches(tmp_path):
     toy = Batched()
     assert run_experiment(toy, tmp_path, scale="smoke", seeds=2)["cells"][0]["values"] == [1, 2]
+
+
+def test_a_process_killed_within_a_batch_loses_only_the_unit_it_was_in(tmp_path):
+    script = (
+        "from pathlib import Path; from tests.test_runner import Killed, run_experiment; "
+        f"run_experiment(Killed(), Path({str(tmp_path)!r}), scale='smoke', seeds=3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -signal.SIGKILL
+    kept = {"a-seed-0.json", "b-c-d-seed-0.json", "a-seed-1.json"}
+    assert {file.name for file in (tmp_path / "units").glob("[!.]*.json")} == kept
+    toy = Batched()
+    assert run_experiment(toy, tmp_path, scale="smoke", seeds=3)["cells"][0]["values"] == [1, 2, 3]
+    assert toy.ran == ["b-c-d-seed-1", "a-seed-2", "b-c-d-seed-2"]
 
 
 class Sibling(Toy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -143,9 +143,10 @@ class Experiment(ABC):
 
     def measure_batch(
         self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
-    ) -> Mapping[Unit, Measured]:
-        """Measure the units of one batch."""
-        return {unit: self.measure(unit, settings, reading, device) for unit in units}
+    ) -> Iterator[tuple[Unit, Measured]]:
+        """Measure the units of one batch, and hand each over as soon as it is done: it is kept at once."""
+        for unit in units:
+            yield unit, self.measure(unit, settings, reading, device)
 
     @abstractmethod
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,11 +120,11 @@ class ClusteringTable(Experiment):
         return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
-        return self.measure_batch([unit], settings, reading, device)[unit]
+        return dict(self.measure_batch([unit], settings, reading, device))[unit]
 
     def measure_batch(
         self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
-    ) -> Mapping[Unit, Measured]:
+    ) -> Iterator[tuple[Unit, Measured]]:
         meanings = self._meanings(settings)
         task, net = meanings[units[0].part]
         kind = nets.KINDS.get(net)
@@ -140,19 +140,21 @@ class ClusteringTable(Experiment):
             for unit in units
         ]
         if kind is None:
-            return {
-                unit: _baseline(net, samples, settings, unit.seed, device)
-                for unit, samples in zip(units, together, strict=True)
-            }
+            for unit, samples in zip(units, together, strict=True):
+                yield unit, _baseline(net, samples, settings, unit.seed, device)
+            return
         plan = nets.schedule(task, kind, settings, reading)
         names = [unit.name for unit in units]
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting = {
-                unit: _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).submit(pool)
-                for unit, one, samples in zip(units, learned, together, strict=True)
-            }
-            return {unit: clustering() for unit, clustering in waiting.items()}
+            waiting: dict[Future[Measured], Unit] = {}
+            for unit, one, samples in zip(units, learned, together, strict=True):
+                clustering = _Clustering(one, samples, kind, reading, unit.seed, settings["width"])
+                waiting[clustering.submit(pool)] = unit
+                for done in [future for future in waiting if future.done()]:
+                    yield waiting.pop(done), done.result()
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         """A cell for every row and column, and below a row its variants: the other way of clustering, the other
@@ -191,23 +193,20 @@ class _Clustering:
     seed: int
     width: int
 
-    def submit(self, pool: ThreadPoolExecutor) -> Callable[[], Measured]:
-        """Measure the net, leave the clustering to the pool, and say how to fetch what was found. A net that the
-        warm-up drove to infinity has no similarities, hence no accuracies.
+    def submit(self, pool: ThreadPoolExecutor) -> Future[Measured]:
+        """Measure the net, and leave the clustering to the pool. A net that the warm-up drove to infinity has no
+        similarities, hence no accuracies.
         """
         S = clusters.similarities_of(self.learned, self.samples, probabilities=self.kind.loss == "bce")
         about, finite = self._about(), bool(np.isfinite(S.kernel).all())
         if finite and self.kind.network == "relu" and self.kind.loss == "l2":
             about |= clusters.geometry(self.learned, S.kernel)
-        frozen = pool.submit(self._accuracies, S)
-        walk = pool.submit(self._accuracies, self._walk()) if finite and self._walks else None
+        return pool.submit(self._found, S, self._walk() if finite and self._walks else None, about)
 
-        def fetch() -> Measured:
-            along = walk.result() if walk else {}
-            named = {f"{measure}, sequential": value for measure, value in along.items() if "," not in measure}
-            return frozen.result() | named | about
-
-        return fetch
+    def _found(self, S: clusters.Similarities, walk: clusters.Similarities | None, about: Measured) -> Measured:
+        along = self._accuracies(walk) if walk else {}
+        named = {f"{measure}, sequential": value for measure, value in along.items() if "," not in measure}
+        return self._accuracies(S) | named | dict(about)
 
     @property
     def _walks(self) -> bool:
