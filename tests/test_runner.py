@@ -19,6 +19,9 @@ ROOT = Path(__file__).parent.parent
 NEEDS_A_DOWNLOAD = ("ResNet-152",)
 
 
+WHY = "it exploded"
+
+
 class Toy(Experiment):
     name = "toy/one"
     title = "a toy"
@@ -44,7 +47,7 @@ class Toy(Experiment):
         made = figure()
         made.subplots().plot(values)
         return Findings(
-            [Cell("a", "value", 2.0, values), Cell("b", "value", None, ())],
+            [Cell("a", "value", 2.0, values), Cell("b", "value", None, ()), Cell("c", "value", 1.0, (), reason=WHY)],
             [Claim("rises", "it rises", "holds", 1.0, "seen")],
             [Curve("line", [0.0], [1.0], [0.5], [1.5])],
             {"toy": made},
@@ -196,6 +199,7 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
     assert "| a | value | 2 | 1.5 ± 0.71 | 1 … 2 | agrees |" in page
     assert "| b | value |  | not measured |  |  |" in page
     assert "**holds**" in page
+    assert "| c | value | 1 | not measured (it exploded) |  | not measured |" in page
     assert "![toy](toy/one/figures/toy.png)" in page
     with pytest.raises(ValueError, match="no result.json"):
         write_page(tmp_path / "toy" / "one" / "units")
@@ -212,6 +216,7 @@ def test_verdicts_follow_the_range_of_seeds():
     assert Cell("r", "c", 0.504, (0.5,), tolerance=0.005).verdict == "agrees"
     assert Cell("r", "c", 0.504, (0.5,)).verdict == "differs"
     assert Cell("r", "c", 0.5, ()).verdict == "not measured"
+    assert Cell("r", "c", 0.5, (0.5, 0.5), least=3).verdict is None
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -36,7 +36,8 @@ class Cell:
     """A number of the paper beside ours, over seeds.
 
     It agrees where the published value lies within the range of our seeds widened by `tolerance` on either side: the
-    paper gives one seed, and prints it rounded. Without a published value there is no verdict.
+    paper gives one seed, and prints it rounded. Without a published value, or with fewer values than `least`, there is
+    no verdict. `reason` says why values are missing.
     """
 
     row: str
@@ -44,6 +45,8 @@ class Cell:
     paper: float | None
     values: tuple[float, ...]
     tolerance: float = 0.0
+    least: int = 1
+    reason: str = ""
 
     @property
     def mean(self) -> float | None:
@@ -59,6 +62,8 @@ class Cell:
             return None
         if not self.values:
             return "not measured"
+        if len(self.values) < self.least:
+            return None
         low, high = min(self.values) - self.tolerance, max(self.values) + self.tolerance
         return "agrees" if low <= self.paper <= high else "differs"
 
@@ -71,6 +76,7 @@ class Cell:
             "mean": self.mean,
             "sd": self.sd,
             "verdict": self.verdict,
+            **({"reason": self.reason} if self.reason else {}),
         }
 
 

@@ -73,10 +73,11 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(cell: Mapping[str, Any]) -> str:
+    reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
     if cell["mean"] is None:
-        return "not measured"
+        return f"not measured{reason}"
     spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
-    return f"{_number(cell['mean'])}{spread}"
+    return f"{_number(cell['mean'])}{spread}{reason}"
 
 
 def _range(values: Sequence[float]) -> str:

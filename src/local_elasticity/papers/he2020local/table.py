@@ -34,6 +34,9 @@ from local_elasticity.papers.he2020local.warm_up import Learned
 TOLERANCE = 2.0
 """Points by which the paper's one seed may lie outside the range of ours and still agree."""
 
+SEEDS = 3
+"""A verdict takes so many."""
+
 SCALES: Mapping[Scale, Settings] = {
     "smoke": {
         "columns": 1,
@@ -141,7 +144,7 @@ class ClusteringTable(Experiment):
         ]
         if kind is None:
             for unit, samples in zip(units, together, strict=True):
-                yield unit, _baseline(net, samples, settings, unit.seed, device)
+                yield unit, _baseline(net, samples, settings, reading, unit.seed, device)
             return
         plan = nets.schedule(task, kind, settings, reading)
         names = [unit.name for unit in units]
@@ -171,7 +174,9 @@ class ClusteringTable(Experiment):
                 found = [measured.get(unit, {}).get(measure) for unit in units]
                 values[name, task.heading] = [float("nan") if value is None else value for value in found]
                 paper = row.paper[place] if row.paper and measure == row.measure else None
-                cells.append(Cell(name, task.heading, paper, tuple(v for v in found if v is not None), TOLERANCE))
+                there = tuple(value for value in found if value is not None)
+                reason = _reason([measured.get(unit) for unit in units], len(there))
+                cells.append(Cell(name, task.heading, paper, there, TOLERANCE, SEEDS, reason))
         return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks])))
 
 
@@ -180,6 +185,21 @@ def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, st
     keys = dict.fromkeys(key for unit, found in measured.items() if unit.part.endswith(f" {row.net}") for key in found)
     others = [key for key in keys if key.startswith(f"{row.measure}, ")]
     return [(row.name, row.measure), *[(row.name + key.removeprefix(row.measure), key) for key in others]]
+
+
+def _reason(found: Sequence[Measured | None], values: int) -> str:
+    """Why values are missing, and that a few of them make no verdict."""
+    missing = next((str(one["missing"]) for one in found if one and "missing" in one), "")
+    diverged, left = sum("diverged" in (one or {}) for one in found), found.count(None)
+    said = [f"diverged at the paper's rate{_of_seeds(diverged, found)}"] if diverged else []
+    said += [f"not run{_of_seeds(left, found)}"] if left else []
+    said += [missing] if missing else []
+    said += [f"no verdict below {SEEDS} seeds"] if 0 < values < SEEDS else []
+    return "; ".join(said)
+
+
+def _of_seeds(count: int, found: Sequence[Measured | None]) -> str:
+    return "" if count == len(found) else f" at {count} of {len(found)} seeds"
 
 
 @dataclass(frozen=True)
@@ -194,14 +214,16 @@ class _Clustering:
     width: int
 
     def submit(self, pool: ThreadPoolExecutor) -> Future[Measured]:
-        """Measure the net, and leave the clustering to the pool. A net that the warm-up drove to infinity has no
-        similarities, hence no accuracies.
+        """Measure the net, and leave the clustering to the pool. A net that the warm-up drove to infinity has nothing
+        to measure.
         """
         S = clusters.similarities_of(self.learned, self.samples, probabilities=self.kind.loss == "bce")
-        about, finite = self._about(), bool(np.isfinite(S.kernel).all())
-        if finite and self.kind.network == "relu" and self.kind.loss == "l2":
+        if not np.isfinite(S.kernel).all():
+            return pool.submit(lambda: {"diverged": True})
+        about = self._about()
+        if self.kind.network == "relu" and self.kind.loss == "l2":
             about |= clusters.geometry(self.learned, S.kernel)
-        return pool.submit(self._found, S, self._walk() if finite and self._walks else None, about)
+        return pool.submit(self._found, S, self._walk() if self._walks else None, about)
 
     def _found(self, S: clusters.Similarities, walk: clusters.Similarities | None, about: Measured) -> Measured:
         along = self._accuracies(walk) if walk else {}
@@ -236,9 +258,9 @@ class _Clustering:
         return about
 
 
-def _baseline(net: str, samples: Samples, settings: Settings, seed: int, device: str) -> Measured:
+def _baseline(net: str, samples: Samples, settings: Settings, reading: Reading, seed: int, device: str) -> Measured:
     if net == "baselines":
-        return clusters.simple_baselines(samples, seed)
+        return clusters.simple_baselines(samples, seed, reading)
     if net == "autoencoder":
         return clusters.autoencoder_baseline(samples, settings["autoencoder epochs"], seed, device)
     return clusters.pretrained_baseline(samples, net, seed, device)
