@@ -13,7 +13,7 @@ import pytest
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
-from local_elasticity.report.page import results_page, write_page
+from local_elasticity.report.page import results_page, with_claims, write_page
 
 ROOT = Path(__file__).parent.parent
 NEEDS_A_DOWNLOAD = ("ResNet-152",)
@@ -208,6 +208,32 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
 def test_the_pages_in_docs_are_made_from_their_results():
     for folder in {file.parents[1] for file in (ROOT / "docs" / "results").rglob("result.json")}:
         assert folder.with_name(f"{folder.name}.md").read_text() == results_page(folder)
+    assert (ROOT / "README.md").read_text() == with_claims(ROOT / "README.md")
+
+
+def test_departures_of_he_and_su_are_explained():
+    """K-means, PCA, linear nets, random weights: each cell whose mean is over 1.5 points off the paper's value, and no
+    other, has a line.
+    """
+    folder = ROOT / "docs" / "results" / "he2020local"
+    lines = (folder / "about.md").read_text().splitlines()
+    explained = {tuple(line.split(" | ")[:3]) for line in lines if line.startswith("| table") and " vs " in line}
+    departed = set()
+    for file in folder.glob("table*/result.json"):
+        run = json.loads(file.read_text())
+        for cell in run["cells"]:
+            certain = cell["paper"] is not None and "(ours)" not in cell["row"]
+            if certain and cell["values"] and abs(cell["mean"] - cell["paper"]) > 1.5:
+                departed.add((f"| {Path(run['experiment']).name}", cell["row"], cell["column"]))
+    assert explained == departed
+
+
+def test_a_file_gets_its_table_of_claims(tmp_path):
+    run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=1)
+    file = tmp_path / "read.md"
+    file.write_text("before\n<!-- claims: toy -->\nold\n<!-- end of claims -->\nafter")
+    table = "| claim | verdict | run |\n|---|---|---|\n| it rises | **holds** | one, as defined |"
+    assert with_claims(file) == f"before\n<!-- claims: toy -->\n{table}\n<!-- end of claims -->\nafter"
 
 
 def test_verdicts_follow_the_range_of_seeds():

@@ -1,6 +1,7 @@
 """What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
 
-Nets that learn on one schedule are warmed up together, as many as the scale says, and clustered on all cores.
+Nets that learn on one schedule are warmed up together, as many as the scale says, clustered on all cores, and each
+handed over when it is done: what is killed loses nets in their warm-up, and no finished one.
 """
 
 from __future__ import annotations
