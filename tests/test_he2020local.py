@@ -1,5 +1,6 @@
 """He & Su's experiments: stacked warm-ups are plain SGD, and shared units are measured once."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,13 @@ import local_elasticity as le
 from local_elasticity.data.images import load
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Claim, Unit
-from local_elasticity.papers.he2020local.clusters import Similarities, accuracies, similarities_along, similarities_of
+from local_elasticity.papers.he2020local.clusters import (
+    Similarities,
+    accuracies,
+    similarities_along,
+    similarities_of,
+    simple_baselines,
+)
 from local_elasticity.papers.he2020local.grid import Grid, judge_ahead, judge_gains, judge_likeness, judge_spread
 from local_elasticity.papers.he2020local.moves import Moves
 from local_elasticity.papers.he2020local.pretrained import triples
@@ -125,6 +132,33 @@ def test_samples_are_the_first_ones_as_released_and_draws_as_defined():
     assert defined[0].labels(-1.0).tolist() == [1.0] * 60 + [-1.0] * 40
 
 
+def test_of_colours_only_red_is_normalised_as_released():
+    """As Normalize((0.5,), (0.5,)) did it in early versions of torchvision; Table 2's K-means comes out so."""
+    try:
+        images = load("cifar10")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    task = Task("cifar10", (3, 2), (1,))
+    x = draw(task, per_class=500, auxiliary=1000, seed=0, reading="as_released")
+    first = images.x_train[images.y_train == 3][:500].float() / 255
+    assert torch.allclose(x.x[:500, 0], 2 * first[:, 0] - 1)
+    assert torch.allclose(x.x[:500, 1:], first[:, 1:])
+    assert simple_baselines(x, seed=0, reading="as_released")["K-means"] == pytest.approx(51.1, abs=0.3)
+    assert draw(task, per_class=5, auxiliary=10, seed=0, reading="as_defined").x[:, 1:].min() < 0
+
+
+def test_kernel_kmeans_starts_as_released():
+    """From seed 0 in the shuffled order, whatever the unit's seed: 5 vs 8 without a network, where starts matter."""
+    if len(load("mnist").x_train) < 60000:
+        pytest.skip("mnist.npz")
+    samples = draw(Task("mnist", (5, 8), (3, 9)), per_class=500, auxiliary=1000, seed=0, reading="as_released")
+    pixels = samples.primary.flatten(1).double().numpy()
+    K = pixels @ pixels.T + 1
+    found = [accuracies(Similarities(K, K), samples, seed=seed, reading="as_released") for seed in (0, 1)]
+    assert [one["kernelized"] for one in found] == [50.2, 50.2]
+    assert found[0]["kernelized, one random start"] > 80
+
+
 def test_small_steps_are_the_limit_of_real_ones():
     net = fnn(6, width=40).double()
     x = torch.randn(8, 6, dtype=torch.float64)
@@ -155,9 +189,8 @@ def test_a_kernel_of_two_blobs_is_clustered_and_a_broken_one_is_not():
     generator = np.random.default_rng(0)
     features = generator.normal(size=(40, 5)) + 6 * (np.arange(40) < 20)[:, None]
     K = features @ features.T
-    found = accuracies(
-        Similarities(np.abs(K) / K.diagonal()[:, None], K), torch.arange(40) < 20, seed=0, reading="as_defined"
-    )
+    samples = Samples(torch.zeros(60, 1), torch.arange(40) < 20)
+    found = accuracies(Similarities(np.abs(K) / K.diagonal()[:, None], K), samples, seed=0, reading="as_defined")
     assert found["kernelized"] == 100
     assert set(found) == {
         "relative",
@@ -166,7 +199,7 @@ def test_a_kernel_of_two_blobs_is_clustered_and_a_broken_one_is_not():
         "normalized-kernelized",
         "normalized-kernelized, one random start",
     }
-    broken = accuracies(Similarities(K * np.nan, K * np.nan), torch.arange(40) < 20, seed=0, reading="as_released")
+    broken = accuracies(Similarities(K * np.nan, K * np.nan), samples, seed=0, reading="as_released")
     assert set(broken.values()) == {None}
 
 
@@ -180,6 +213,24 @@ def test_nets_of_one_schedule_are_batched_and_every_unit_has_its_place():
     for batch in batches:
         assert len({unit.part.split(" ", 4)[4] for unit in batch}) == 1
         assert len({"3-5" in unit.part for unit in batch if "relu" in unit.part}) <= 1
+
+
+def test_nets_of_a_batch_are_handed_over_as_they_are_clustered(monkeypatch):
+    """The second one's clustering waits until the first one is there."""
+    table = find_experiment("he2020local/table5")
+    settings = table.scales["smoke"]
+    units = [Unit(table.parts(settings)[0], seed) for seed in (0, 1)]
+    there = threading.Event()
+
+    def slow(S, samples, *, seed, reading):
+        assert seed == 0 or there.wait(60)
+        return {"relative": 50.0 + seed}
+
+    monkeypatch.setattr("local_elasticity.papers.he2020local.clusters.accuracies", slow)
+    batch = table.measure_batch(units, settings, "as_released", "cpu")
+    first, _ = next(batch)
+    there.set()
+    assert [first, *dict(batch)] == units
 
 
 def test_the_tables_print_the_papers_numbers():
@@ -223,14 +274,58 @@ def test_steps_are_compared_by_class():
 
 
 def test_a_warm_up_that_explodes_leaves_no_numbers(monkeypatch):
-    """Cells of such a net are not measured; the run goes on."""
+    """Such a net is said to have diverged, and nothing else is said of it; the run goes on."""
     monkeypatch.setattr("local_elasticity.papers.he2020local.nets.rate", lambda kind: 1e30)
     table = find_experiment("he2020local/table5")
     settings = table.scales["smoke"]
     unit = Unit(table.parts(settings)[1], 0)
     assert unit.part.endswith("relu l2")
     found = table.measure(unit, settings, "as_defined", "cpu")
-    assert found["relative"] is None
-    assert found["kernelized"] is None
-    cells = table.find({unit: found}).cells
-    assert all(cell.verdict == "not measured" for cell in cells if cell.paper is not None)
+    assert found == {"diverged": True}
+    cells = [cell for cell in table.find({unit: found}).cells if cell.row.endswith("(ours)")]
+    assert {(cell.verdict, cell.reason) for cell in cells} == {("not measured", "diverged at the paper's rate")}
+
+
+def test_a_table_says_why_values_are_missing_and_gives_no_verdict_on_few():
+    table = find_experiment("he2020local/table5")
+    part = table.parts(table.scales["paper"])[6]
+    assert part == "mnist 5-8 aux 3,9 relu l2"
+    measured = {Unit(part, 0): {"relative": 75.0}, Unit(part, 1): {"diverged": True}}
+    elsewhere = {Unit("mnist 4-9 aux 5,7 relu l2", seed): {"relative": 55.0} for seed in range(3)}
+    cells = {(cell.row, cell.column): cell for cell in table.find(measured | elsewhere).cells}
+    few = cells["l2-relative (ours)", "5 vs 8 (aux 3, 9)"]
+    assert few.values == (75.0,)
+    assert few.verdict is None
+    why = "diverged at the paper's rate at 1 of 3 seeds; not run at 1 of 3 seeds; no verdict below 3 seeds"
+    assert few.as_json()["reason"] == few.reason == why
+    enough = cells["l2-relative (ours)", "4 vs 9 (aux 5, 7)"]
+    assert (enough.verdict, enough.reason) == ("agrees", "")
+    assert cells["l2-relative (random)", "4 vs 9 (aux 5, 7)"].reason == "not run"
+
+
+def test_linear_nets_and_regression_are_compared_by_one_procedure():
+    """Footnote 3: the best of ten starts on either side, where single starts land 30 points apart."""
+    table = find_experiment("he2020local/table1")
+    ways = {"kernelized, best of ten starts": 50.3, "kernelized, one random start": 50.3}
+    linear = {"relative": 51.0, "kernelized": 80.8, **ways}
+    baselines = {"regression-relative": 51.2, "regression-kernelized": 50.2}
+    baselines |= {f"regression-{way}": value for way, value in ways.items()}
+    measured = {}
+    for seed in range(3):
+        measured[Unit("mnist 5-8 aux 3,9 linear l2", seed)] = linear
+        measured[Unit("mnist 5-8 aux 3,9 baselines", seed)] = baselines
+    claim = next(claim for claim in table.find(measured).claims if claim.id == "regression")
+    assert claim.verdict == "holds"
+    assert "l2-kernelized (linear), best of ten starts and kernelized (linear regression), best" in claim.evidence
+
+
+def test_linear_regression_is_clustered_as_the_linear_nets_are():
+    samples = draw(Task("mnist", (5, 8), (3, 9)), per_class=30, auxiliary=40, seed=0, reading="as_released")
+    pixels = samples.primary.flatten(1).double().numpy()
+    K = pixels @ pixels.T + 1
+    for reading in ("as_released", "as_defined"):
+        expected = accuracies(Similarities(K, K), samples, seed=0, reading=reading)
+        found = simple_baselines(samples, 0, reading)
+        kernelized = [measure for measure in expected if measure.startswith("kernelized")]
+        assert kernelized
+        assert all(found[f"regression-{measure}"] == expected[measure] for measure in kernelized)

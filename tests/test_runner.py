@@ -13,10 +13,13 @@ import pytest
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
-from local_elasticity.report.page import results_page, write_page
+from local_elasticity.report.page import results_page, with_claims, write_page
 
 ROOT = Path(__file__).parent.parent
 NEEDS_A_DOWNLOAD = ("ResNet-152",)
+
+
+WHY = "it exploded"
 
 
 class Toy(Experiment):
@@ -44,7 +47,7 @@ class Toy(Experiment):
         made = figure()
         made.subplots().plot(values)
         return Findings(
-            [Cell("a", "value", 2.0, values), Cell("b", "value", None, ())],
+            [Cell("a", "value", 2.0, values), Cell("b", "value", None, ()), Cell("c", "value", 1.0, (), reason=WHY)],
             [Claim("rises", "it rises", "holds", 1.0, "seen")],
             [Curve("line", [0.0], [1.0], [0.5], [1.5])],
             {"toy": made},
@@ -140,13 +143,34 @@ def test_a_unit_names_its_commit(tmp_path, monkeypatch):
     assert found is None or len(found.removesuffix("+changes")) == 40
 
 
-def test_units_can_be_measured_in_batches(tmp_path):
-    class Batched(Toy):
-        def batches(self, units, settings):
-            return [list(units)]
+class Batched(Toy):
+    def batches(self, units, settings):
+        return [list(units)] if units else []
 
+
+class Killed(Batched):
+    def measure(self, unit, settings, reading, device):
+        if len(self.ran) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().measure(unit, settings, reading, device)
+
+
+def test_units_can_be_measured_in_batches(tmp_path):
     toy = Batched()
     assert run_experiment(toy, tmp_path, scale="smoke", seeds=2)["cells"][0]["values"] == [1, 2]
+
+
+def test_a_process_killed_within_a_batch_loses_only_the_unit_it_was_in(tmp_path):
+    script = (
+        "from pathlib import Path; from tests.test_runner import Killed, run_experiment; "
+        f"run_experiment(Killed(), Path({str(tmp_path)!r}), scale='smoke', seeds=3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -signal.SIGKILL
+    kept = {"a-seed-0.json", "b-c-d-seed-0.json", "a-seed-1.json"}
+    assert {file.name for file in (tmp_path / "units").glob("[!.]*.json")} == kept
+    toy = Batched()
+    assert run_experiment(toy, tmp_path, scale="smoke", seeds=3)["cells"][0]["values"] == [1, 2, 3]
+    assert toy.ran == ["b-c-d-seed-1", "a-seed-2", "b-c-d-seed-2"]
 
 
 class Sibling(Toy):
@@ -175,6 +199,7 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
     assert "| a | value | 2 | 1.5 ± 0.71 | 1 … 2 | agrees |" in page
     assert "| b | value |  | not measured |  |  |" in page
     assert "**holds**" in page
+    assert "| c | value | 1 | not measured (it exploded) |  | not measured |" in page
     assert "![toy](toy/one/figures/toy.png)" in page
     with pytest.raises(ValueError, match="no result.json"):
         write_page(tmp_path / "toy" / "one" / "units")
@@ -183,6 +208,32 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
 def test_the_pages_in_docs_are_made_from_their_results():
     for folder in {file.parents[1] for file in (ROOT / "docs" / "results").rglob("result.json")}:
         assert folder.with_name(f"{folder.name}.md").read_text() == results_page(folder)
+    assert (ROOT / "README.md").read_text() == with_claims(ROOT / "README.md")
+
+
+def test_departures_of_he_and_su_are_explained():
+    """K-means, PCA, linear nets, random weights: each cell whose mean is over 1.5 points off the paper's value, and no
+    other, has a line.
+    """
+    folder = ROOT / "docs" / "results" / "he2020local"
+    lines = (folder / "about.md").read_text().splitlines()
+    explained = {tuple(line.split(" | ")[:3]) for line in lines if line.startswith("| table") and " vs " in line}
+    departed = set()
+    for file in folder.glob("table*/result.json"):
+        run = json.loads(file.read_text())
+        for cell in run["cells"]:
+            certain = cell["paper"] is not None and "(ours)" not in cell["row"]
+            if certain and cell["values"] and abs(cell["mean"] - cell["paper"]) > 1.5:
+                departed.add((f"| {Path(run['experiment']).name}", cell["row"], cell["column"]))
+    assert explained == departed
+
+
+def test_a_file_gets_its_table_of_claims(tmp_path):
+    run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=1)
+    file = tmp_path / "read.md"
+    file.write_text("before\n<!-- claims: toy -->\nold\n<!-- end of claims -->\nafter")
+    table = "| claim | verdict | run |\n|---|---|---|\n| it rises | **holds** | one, as defined |"
+    assert with_claims(file) == f"before\n<!-- claims: toy -->\n{table}\n<!-- end of claims -->\nafter"
 
 
 def test_verdicts_follow_the_range_of_seeds():
@@ -191,6 +242,7 @@ def test_verdicts_follow_the_range_of_seeds():
     assert Cell("r", "c", 0.504, (0.5,), tolerance=0.005).verdict == "agrees"
     assert Cell("r", "c", 0.504, (0.5,)).verdict == "differs"
     assert Cell("r", "c", 0.5, ()).verdict == "not measured"
+    assert Cell("r", "c", 0.5, (0.5, 0.5), least=3).verdict is None
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

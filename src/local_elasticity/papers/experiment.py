@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,8 @@ class Cell:
     """A number of the paper beside ours, over seeds.
 
     It agrees where the published value lies within the range of our seeds widened by `tolerance` on either side: the
-    paper gives one seed, and prints it rounded. Without a published value there is no verdict.
+    paper gives one seed, and prints it rounded. Without a published value, or with fewer values than `least`, there is
+    no verdict. `reason` says why values are missing.
     """
 
     row: str
@@ -44,6 +45,8 @@ class Cell:
     paper: float | None
     values: tuple[float, ...]
     tolerance: float = 0.0
+    least: int = 1
+    reason: str = ""
 
     @property
     def mean(self) -> float | None:
@@ -59,6 +62,8 @@ class Cell:
             return None
         if not self.values:
             return "not measured"
+        if len(self.values) < self.least:
+            return None
         low, high = min(self.values) - self.tolerance, max(self.values) + self.tolerance
         return "agrees" if low <= self.paper <= high else "differs"
 
@@ -71,6 +76,7 @@ class Cell:
             "mean": self.mean,
             "sd": self.sd,
             "verdict": self.verdict,
+            **({"reason": self.reason} if self.reason else {}),
         }
 
 
@@ -143,9 +149,10 @@ class Experiment(ABC):
 
     def measure_batch(
         self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
-    ) -> Mapping[Unit, Measured]:
-        """Measure the units of one batch."""
-        return {unit: self.measure(unit, settings, reading, device) for unit in units}
+    ) -> Iterator[tuple[Unit, Measured]]:
+        """Measure the units of one batch, and hand each over as soon as it is done: it is kept at once."""
+        for unit in units:
+            yield unit, self.measure(unit, settings, reading, device)
 
     @abstractmethod
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:

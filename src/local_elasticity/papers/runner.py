@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import local_elasticity
-from local_elasticity.papers.experiment import Experiment, Findings, Measured, Reading, Scale, Unit
+from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 from local_elasticity.scale.workers import current_workers
 
 logger = logging.getLogger("local_elasticity")
@@ -115,22 +115,22 @@ def measure_units(
             report(unit, done, len(units), 0.0)
     shared = experiment, settings, reading, device
     batches = experiment.batches(missing, settings)
-    for batch, (measured, made) in current_workers().map(_measure, shared, batches, gpus=int("cuda" in device)):
-        seconds = made["seconds"]
-        for unit in batch:
-            _write(_file(out, unit), {"part": unit.part, "seed": unit.seed, **made, "measured": dict(measured[unit])})
+    for _, finished in current_workers().map(_measure, shared, batches, gpus=int("cuda" in device)):
+        for unit, made in finished:
+            _write(_file(out, unit), made)
             done += 1
             if report:
-                report(unit, done, len(units), seconds)
+                report(unit, done, len(units), made["seconds"])
 
 
-def _measure(shared: Any, batch: list[Unit]) -> tuple[Mapping[Unit, Measured], dict[str, Any]]:
-    """A task for workers: one batch of units, and how it was made."""
+def _measure(shared: Any, batch: list[Unit]) -> Iterator[tuple[Unit, dict[str, Any]]]:
+    """A task for workers: the units of one batch as they are done, and how each was made."""
     experiment, settings, reading, device = shared
+    made = {"environment": _environment(device), "commit": _commit()}
     began = time.monotonic()
-    measured = experiment.measure_batch(batch, settings, reading, device)
-    seconds = (time.monotonic() - began) / len(batch)
-    return measured, {"environment": _environment(device), "commit": _commit(), "seconds": seconds}
+    for unit, measured in experiment.measure_batch(batch, settings, reading, device):
+        seconds, began = time.monotonic() - began, time.monotonic()
+        yield unit, {"part": unit.part, "seed": unit.seed, **made, "seconds": seconds, "measured": dict(measured)}
 
 
 def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """A page of results: what the paper printed, what was measured, and the verdict, from result.json files alone.
 
 `python -m local_elasticity.report.page docs/results/he2020local` reads every result.json below that folder and writes
-docs/results/he2020local.md beside it. What no result.json holds is not on the page.
+docs/results/he2020local.md beside it. What no result.json holds is not on the page. A file instead of a folder,
+README.md say, gets its tables of claims renewed, between `<!-- claims: FOLDER -->` and `<!-- end of claims -->`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,17 +25,41 @@ def write_page(folder: Path) -> Path:
 
 def results_page(folder: Path) -> str:
     """The page as Markdown; links are relative to the folder's parent."""
-    runs = {file.parent: json.loads(file.read_text()) for file in sorted(folder.rglob("result.json"))}
-    if not runs:
-        raise ValueError(f"folder: there is no result.json below {folder}")
+    runs = _runs(folder)
     introduction = folder / "about.md"
     sections = [introduction.read_text().strip() if introduction.exists() else f"# {folder.name}"]
     sections += [_section(run, place.relative_to(folder.parent)) for place, run in runs.items()]
     return "\n\n".join(sections) + "\n"
 
 
+def with_claims(file: Path) -> str:
+    """A Markdown file with the tables of claims that it asks for, one line a claim; folders are relative to it."""
+
+    def renewed(match: re.Match[str]) -> str:
+        rows = [
+            f"| {_plain(claim['text'])} | **{claim['verdict']}** | {Path(run['experiment']).name}, {_reading(run)} |"
+            for run in _runs(file.parent / match[2]).values()
+            for claim in run["claims"]
+        ]
+        return "\n".join([match[1], "| claim | verdict | run |", "|---|---|---|", *rows, match[3]])
+
+    marked = r"(<!-- claims: (\S+) -->)\n.*?(<!-- end of claims -->)"
+    return re.sub(marked, renewed, file.read_text(), flags=re.DOTALL)
+
+
+def _runs(folder: Path) -> dict[Path, Any]:
+    runs = {file.parent: json.loads(file.read_text()) for file in sorted(folder.rglob("result.json"))}
+    if not runs:
+        raise ValueError(f"folder: there is no result.json below {folder}")
+    return runs
+
+
+def _reading(run: Mapping[str, Any]) -> str:
+    return str(run["reading"]).replace("_", " ")
+
+
 def _section(run: Mapping[str, Any], place: Path) -> str:
-    title = f"## {run['experiment']}, {run['reading'].replace('_', ' ')}, {run['scale']} scale"
+    title = f"## {run['experiment']}, {_reading(run)}, {run['scale']} scale"
     parts = [title, _provenance(run), _claims(run["claims"]), _cells(run["cells"])]
     parts += [f"![{Path(file).stem}]({quote(str(place / file))})" for file in run["figures"] if file.endswith(".png")]
     return "\n\n".join(part for part in parts if part)
@@ -73,10 +99,11 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(cell: Mapping[str, Any]) -> str:
+    reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
     if cell["mean"] is None:
-        return "not measured"
+        return f"not measured{reason}"
     spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
-    return f"{_number(cell['mean'])}{spread}"
+    return f"{_number(cell['mean'])}{spread}{reason}"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -93,5 +120,8 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write_page(Path(name))
+    for path in map(Path, sys.argv[1:]):
+        if path.is_dir():
+            write_page(path)
+        else:
+            path.write_text(with_claims(path))

@@ -91,12 +91,13 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
 def _cell(cell: Mapping[str, Any]) -> dict[str, str]:
     verdict = cell["verdict"] or ""
     spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
+    reason = f" ({cell['reason']})" if cell.get("reason") else ""
     values = cell["values"]
     return {
         "row": str(cell["row"]),
         "column": str(cell["column"]),
         "paper": number(cell["paper"]),
-        "measured": "not measured" if cell["mean"] is None else number(cell["mean"]) + spread,
+        "measured": ("not measured" if cell["mean"] is None else number(cell["mean"]) + spread) + reason,
         "range": f"{number(min(values))} … {number(max(values))}" if len(values) > 1 else "",
         "verdict": str(verdict),
         "mark": MARKS.get(str(verdict), ""),

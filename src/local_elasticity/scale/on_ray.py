@@ -152,4 +152,5 @@ def _run(handle: list[Any], threads: int, task: Task) -> Any:
         _kept[key] = ray.get(handle[0])
     torch.set_num_threads(threads)
     function, shared = _kept[key]
-    return function(shared, task)
+    found = function(shared, task)
+    return list(found) if isinstance(found, Iterator) else found

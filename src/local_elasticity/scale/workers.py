@@ -11,7 +11,8 @@ import torch
 
 Task = Any
 Work = Callable[[Any, Task], Any]
-"""(what all tasks share, a task) → its result; a function that can be found by its name."""
+"""(what all tasks share, a task) → its result; a function that can be found by its name. An iterator is walked as it
+goes in this process, and comes whole from another."""
 
 
 class Workers(Protocol):

@@ -21,6 +21,11 @@ class Grid:
         """A row's values, [columns, seeds]."""
         return np.array([self.values[row, column] for column in self.columns], dtype=float)
 
+    def variant(self, row: str, way: str) -> str:
+        """The name of a row clustered in a certain way, or the row's own where that is its way."""
+        other = f"{row}, {way}"
+        return other if (other, self.columns[0]) in self.values else row
+
     def average(self, row: str) -> np.ndarray:
         """A row's average over the columns at every seed, [seeds]; NaN where a column is missing."""
         return np.asarray(self.of(row).mean(0))

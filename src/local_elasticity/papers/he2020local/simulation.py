@@ -8,7 +8,7 @@ released code runs the spheres with a sigmoid on top, BCE and rate 3e-3 ("relu b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +76,11 @@ class Simulation(Experiment):
         return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
-        return self.measure_batch([unit], settings, reading, device)[unit]
+        return dict(self.measure_batch([unit], settings, reading, device))[unit]
 
     def measure_batch(
         self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
-    ) -> Mapping[Unit, Measured]:
+    ) -> Iterator[tuple[Unit, Measured]]:
         points = [_points(unit) for unit in units]
         name, net = key_of(units[0])
         activation, bce = _activation(net), net.endswith("bce")
@@ -89,10 +89,8 @@ class Simulation(Experiment):
         rates = [RELEASED_RATE] * len(units) if bce else start.stable_rates(activation)
         schedule = Schedule("bce of probabilities" if bce else "l2", settings["epochs"], len(points[0].points))
         learned = learn(start.lessons(rates), schedule, activation, settings, device)
-        return {
-            unit: _found(unit, one, drawn, rate, bce)
-            for unit, one, drawn, rate in zip(units, learned, points, rates, strict=True)
-        }
+        for unit, one, drawn, rate in zip(units, learned, points, rates, strict=True):
+            yield unit, _found(unit, one, drawn, rate, bce)
 
 
 Learn = Callable[[Sequence[Lesson], Schedule, Activation, Settings, str], list[Learned]]

@@ -1,14 +1,15 @@
 """What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
 
-Nets that learn on one schedule are warmed up together, as many as the scale says, and clustered on all cores.
+Nets that learn on one schedule are warmed up together, as many as the scale says, clustered on all cores, and each
+handed over when it is done: what is killed loses nets in their warm-up, and no finished one.
 """
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,9 @@ from local_elasticity.papers.he2020local.warm_up import Learned
 
 TOLERANCE = 2.0
 """Points by which the paper's one seed may lie outside the range of ours and still agree."""
+
+SEEDS = 3
+"""A verdict takes so many."""
 
 SCALES: Mapping[Scale, Settings] = {
     "smoke": {
@@ -120,11 +124,11 @@ class ClusteringTable(Experiment):
         return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
-        return self.measure_batch([unit], settings, reading, device)[unit]
+        return dict(self.measure_batch([unit], settings, reading, device))[unit]
 
     def measure_batch(
         self, units: Sequence[Unit], settings: Settings, reading: Reading, device: str
-    ) -> Mapping[Unit, Measured]:
+    ) -> Iterator[tuple[Unit, Measured]]:
         meanings = self._meanings(settings)
         task, net = meanings[units[0].part]
         kind = nets.KINDS.get(net)
@@ -140,19 +144,21 @@ class ClusteringTable(Experiment):
             for unit in units
         ]
         if kind is None:
-            return {
-                unit: _baseline(net, samples, settings, unit.seed, device)
-                for unit, samples in zip(units, together, strict=True)
-            }
+            for unit, samples in zip(units, together, strict=True):
+                yield unit, _baseline(net, samples, settings, reading, unit.seed, device)
+            return
         plan = nets.schedule(task, kind, settings, reading)
         names = [unit.name for unit in units]
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting = {
-                unit: _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).submit(pool)
-                for unit, one, samples in zip(units, learned, together, strict=True)
-            }
-            return {unit: clustering() for unit, clustering in waiting.items()}
+            waiting: dict[Future[Measured], Unit] = {}
+            for unit, one, samples in zip(units, learned, together, strict=True):
+                clustering = _Clustering(one, samples, kind, reading, unit.seed, settings["width"])
+                waiting[clustering.submit(pool)] = unit
+                for done in [future for future in waiting if future.done()]:
+                    yield waiting.pop(done), done.result()
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         """A cell for every row and column, and below a row its variants: the other way of clustering, the other
@@ -169,7 +175,9 @@ class ClusteringTable(Experiment):
                 found = [measured.get(unit, {}).get(measure) for unit in units]
                 values[name, task.heading] = [float("nan") if value is None else value for value in found]
                 paper = row.paper[place] if row.paper and measure == row.measure else None
-                cells.append(Cell(name, task.heading, paper, tuple(v for v in found if v is not None), TOLERANCE))
+                there = tuple(value for value in found if value is not None)
+                reason = _reason([measured.get(unit) for unit in units], len(there))
+                cells.append(Cell(name, task.heading, paper, there, TOLERANCE, SEEDS, reason))
         return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks])))
 
 
@@ -178,6 +186,21 @@ def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, st
     keys = dict.fromkeys(key for unit, found in measured.items() if unit.part.endswith(f" {row.net}") for key in found)
     others = [key for key in keys if key.startswith(f"{row.measure}, ")]
     return [(row.name, row.measure), *[(row.name + key.removeprefix(row.measure), key) for key in others]]
+
+
+def _reason(found: Sequence[Measured | None], values: int) -> str:
+    """Why values are missing, and that a few of them make no verdict."""
+    missing = next((str(one["missing"]) for one in found if one and "missing" in one), "")
+    diverged, left = sum("diverged" in (one or {}) for one in found), found.count(None)
+    said = [f"diverged at the paper's rate{_of_seeds(diverged, found)}"] if diverged else []
+    said += [f"not run{_of_seeds(left, found)}"] if left else []
+    said += [missing] if missing else []
+    said += [f"no verdict below {SEEDS} seeds"] if 0 < values < SEEDS else []
+    return "; ".join(said)
+
+
+def _of_seeds(count: int, found: Sequence[Measured | None]) -> str:
+    return "" if count == len(found) else f" at {count} of {len(found)} seeds"
 
 
 @dataclass(frozen=True)
@@ -191,23 +214,22 @@ class _Clustering:
     seed: int
     width: int
 
-    def submit(self, pool: ThreadPoolExecutor) -> Callable[[], Measured]:
-        """Measure the net, leave the clustering to the pool, and say how to fetch what was found. A net that the
-        warm-up drove to infinity has no similarities, hence no accuracies.
+    def submit(self, pool: ThreadPoolExecutor) -> Future[Measured]:
+        """Measure the net, and leave the clustering to the pool. A net that the warm-up drove to infinity has nothing
+        to measure.
         """
         S = clusters.similarities_of(self.learned, self.samples, probabilities=self.kind.loss == "bce")
-        about, finite = self._about(), bool(np.isfinite(S.kernel).all())
-        if finite and self.kind.network == "relu" and self.kind.loss == "l2":
+        if not np.isfinite(S.kernel).all():
+            return pool.submit(lambda: {"diverged": True})
+        about = self._about()
+        if self.kind.network == "relu" and self.kind.loss == "l2":
             about |= clusters.geometry(self.learned, S.kernel)
-        frozen = pool.submit(self._accuracies, S)
-        walk = pool.submit(self._accuracies, self._walk()) if finite and self._walks else None
+        return pool.submit(self._found, S, self._walk() if self._walks else None, about)
 
-        def fetch() -> Measured:
-            along = walk.result() if walk else {}
-            named = {f"{measure}, sequential": value for measure, value in along.items() if "," not in measure}
-            return frozen.result() | named | about
-
-        return fetch
+    def _found(self, S: clusters.Similarities, walk: clusters.Similarities | None, about: Measured) -> Measured:
+        along = self._accuracies(walk) if walk else {}
+        named = {f"{measure}, sequential": value for measure, value in along.items() if "," not in measure}
+        return self._accuracies(S) | named | dict(about)
 
     @property
     def _walks(self) -> bool:
@@ -221,7 +243,7 @@ class _Clustering:
         )
 
     def _accuracies(self, S: clusters.Similarities) -> dict[str, float | None]:
-        return clusters.accuracies(S, self.samples.classes, seed=self.seed, reading=self.reading)
+        return clusters.accuracies(S, self.samples, seed=self.seed, reading=self.reading)
 
     def _about(self) -> dict[str, float]:
         """How well the warm-up went, and how many hidden units no primary example turns on, in percent."""
@@ -237,9 +259,9 @@ class _Clustering:
         return about
 
 
-def _baseline(net: str, samples: Samples, settings: Settings, seed: int, device: str) -> Measured:
+def _baseline(net: str, samples: Samples, settings: Settings, reading: Reading, seed: int, device: str) -> Measured:
     if net == "baselines":
-        return clusters.simple_baselines(samples, seed)
+        return clusters.simple_baselines(samples, seed, reading)
     if net == "autoencoder":
         return clusters.autoencoder_baseline(samples, settings["autoencoder epochs"], seed, device)
     return clusters.pretrained_baseline(samples, net, seed, device)

@@ -87,16 +87,20 @@ def draw(
     """`per_class` images of either primary class and `auxiliary` ones in all, in [−1, 1], or in [0, 1] not normalised.
 
     As defined, random samples, the auxiliary ones split evenly over their classes. As released, the first ones in the
-    dataset's order, whatever the seed; the auxiliary ones as they come, so that the split is uneven.
+    dataset's order, whatever the seed; the auxiliary ones as they come, so that the split is uneven; and of the colours
+    only red in [−1, 1], green and blue in [0, 1]: Normalize((0.5,), (0.5,)) stopped after one channel in early versions
+    of torchvision, and the baselines of Table 2 come out so and not otherwise.
     """
     images, low = _images(task.dataset), -1.0 if normalized else 0.0
     if reading == "as_released":
         x, classes = images.take(task.primary, per_class, low=low)
-        others = _first(images, task.auxiliary, auxiliary, low)
+        x = torch.cat([x, _first(images, task.auxiliary, auxiliary, low)])
+        x[:, 1:] = (x[:, 1:] - low) / (1 - low)
     else:
         x, classes = images.take(task.primary, per_class, seed=seed, low=low)
         others, _ = images.take(task.auxiliary, auxiliary // len(task.auxiliary), seed=seed, low=low)
-    return Samples(torch.cat([x, others]), classes)
+        x = torch.cat([x, others])
+    return Samples(x, classes)
 
 
 @cache
