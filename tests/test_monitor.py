@@ -210,6 +210,16 @@ def test_it_can_be_drawn(tmp_path):
     crowded = le.Monitor(net, many, loss="cross_entropy", every=1)
     crowded.step(0)
     save_figure(crowded.plot(), tmp_path / "crowded")
+    assert [crowded.plot(columns=columns).get_figwidth() for columns in (1, 2)] == [3.4, 7.0]
+
+
+def test_the_axis_follows_what_is_drawn():
+    """With many classes only medians and quartiles are drawn: a single pair of classes far off sets no limit."""
+    net, many = nn.Linear(4, 12), (torch.randn(24, 4), torch.arange(24) % 12)
+    monitor = le.Monitor(net, many, loss="cross_entropy", every=1)
+    monitor.step(0)
+    monitor.history[0].similarity["relative"][::12, 1::12] = 1000.0
+    assert monitor.plot().axes[0].get_ylim()[1] < 100
 
 
 class Clock:

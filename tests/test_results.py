@@ -125,6 +125,20 @@ def test_it_can_be_drawn(problem, tmp_path):
     everything_hidden.le.plot()
 
 
+def test_figures_fill_one_column_or_two(problem):
+    S = le.similarity(problem, (x, y))
+    assert [S.le.plot(columns=columns).get_figwidth() for columns in (1, 2)] == [3.4, 7.0]
+    with pytest.raises(ValueError, match="columns: 1 or 2 is wanted, not 3"):
+        S.le.plot(columns=3)
+
+
+@pytest.mark.parametrize(("measure", "top"), [("kl", 1.0), ("kernel", 9.0)])
+def test_colours_end_where_a_source_moves_as_far_as_itself(measure, top):
+    """A few fitted sources, whose similarities are huge, leave the others visible."""
+    S = le.as_similarity(np.full((4, 4), 9.0), measure=measure)
+    assert S.le.plot().axes[0].images[0].get_clim() == (0.0, top)
+
+
 @pytest.mark.parametrize(
     "labels", [None, list("abcabcab"), ["caffè", "x" * 50, "", "a", "b", "c", "d", "é"], np.arange(8.0)]
 )

@@ -247,11 +247,11 @@ class SimilarityAccessor:
         frame = row.rename("value").drop_vars(others).to_dataframe()
         return frame.reset_index().sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
-    def plot(self) -> Figure:
-        """The matrix as a picture, ordered by class where classes are known."""
+    def plot(self, columns: int = 1) -> Figure:
+        """The matrix as a picture, ordered by class where classes are known, as wide as one column of print or two."""
         from local_elasticity.report.figures import similarity_figure
 
-        return similarity_figure(self._S)
+        return similarity_figure(self._S, columns)
 
     def html(self) -> Card:
         """A small card for notebooks: the matrix, its class pairs, and whether to believe them."""

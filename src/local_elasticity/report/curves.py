@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from local_elasticity.report.figures import COLOURS, STYLE, TWO_COLUMNS, figure
+from local_elasticity.report.figures import COLOURS, STYLE, figure, width_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,7 @@ CLASSES_SHOWN = 6
 """With up to so many classes every pair has its curve; with more, only within and between classes."""
 
 
-def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = ()) -> Figure:
+def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = (), columns: int = 2) -> Figure:
     """A row of panels for every measure: one for each source class, a curve for each target class. Measures that are
     numbers share a row below, a panel each."""
     if frame.empty:
@@ -26,7 +26,7 @@ def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = ()) -> Figure:
     of_pairs = frame[~frame.measure.isin(numbers)]
     heights = [2.0 * count + 0.3 for count in (of_pairs.measure.nunique(), len(numbers) and 1) if count]
     with mpl.rc_context(STYLE):
-        made = figure(TWO_COLUMNS, sum(heights))
+        made = figure(width_of(columns), sum(heights))
         parts = made.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         if len(of_pairs):
             draw_pairs(parts[0], of_pairs)
@@ -45,14 +45,14 @@ def draw_pairs(part: Any, frame: pd.DataFrame) -> None:
         if few:
             for axes, source in zip(row, classes, strict=True):
                 draw_targets(axes, chosen[chosen.source_class == source], source)
+            row[0].set_ylim(*readable_range(chosen))
         else:
             draw_within_and_between(row[0], chosen)
-        row[0].set_ylabel(f"{measure}")
-        row[0].set_ylim(*readable_range(chosen))
+        row[0].set_ylabel(measure)
     for axes in panels[-1]:
         axes.set_xlabel("step")
     handles, names = panels[0, 0].get_legend_handles_labels()
-    part.legend(handles, names, loc="outside upper center", ncols=min(len(names), 6))
+    part.legend(handles, names, loc="outside upper center", ncols=3 if few else 2)
 
 
 def draw_numbers(part: Any, frame: pd.DataFrame, numbers: Sequence[str]) -> None:

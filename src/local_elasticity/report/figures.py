@@ -11,6 +11,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from local_elasticity.report.words import RATIOS
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -44,6 +46,13 @@ def figure(width: float = ONE_COLUMN, height: float = 2.6) -> Figure:
     return made
 
 
+def width_of(columns: int) -> float:
+    """The width of one column of print, or of two."""
+    if columns not in (1, 2):
+        raise ValueError(f"columns: 1 or 2 is wanted, not {columns}")
+    return (ONE_COLUMN, TWO_COLUMNS)[columns - 1]
+
+
 def save_figure(made: Figure, path: Path) -> list[Path]:
     """Write `path` with the endings .png and .svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,22 +63,25 @@ def save_figure(made: Figure, path: Path) -> list[Path]:
     return files
 
 
-def similarity_figure(S: xr.DataArray, title: str | None = None) -> Figure:
+def similarity_figure(S: xr.DataArray, columns: int = 1) -> Figure:
     """The matrix, rows and columns ordered by class, lines between classes; unresolved pairs are grey."""
+    width = width_of(columns)
     with mpl.rc_context(STYLE):
-        made = figure(ONE_COLUMN, 3.0)
-        draw_similarity(made.subplots(), S, title or str(S.attrs.get("measure", "similarity")))
+        made = figure(width, 0.88 * width)
+        draw_similarity(made.subplots(), S, str(S.attrs.get("measure", "similarity")))
     return made
 
 
 def draw_similarity(axes: Any, S: xr.DataArray, title: str) -> None:
-    """The matrix on given axes, with its colour bar."""
+    """The matrix on given axes, with its colour bar. Where 1 is the source itself, what is beyond it is drawn as 1."""
     rows, row_edges, row_names = _by_class(S, "source")
     columns, column_edges, column_names = _by_class(S, "target")
     values = S.values[np.ix_(rows, columns)]
     resolved = values[np.isfinite(values)]
     signed = bool(resolved.size and resolved.min() < 0)
     top = float(np.quantile(np.abs(resolved), 0.98)) if resolved.size else 1.0
+    if S.attrs.get("measure") in RATIOS:
+        top = min(top, 1.0)
     colours = mpl.colormaps["RdBu_r" if signed else "viridis"].with_extremes(bad="0.7")
     image = axes.imshow(values, cmap=colours, vmin=-top if signed else 0, vmax=top, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")

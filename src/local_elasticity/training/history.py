@@ -205,11 +205,12 @@ class History:
 
         return phases(self.frame(resamples=0))
 
-    def plot(self) -> Figure:
-        """The curves of all class pairs with their bands; with many classes, those within and between classes."""
+    def plot(self, columns: int = 2) -> Figure:
+        """The curves of all class pairs with their bands; with many classes, those within and between classes. As wide
+        as one column of print or two."""
         from local_elasticity.report.curves import history_figure
 
-        return history_figure(self.frame(), numbers=self.numbers)
+        return history_figure(self.frame(), self.numbers, columns)
 
     def dataset(self) -> xr.Dataset:
         """All similarities, labelled: [step, source, target] for every measure, [step] for measures of features."""

@@ -177,9 +177,9 @@ class Monitor:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
         return self.history.frame(**options)
 
-    def plot(self) -> Figure:
-        """The curves of all class pairs with their bands."""
-        return self.history.plot()
+    def plot(self, columns: int = 2) -> Figure:
+        """The curves of all class pairs with their bands, as wide as one column of print or two."""
+        return self.history.plot(columns)
 
     def _repr_html_(self) -> str:
         """What notebooks show: the last matrices, their class pairs, and whether to believe them."""
