@@ -23,6 +23,7 @@ MODULES = [
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INCLUDED = sorted({name for page in PAGES for name in re.findall(r'--8<-- "(.*?)"', page.read_text())})
 """Files that pages show; they are examples, which are run as such."""
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
@@ -48,14 +49,40 @@ def test_docstring_examples_run(name):
     assert outcome.failed == 0
 
 
-@pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS}), ids=lambda page: page.name)
-def test_code_blocks_run(page, tmp_path, monkeypatch):
-    """The blocks of a page run one after another, as a reader would type them."""
-    monkeypatch.chdir(tmp_path)
+def typed(page):
+    """The blocks of a page run one after another, as a reader would type them; the names they leave."""
     names: dict[str, object] = {}
     for other, block in BLOCKS:
         if other == page:
             exec(compile(block, str(page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS} - {TUTORIAL}), ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    typed(page)
+
+
+def test_the_tutorial_prints_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = typed(TUTORIAL)
+    classes = names["before"].le.classes()
+    own = classes.source_class == classes.target_class
+    assert classes.value[own].between(0.85, 0.95).all()
+    assert classes.value[~own].between(0.45, 0.8).all()
+    logits, probabilities = names["ratios"]["relative"], names["ratios"]["kl"]
+    assert 0.6 < logits[0] < 0.7
+    assert logits[100] < 0.5
+    assert logits.diff().max() < 0.01
+    assert probabilities.min() < probabilities[0] / 2
+    assert probabilities[100] > 1
+    zeros, ones, twos = (names["sure"][names["kinds"] == digit].median() for digit in range(3))
+    assert min(zeros, twos) > 0.99
+    assert ones < 0.5
+    late = names["late"].pivot(index="source_class", columns="target_class", values="value")
+    assert (late.loc[[0, 2], 1] > 2).all()
+    assert (late.loc[1, [0, 2]] < 0.01).all()
 
 
 def test_the_performance_page_holds_what_was_measured():
