@@ -1,6 +1,7 @@
 """Shape annotations are checked while the tests run; one thread, and no global random state left behind."""
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -47,3 +48,16 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, as the distribution packages it."""
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("Chromium is not here: apt-get install chromium, or name it in CHROMIUM")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'local-elasticity[browser]'")
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield made
+        made.close()

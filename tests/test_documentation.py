@@ -97,26 +97,38 @@ def test_what_pages_include_are_examples(name):
     assert ROOT / name in (ROOT / "examples").glob("*.py")
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
-    """Every link, anchor, included file and documented name is there; no font or script comes from elsewhere."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site; building it strictly finds every link, anchor, included file and documented name."""
     pytest.importorskip("mkdocs", reason="pip install 'local-elasticity[docs]'")
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert answer.returncode == 0, answer.stderr[-3000:]
-    pages = list((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+def test_the_site_asks_nothing_of_others(site):
+    """No font or script comes from elsewhere, and no formula waits for a script."""
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 20
     for page in pages:
         assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?://', page.read_text()), page.name
+        assert "arithmatex" not in page.read_text(), page.name
+    formulas = (site / "maths.html").read_text()
+    assert formulas.count("<math") > 50
+    assert not re.search(r"<m[ion][^>]*>\\", formulas)  # a command that was not understood
+
+
+@pytest.mark.browser
+def test_the_site_is_searched_from_a_file(site, browser):
+    page, elsewhere = browser.new_page(), []
+    page.on("request", lambda request: elsewhere.append(request.url))
+    page.goto(f"file://{site}/how-to/model.html")
+    page.click("input.md-search__input")
+    page.keyboard.type("locality ratio")
+    page.locator("a.md-search-result__link[href*='maths.html']").first.wait_for(timeout=20_000)
+    assert not [url for url in elsewhere if url.startswith("http")]
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -17,7 +17,6 @@ import local_elasticity as le
 from local_elasticity.report.explorer import SCRIPTS
 
 pytestmark = pytest.mark.browser
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 SHOTS = Path(os.environ.get("SCREENSHOTS", "test-artefacts"))
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 800}
 HOSTILE = [
@@ -26,17 +25,6 @@ HOSTILE = [
     "日本語",
     "z" * 10**7,
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not here: apt-get install chromium, or name it in CHROMIUM")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'local-elasticity[browser]'")
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation: the demo's nets, drawn by the library itself.
+"""Make the pictures of the documentation: the demo's nets, drawn by the calls that the gallery shows.
 
 `python docs/pictures/make.py` writes them beside this file; the picture of the page needs Chromium and Playwright.
 """
@@ -8,11 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import local_elasticity as le
 from local_elasticity import demo
-from local_elasticity.report.figures import save_figure, similarity_figure
+from local_elasticity.report.figures import save_figure
 
 HERE = Path(__file__).parent
 
@@ -23,34 +24,18 @@ def main() -> None:
     last = le.as_similarity(
         monitor.history[-1].similarity["kl"], source_labels=monitor.history.source_classes, measure="kl"
     )
-    keep(similarity_figure(last.clip(max=1.0), "KL similarity of ten digits, after training"), "matrix")
-    keep(locality_figure(monitor), "curves")
+    keep(last.le.plot(), "matrix")
+    keep(monitor.plot(), "curves")
     with tempfile.TemporaryDirectory() as folder:
         results = demo.run_demo(Path(folder), console)
-        keep(similarity_figure(results["kernel"], "kernelized similarity"), "kernel")
+        keep(results["kernel"].le.plot(), "kernel")
         photograph(Path(folder) / "report.html", HERE / "report.png")
 
 
-def keep(figure: object, name: str) -> None:
+def keep(made: Figure, name: str) -> None:
     """The PNG alone: pages show it, and print uses the library's own SVG."""
-    save_figure(figure, HERE / name)  # type: ignore[arg-type]
+    save_figure(made, HERE / name)
     (HERE / f"{name}.svg").unlink()
-
-
-def locality_figure(monitor: le.Monitor) -> object:
-    import matplotlib as mpl
-
-    from local_elasticity.report.curves import draw_within_and_between
-    from local_elasticity.report.figures import STYLE, TWO_COLUMNS, figure
-
-    frame = monitor.frame(resamples=0)
-    with mpl.rc_context(STYLE):
-        made = figure(TWO_COLUMNS, 2.6)
-        axes = made.subplots()
-        draw_within_and_between(axes, frame[frame.measure == "kl"])
-        axes.set(xlabel="training step", ylabel="KL similarity", xscale="symlog", title="a step on a digit moves …")
-        axes.legend()
-    return made
 
 
 def photograph(page: Path, out: Path) -> None:
