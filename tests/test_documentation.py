@@ -136,7 +136,9 @@ def test_examples_run(example, tmp_path):
     for name in EXTRAS:
         if f"from {name} import" in example.read_text():
             imported(name)
-    answer = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path)
+    together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--master-port=0"]
+    how = together if "torchrun" in example.read_text() else []
+    answer = subprocess.run([sys.executable, *how, str(example)], capture_output=True, text=True, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
 
@@ -149,15 +151,33 @@ def test_public_names_are_there_and_documented(name):
         assert ">>>" in (thing.__doc__ or ""), f"le.{name} has no example"
 
 
-def test_every_public_name_is_in_the_reference():
+ROOMS = [name for name in le.__all__ if inspect.ismodule(getattr(le, name, None))]
+ELSEWHERE = [
+    *(f"training.{place}.MonitorCallback" for place in ("lightning", "transformers")),
+    *(f"training.language.{name}" for name in ("sequences", "sequence_problem", "token_problem", "token_kl")),
+    "training.checkpoints.watch",
+]
+"""What users import from where it is."""
+
+
+@pytest.mark.parametrize("room", ["", *ROOMS])
+def test_every_public_name_is_in_the_reference(room):
     reference = (ROOT / "docs" / "api.md").read_text()
-    rooms = [name for name in le.__all__ if inspect.ismodule(getattr(le, name, None))]
-    missing = [
-        name
-        for name in le.__all__
-        if name not in ("__version__", *rooms) and not re.search(rf"^::: \S+\.{name}$", reference, re.MULTILINE)
-    ]
+    names = getattr(le, room).__all__ if room else [name for name in le.__all__ if name not in ("__version__", *ROOMS)]
+    place = rf"local_elasticity\.{room}\S*" if room else r"\S+"
+    missing = [name for name in names if not re.search(rf"^::: {place}\.{name}$", reference, re.MULTILINE)]
     assert not missing
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_imported_from_its_place_is_in_the_reference(name):
+    assert f"\n::: local_elasticity.{name}\n" in (ROOT / "docs" / "api.md").read_text()
+
+
+def test_the_reference_has_short_headings(site):
+    headings = re.findall(r"<h3[^>]*>(.*?)</h3>", (site / "api.html").read_text(), re.DOTALL)
+    assert len(headings) > 100
+    assert not [heading for heading in headings if "local_elasticity." in re.sub("<a.*", "", heading)]
 
 
 def test_functions_are_not_shadowed_by_modules():

@@ -151,3 +151,4 @@ MANIFOLDS: dict[str, Callable[[np.random.Generator, int, Reading], Pair]] = {
     "two_cycles": _two_cycles,
     "two_spheres": _two_spheres,
 }
+"""What draws each pair of curves or surfaces of He & Su, by name."""

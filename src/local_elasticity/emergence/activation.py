@@ -108,6 +108,7 @@ ACTIVATIONS = {
     ),
     "linear": Activation("linear", lambda z: z, torch.ones_like, closed_form=lambda mean, variance: mean),
 }
+"""The activations that the theory knows, by name."""
 
 
 def activation_named(name: str | Activation) -> Activation:

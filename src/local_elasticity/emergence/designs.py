@@ -60,6 +60,7 @@ NOISES: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
     "ball": _ball,
     "truncated": _truncated,
 }
+"""What draws each kind of `noise`, by name."""
 
 
 def noise(kind: str, n: int, d: int, *, seed: int = 0) -> Float[Tensor, "n d"]:
@@ -125,6 +126,7 @@ class UnseenClasses:
 
 
 DESIGNS = ("I", "II", "IIIb")
+"""How `unseen_classes` may lie to what was trained on."""
 
 
 def unseen_classes(

@@ -37,3 +37,4 @@ OF_FEATURES: dict[str, OfFeatures] = {
     "kmeans_accuracy": lambda features, labels: cluster_agreement(features, labels).accuracy,
     "nmi": lambda features, labels: cluster_agreement(features, labels).nmi,
 }
+"""Measures of features [n, p] and labels [n], by name."""
