@@ -19,7 +19,7 @@ test: $(VENV)/.dev  ## the test suite
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or paper"
 
-test-browser: $(VENV)/.dev  ## the report's page in Chromium (apt-get install chromium)
+test-browser: $(VENV)/.dev  ## the report's page and the site in Chromium (apt-get install chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 docs: $(VENV)/.dev  ## the documentation site, into site/
