@@ -26,7 +26,7 @@ from local_elasticity.training.history import ONE_CLASS, History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Measure, Prober
-from local_elasticity.training.schedule import Schedule, resolve_schedule
+from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,9 +134,14 @@ class Monitor:
         """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
         self._check_order(step)
         self._seen = step
-        if not self.schedule.due(step) or not decided(self.budget.affords(step) if first() else True):
+        return self._wanted(step) and self.probe(step)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about."""
+        known = isinstance(self.schedule, OF_STEPS_ALONE)
+        if known and not self.schedule.due(step):
             return False
-        return self.probe(step)
+        return decided(first() and (known or self.schedule.due(step)) and self.budget.affords(step))
 
     def probe(self, step: int) -> bool:
         """Probe now, whatever the schedule and the budget say; False where memory did not suffice."""
@@ -230,16 +235,15 @@ class Monitor:
             logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))
 
     def _check_order(self, step: int) -> None:
-        if not self._resumed and step <= self.history.steps[-1]:
+        last = self.history[-1].step if len(self.history) else -1
+        if step <= last and not self._resumed:
             raise ValueError(
-                f"store: it holds {len(self.history)} probes up to step {self.history.steps[-1]}, and training is at "
+                f"store: it holds {len(self.history)} probes up to step {last}, and training is at "
                 f"step {step}; call load_state_dict or resume to go on, or choose another path"
             )
+        if step <= last:
+            raise ValueError(f"step: {step} comes after step {last}; count steps over the whole of training")
         self._resumed = True
-        if len(self.history) and step <= self.history.steps[-1] and self.schedule.due(step):
-            raise ValueError(
-                f"step: {step} comes after step {self.history.steps[-1]}; count steps over the whole of training"
-            )
 
     def _classes(self, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
         prober = self._prober

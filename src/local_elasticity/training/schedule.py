@@ -98,6 +98,10 @@ class PerEpoch:
         return within in {i * self.steps_per_epoch // self.probes for i in range(self.probes)}
 
 
+OF_STEPS_ALONE = (Every, Listed, LogSpaced, PerEpoch)
+"""Schedules that say the same in every process; others may look at a clock."""
+
+
 def resolve_schedule(every: int | None, schedule: Schedule | Sequence[int] | None, budget: float | None) -> Schedule:
     """The schedule that was asked for; every step that the budget allows where none was."""
     if every is not None and schedule is not None:
