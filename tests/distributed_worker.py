@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,7 @@ def train(store, *, budget=None, distract=False, sources=7, schedule=None):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # one that waits for another fails
     folder = sys.argv[1]
     shared = train(f"{folder}/shared.zarr")
     tight = train(None, budget=1e-9, distract=True)

@@ -135,6 +135,25 @@ def test_a_language_model_moves_by_its_log_probabilities():
     assert torch.allclose(token_kl(7)(tokens).float(), kls / kls.diagonal()[:, None], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("ids", "mask", "words"),
+    [
+        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [0, 1, 1]], "attention_mask: row 1 is not ones and then zeros; pad on"),
+        ([[0, 1, 2, 3]], [[1, 0, 1, 0]], "attention_mask: row 0 is not ones"),
+        ([[0, 1, 2]], [[2, 2, 2]], "attention_mask: row 0 is not ones"),
+        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [1, 0, 0]], "input_ids: sequence 1 has fewer than two tokens"),
+        ([[0], [1]], None, "input_ids: sequence 0 has fewer than two tokens"),
+        ([[0, 1, 2]], [[1, 1]], "input_ids, attention_mask: two tensors"),
+    ],
+)
+def test_padding_that_would_be_misread_is_refused(ids, mask, words):
+    mask = None if mask is None else torch.tensor(mask)
+    with pytest.raises(ValueError, match=words):
+        sequences(torch.tensor(ids), mask)
+    with pytest.raises(ValueError, match=words):
+        token_sources({"input_ids": torch.tensor(ids), "attention_mask": torch.ones(2, 1) if mask is None else mask})
+
+
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_a_missing_extra_is_named(library):
     script = f"import sys; sys.modules['{library}'] = None; import local_elasticity.training.{library}"
