@@ -261,6 +261,27 @@ def test_running_out_of_memory_costs_a_probe_and_not_the_run(caplog):
     assert monitor.skipped == [0]
 
 
+class Narrow(nn.Sequential):
+    """Knows how many examples it was shown at a time."""
+
+    most = 0
+
+    def forward(self, x):
+        self.most = max(self.most, len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("measure", ["stiffness_cos", "stiffness_sign", "activation"])
+def test_no_measure_takes_more_memory_than_it_was_given(measure):
+    net = Narrow(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    sources = torch.randn(20, 3), torch.randn(20)
+    monitor = le.Monitor(net, sources, loss="mse", measures=(measure,), every=1, budget=None, memory=1)
+    monitor.step(0)
+    assert net.most <= 3  # one at a time, once the layers are understood from three
+    le.similarity(le.Problem.of(net, "mse"), sources, measure=measure, memory=1)
+    assert net.most <= 3
+
+
 class Recorder:
     def __init__(self):
         self.seen = []

@@ -125,7 +125,7 @@ class Prober:
         targets = (self.targets, self.target_labels) if labelled and self.targets is not None else self.targets
         if self._others():
             targets = self.sources if labelled else self.sources[0]
-        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets))
+        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets, self.memory))
         return gathered_rows(mine, self.n)
 
     def _others(self) -> bool:
