@@ -23,12 +23,12 @@ class Moody:
 
 @contextmanager
 def out_of_memory_once(rank):
-    """The second response that this rank is asked for fails."""
+    """The third response that this rank is asked for fails, after one before training and one in it."""
     asked = []
 
     def respond(*args, **options):
         asked.append(args)
-        if dist.get_rank() == rank and len(asked) == 2:
+        if dist.get_rank() == rank and len(asked) == 3:
             raise torch.OutOfMemoryError("no memory, on purpose")
         return le.respond(*args, **options)
 

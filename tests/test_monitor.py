@@ -349,6 +349,13 @@ def other_model():
         ({"loggers": [3]}, "loggers: int has none of"),
         ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),
         ({"update": 0.1}, "update: "),
+        ({"measures": "kl", "loss": nn.CrossEntropyLoss()}, "kl needs a distribution"),
+        ({"measures": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
+        ({"measures": "normalized_kernel", "targets": x[6:9]}, "normalized_kernel needs the targets to be the sources"),
+        ({"measures": lambda response: le.relative(response)[:, 0]}, r"measures: <lambda> gives \(6,\), not a tensor"),
+        ({"measures": lambda response: 3.0}, "measures: <lambda> gives float"),
+        ({"targets": (x[6:9], y[6:9])}, "targets: a pair was given, but only stiffness reads labels there"),
+        ({"measures": "stiffness_cos", "targets": x[6:9]}, "targets: a pair"),
     ],
 )
 def test_mistakes_are_told_before_training(options, words):
@@ -364,6 +371,21 @@ def test_mistakes_in_sources_are_told_before_training():
         le.Monitor(net, (x[:3].to("meta"), y[:3]), loss="cross_entropy")
     with pytest.raises(ValueError, match="loss: the problem has one"):
         le.Monitor(le.Problem.of(net, "cross_entropy"), SOURCES, loss="mse")
+
+
+def test_a_rehearsal_changes_nothing_and_shows_a_measure_the_whole_size():
+    net = network()
+    before, seen = (fingerprint(net), surroundings()), []
+
+    def shape(response):
+        seen.append(tuple(response.target_change.shape))
+        return le.relative(response)
+
+    le.Monitor(net, SOURCES, targets=x[6:11], loss="cross_entropy", measures=[shape], every=1)
+    assert seen == [(6, 5, 3)]
+    assert (fingerprint(net), surroundings()) == before
+    with pytest.raises(ValueError, match="model: no ReLU was met"):
+        le.Monitor(nn.Linear(2, 1), (torch.eye(2), torch.ones(2)), loss="mse", measures="activation")
 
 
 def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from local_elasticity.emergence.along import FeatureMeasure
-from local_elasticity.engine.inputs import count
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import is_out_of_memory
@@ -252,8 +251,7 @@ class Monitor:
             source_labels = labels
         if target_labels is None and prober.targets is None:
             target_labels = source_labels
-        m = prober.n if prober.targets is None else count(prober.targets)
-        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, m, "target_labels")
+        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, prober.m, "target_labels")
 
     def _wait(self) -> None:
         """Work that training has queued on a GPU is not the probe's."""
