@@ -337,6 +337,7 @@ def other_model():
         ({"schedule": []}, "schedule: none of its steps"),
         ({"schedule": [-3]}, "never fire"),
         ({"schedule": "often"}, "schedule: steps"),
+        ({"schedule": [0.5, 1.7]}, "schedule: steps are whole numbers, counted from 0, not 0.5"),
         ({"budget": None}, "every, schedule: give one of them where budget is None"),
         ({"budget": -0.1}, "budget: a positive share"),
         ({"loss": None}, "loss: a bare model needs one"),
@@ -392,4 +393,7 @@ def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
     with le.Monitor(network(), SOURCES, loss="cross_entropy", schedule=[1000], budget=None) as monitor:
         for step in range(5):
             monitor.step(step)
-    assert "schedule: it never fired up to step 4" in caplog.text
+        assert len(monitor.phases()) == len(monitor.frame()) == 0
+        assert caplog.text.count("schedule: it never fired up to step 4") == 1
+        assert {"measure", "half_life", "p_value"} <= set(monitor.phases().columns)
+    assert caplog.text.count("schedule: it never fired") == 1

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,9 @@ def test_schedules_are_what_was_asked_for():
     assert resolve_schedule(5, None, 0.1) == Every(5)
     assert resolve_schedule(None, [3, 1], None) == Listed([1, 3])
     assert resolve_schedule(None, None, 0.1) == Every(1)
+    assert resolve_schedule(np.int64(5), None, 0.1) == Every(5)
+    for steps in (np.arange(0, 9, 3), {0, 3, 6}, range(0, 9, 3), torch.tensor([6, 3, 0]), [0.0, 3.0, 6.0]):
+        assert resolve_schedule(None, steps, None) == Listed([0, 3, 6])
     for wrong in (lambda: PerEpoch(9, steps_per_epoch=5), lambda: PerEpoch(1, 0), lambda: LogSpaced(0)):
         with pytest.raises(ValueError, match="wanted"):
             wrong()

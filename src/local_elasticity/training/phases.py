@@ -108,6 +108,7 @@ def phases(frame: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    names = ["measure", "of", "first", "late", "half_life", "change_step", "before", "after", "p_value"]
     rows = []
     for measure, part in locality(frame).groupby("measure", sort=False):
         what = "ratio" if part.ratio.notna().any() else "intra"
@@ -115,20 +116,10 @@ def phases(frame: pd.DataFrame) -> pd.DataFrame:
         found = change_point(steps, values)
         known = values[np.isfinite(values)]
         late = float(np.median(known[-max(1, round(LATE * len(known))) :])) if len(known) else np.nan
-        rows.append(
-            {
-                "measure": measure,
-                "of": what,
-                "first": known[0] if len(known) else np.nan,
-                "late": late,
-                "half_life": half_life(steps, values),
-                "change_step": found.step,
-                "before": found.before,
-                "after": found.after,
-                "p_value": found.p_value,
-            }
-        )
-    return pd.DataFrame(rows)
+        first = known[0] if len(known) else np.nan
+        change = found.step, found.before, found.after, found.p_value
+        rows.append((measure, what, first, late, half_life(steps, values), *change))
+    return pd.DataFrame(rows, columns=names)
 
 
 def logged_values(
