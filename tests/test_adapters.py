@@ -54,9 +54,26 @@ def test_a_lightning_run_does_not_notice_and_goes_on(tmp_path):
         assert np.array_equal(resumed.history[place].similarity["kl"], monitor.history[place].similarity["kl"])
 
 
+@needs("lightning")
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_may_be_used_again():
+    """By another trainer, which begins anew, and by the same one for another epoch, which goes on."""
+    worker = imported("lightning")
+    watched = worker.callback()
+    for _ in range(2):
+        module, trainer = worker.Classifier(), worker.trained_by([watched], 1, enable_checkpointing=False)
+        trainer.fit(module, worker.loader())
+        assert watched.monitor.history.steps == [0, 2, 4]
+    early = watched.monitor.history[1].similarity["kl"]
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, worker.loader())
+    assert watched.monitor.history.steps == [0, 2, 4, 6, 8]
+    assert np.array_equal(watched.monitor.history[1].similarity["kl"], early)
+
+
 @needs("transformers")
 @pytest.mark.filterwarnings("ignore")
-def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path):
+def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path, caplog):
     fit = imported("transformers").fit
 
     losses, alone, _ = fit(tmp_path / "alone", watch=False)
@@ -68,6 +85,13 @@ def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path):
     _, _, resumed = fit(tmp_path / "half", resume=True)
     assert resumed.history.steps == monitor.history.steps
     assert np.array_equal(resumed.history[4].similarity["kl"], monitor.history[4].similarity["kl"])
+    folder = str(tmp_path / "half" / "checkpoint-8")
+    assert "the history begins after step" not in caplog.text
+    _, _, lost = fit(tmp_path / "elsewhere", steps=10, resume=folder)
+    assert lost.history.steps == [10]
+    assert "so that the history begins after step 8; name the folder" in caplog.text
+    _, _, found = fit(tmp_path / "elsewhere", steps=10, resume=folder, named=folder)
+    assert found.history.steps == [0, 2, 4, 6, 8, 10]
 
 
 @pytest.mark.slow
