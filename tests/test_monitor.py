@@ -274,7 +274,7 @@ class Narrow(nn.Sequential):
 @pytest.mark.parametrize("measure", ["stiffness_cos", "stiffness_sign", "activation"])
 def test_no_measure_takes_more_memory_than_it_was_given(measure):
     net = Narrow(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    sources = torch.randn(20, 3), torch.randn(20)
+    sources = torch.randn(6, 3), torch.randn(6)
     monitor = le.Monitor(net, sources, loss="mse", measures=(measure,), every=1, budget=None, memory=1)
     monitor.step(0)
     assert net.most <= 3  # one at a time, once the layers are understood from three
