@@ -1,17 +1,43 @@
 """Run by torchrun from test_distributed.py: train under DDP, watched, and write what rank 0 measured."""
 
 import sys
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.training import probe
 
 MEASURES = ("relative", "kl", "normalized_kernel", "stiffness_cos", "activation")
 
 
-def train(store, *, budget=None, distract=False, sources=7):
+class Moody:
+    """A schedule that another rank contradicts, as one that looks at a clock may."""
+
+    def due(self, step):
+        return step % 3 == 0 if dist.get_rank() == 0 else step % 2 == 0
+
+
+@contextmanager
+def out_of_memory_once(rank):
+    """The third response that this rank is asked for fails, after one before training and one in it."""
+    asked = []
+
+    def respond(*args, **options):
+        asked.append(args)
+        if dist.get_rank() == rank and len(asked) == 3:
+            raise torch.OutOfMemoryError("no memory, on purpose")
+        return le.respond(*args, **options)
+
+    probe.respond = respond
+    yield
+    probe.respond = le.respond
+
+
+def train(store, *, budget=None, distract=False, sources=7, schedule=None):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).double()
     x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
@@ -23,7 +49,8 @@ def train(store, *, budget=None, distract=False, sources=7):
         loss="cross_entropy",
         measures=MEASURES,
         update=le.SGD(0.01),
-        every=2 if budget is None else 1,
+        every=(2 if budget is None else 1) if schedule is None else None,
+        schedule=schedule,
         budget=budget,
         store=store,
     )
@@ -38,11 +65,15 @@ def train(store, *, budget=None, distract=False, sources=7):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # one that waits for another fails
     folder = sys.argv[1]
     shared = train(f"{folder}/shared.zarr")
     tight = train(None, budget=1e-9, distract=True)
     few = train(None, sources=1)
+    assert train(None, schedule=Moody()).history.steps == [0, 3]  # what rank 0 says
+    with out_of_memory_once(rank=1):
+        lucky = train(None)
+    assert (lucky.history.steps, lucky.skipped) == ([0, 4], [2])  # training went on, on both
     if dist.get_rank() == 0:
         torch.save(
             {"steps": shared.history.steps, "tight": tight.history.steps, "few": few.history.state()},

@@ -43,17 +43,14 @@ class Classifier(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
-def fit(folder, *, watch=True, checkpoint=None, slow=0.0, store=None, epochs=4, loggers=None):
-    warnings.simplefilter("ignore")
-    pl.seed_everything(1, verbose=False)
+def callback(**options):
     x, y = examples()
-    module = Classifier(slow)
-    options = {"measures": ("kl", "relative"), "update": le.FromOptimizer, "every": 2, "budget": None, "store": store}
-    callbacks = [pl.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=4)]
-    watched = MonitorCallback((x[:6], y[:6]), loss="cross_entropy", loggers=loggers or [], engine="looped", **options)
-    if watch:
-        callbacks.append(watched)
-    trainer = pl.Trainer(
+    options = {"measures": ("kl", "relative"), "update": le.FromOptimizer, "every": 2, "budget": None, **options}
+    return MonitorCallback((x[:6], y[:6]), loss="cross_entropy", engine="looped", **options)
+
+
+def trained_by(callbacks, epochs, **options):
+    return pl.Trainer(
         max_epochs=epochs,
         accumulate_grad_batches=2,
         accelerator="cpu",
@@ -61,9 +58,23 @@ def fit(folder, *, watch=True, checkpoint=None, slow=0.0, store=None, epochs=4, 
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
-    shuffled = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
-    trainer.fit(module, shuffled, ckpt_path=checkpoint, weights_only=True)
+
+
+def loader():
+    return DataLoader(TensorDataset(*examples()), batch_size=8, shuffle=True)
+
+
+def fit(folder, *, watch=True, checkpoint=None, slow=0.0, store=None, epochs=4, loggers=None):
+    warnings.simplefilter("ignore")
+    pl.seed_everything(1, verbose=False)
+    module = Classifier(slow)
+    callbacks = [pl.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=4)]
+    watched = callback(loggers=loggers or [], store=store)
+    if watch:
+        callbacks.append(watched)
+    trained_by(callbacks, epochs).fit(module, loader(), ckpt_path=checkpoint, weights_only=True)
     return module, watched.monitor
 
 

@@ -54,9 +54,26 @@ def test_a_lightning_run_does_not_notice_and_goes_on(tmp_path):
         assert np.array_equal(resumed.history[place].similarity["kl"], monitor.history[place].similarity["kl"])
 
 
+@needs("lightning")
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_may_be_used_again():
+    """By another trainer, which begins anew, and by the same one for another epoch, which goes on."""
+    worker = imported("lightning")
+    watched = worker.callback()
+    for _ in range(2):
+        module, trainer = worker.Classifier(), worker.trained_by([watched], 1, enable_checkpointing=False)
+        trainer.fit(module, worker.loader())
+        assert watched.monitor.history.steps == [0, 2, 4]
+    early = watched.monitor.history[1].similarity["kl"]
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, worker.loader())
+    assert watched.monitor.history.steps == [0, 2, 4, 6, 8]
+    assert np.array_equal(watched.monitor.history[1].similarity["kl"], early)
+
+
 @needs("transformers")
 @pytest.mark.filterwarnings("ignore")
-def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path):
+def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path, caplog):
     fit = imported("transformers").fit
 
     losses, alone, _ = fit(tmp_path / "alone", watch=False)
@@ -68,6 +85,13 @@ def test_a_hugging_face_run_does_not_notice_and_goes_on(tmp_path):
     _, _, resumed = fit(tmp_path / "half", resume=True)
     assert resumed.history.steps == monitor.history.steps
     assert np.array_equal(resumed.history[4].similarity["kl"], monitor.history[4].similarity["kl"])
+    folder = str(tmp_path / "half" / "checkpoint-8")
+    assert "the history begins after step" not in caplog.text
+    _, _, lost = fit(tmp_path / "elsewhere", steps=10, resume=folder)
+    assert lost.history.steps == [10]
+    assert "so that the history begins after step 8; name the folder" in caplog.text
+    _, _, found = fit(tmp_path / "elsewhere", steps=10, resume=folder, named=folder)
+    assert found.history.steps == [0, 2, 4, 6, 8, 10]
 
 
 @pytest.mark.slow
@@ -133,6 +157,25 @@ def test_a_language_model_moves_by_its_log_probabilities():
     assert torch.allclose(le.relative(response).float(), expected / expected.diagonal()[:, None], rtol=1e-4)
     tokens = le.respond(token_problem(model), token_sources(inputs), update=le.SGD(0.1))
     assert torch.allclose(token_kl(7)(tokens).float(), kls / kls.diagonal()[:, None], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "words"),
+    [
+        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [0, 1, 1]], "attention_mask: row 1 is not ones and then zeros; pad on"),
+        ([[0, 1, 2, 3]], [[1, 0, 1, 0]], "attention_mask: row 0 is not ones"),
+        ([[0, 1, 2]], [[2, 2, 2]], "attention_mask: row 0 is not ones"),
+        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [1, 0, 0]], "input_ids: sequence 1 has fewer than two tokens"),
+        ([[0], [1]], None, "input_ids: sequence 0 has fewer than two tokens"),
+        ([[0, 1, 2]], [[1, 1]], "input_ids, attention_mask: two tensors"),
+    ],
+)
+def test_padding_that_would_be_misread_is_refused(ids, mask, words):
+    mask = None if mask is None else torch.tensor(mask)
+    with pytest.raises(ValueError, match=words):
+        sequences(torch.tensor(ids), mask)
+    with pytest.raises(ValueError, match=words):
+        token_sources({"input_ids": torch.tensor(ids), "attention_mask": torch.ones(2, 1) if mask is None else mask})
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])

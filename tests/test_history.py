@@ -114,6 +114,31 @@ def test_histories_are_not_mixed_up(tmp_path):
     assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
 
 
+def test_a_state_of_another_monitor_is_refused():
+    run = Run()
+    run.train(0, 15)
+    state = run.monitor.state_dict()
+    for options, words in (
+        ({"measures": ("kl",)}, r"state: it is of a monitor with other measures \(2 and not 1\)"),
+        ({"measures": ("relative", "kl")}, "other measures .'kl' and not 'relative'"),
+        ({"source_labels": list("abcabc")}, "other source classes .0 and not 'a'.; make this one with the same"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Run(**options).monitor.load_state_dict(state)
+    with pytest.raises(ValueError, match="state: it is not a monitor's"):
+        run.monitor.load_state_dict({"net": 3})
+    assert run.monitor.history.steps == [0, 10]
+
+
+@pytest.mark.parametrize("labels", [list(np.arange(6) % 3), np.arange(6) % 3, list(y), np.array(list("abcabc"))])
+def test_classes_may_be_numbers_of_any_library(labels, tmp_path):
+    run = Run(source_labels=labels, store=tmp_path / "history.zarr")
+    run.train(0, 15)
+    assert History.open(tmp_path / "history.zarr").frame().equals(run.monitor.frame())
+    torch.save(run.monitor.state_dict(), tmp_path / "state.pt")
+    run.monitor.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
 def test_steps_that_go_back_are_refused():
     run = Run()
     run.train(0, 25)

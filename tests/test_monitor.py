@@ -271,6 +271,27 @@ def test_running_out_of_memory_costs_a_probe_and_not_the_run(caplog):
     assert monitor.skipped == [0]
 
 
+class Narrow(nn.Sequential):
+    """Knows how many examples it was shown at a time."""
+
+    most = 0
+
+    def forward(self, x):
+        self.most = max(self.most, len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("measure", ["stiffness_cos", "stiffness_sign", "activation"])
+def test_no_measure_takes_more_memory_than_it_was_given(measure):
+    net = Narrow(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    sources = torch.randn(6, 3), torch.randn(6)
+    monitor = le.Monitor(net, sources, loss="mse", measures=(measure,), every=1, budget=None, memory=1)
+    monitor.step(0)
+    assert net.most <= 3  # one at a time, once the layers are understood from three
+    le.similarity(le.Problem.of(net, "mse"), sources, measure=measure, memory=1)
+    assert net.most <= 3
+
+
 class Recorder:
     def __init__(self):
         self.seen = []
@@ -326,6 +347,7 @@ def other_model():
         ({"schedule": []}, "schedule: none of its steps"),
         ({"schedule": [-3]}, "never fire"),
         ({"schedule": "often"}, "schedule: steps"),
+        ({"schedule": [0.5, 1.7]}, "schedule: steps are whole numbers, counted from 0, not 0.5"),
         ({"budget": None}, "every, schedule: give one of them where budget is None"),
         ({"budget": -0.1}, "budget: a positive share"),
         ({"loss": None}, "loss: a bare model needs one"),
@@ -338,6 +360,13 @@ def other_model():
         ({"loggers": [3]}, "loggers: int has none of"),
         ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),
         ({"update": 0.1}, "update: "),
+        ({"measures": "kl", "loss": nn.CrossEntropyLoss()}, "kl needs a distribution"),
+        ({"measures": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
+        ({"measures": "normalized_kernel", "targets": x[6:9]}, "normalized_kernel needs the targets to be the sources"),
+        ({"measures": lambda response: le.relative(response)[:, 0]}, r"measures: <lambda> gives \(6,\), not a tensor"),
+        ({"measures": lambda response: 3.0}, "measures: <lambda> gives float"),
+        ({"targets": (x[6:9], y[6:9])}, "targets: a pair was given, but only stiffness reads labels there"),
+        ({"measures": "stiffness_cos", "targets": x[6:9]}, "targets: a pair"),
     ],
 )
 def test_mistakes_are_told_before_training(options, words):
@@ -355,8 +384,26 @@ def test_mistakes_in_sources_are_told_before_training():
         le.Monitor(le.Problem.of(net, "cross_entropy"), SOURCES, loss="mse")
 
 
+def test_a_rehearsal_changes_nothing_and_shows_a_measure_the_whole_size():
+    net = network()
+    before, seen = (fingerprint(net), surroundings()), []
+
+    def shape(response):
+        seen.append(tuple(response.target_change.shape))
+        return le.relative(response)
+
+    le.Monitor(net, SOURCES, targets=x[6:11], loss="cross_entropy", measures=[shape], every=1)
+    assert seen == [(6, 5, 3)]
+    assert (fingerprint(net), surroundings()) == before
+    with pytest.raises(ValueError, match="model: no ReLU was met"):
+        le.Monitor(nn.Linear(2, 1), (torch.eye(2), torch.ones(2)), loss="mse", measures="activation")
+
+
 def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
     with le.Monitor(network(), SOURCES, loss="cross_entropy", schedule=[1000], budget=None) as monitor:
         for step in range(5):
             monitor.step(step)
-    assert "schedule: it never fired up to step 4" in caplog.text
+        assert len(monitor.phases()) == len(monitor.frame()) == 0
+        assert caplog.text.count("schedule: it never fired up to step 4") == 1
+        assert {"measure", "half_life", "p_value"} <= set(monitor.phases().columns)
+    assert caplog.text.count("schedule: it never fired") == 1

@@ -1,12 +1,15 @@
 """The user's model, optimizer, random state and global flags are as they were, also after an exception."""
 
 import hashlib
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.guard import held_still
 from tests.cases import CASES
 
 
@@ -90,6 +93,23 @@ def test_nothing_is_changed_when_something_breaks(engine):
     model.breaks = False
     le.respond(problem, sources, engine="looped")
     assert (fingerprint(model), surroundings()) == before
+
+
+def test_the_random_states_of_all_libraries_come_back():
+    """Augmentations, and networks too, draw from each of them."""
+
+    def draw():
+        return torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
+
+    def seed():
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)  # noqa: NPY002
+
+    seed()
+    expected = draw()
+    seed()
+    with held_still(torch.device("cpu"), None):
+        draw()
+    assert draw() == expected
 
 
 def test_users_own_settings_come_back():

@@ -47,7 +47,7 @@ class Slow(Trainer):
         return super().training_step(*args, **kwargs)
 
 
-def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16):
+def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16, named=None):
     warnings.simplefilter("ignore")
     torch.manual_seed(1)
     model, examples = Classifier(), Examples()
@@ -73,6 +73,7 @@ def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16):
         disable_tqdm=True,
         use_cpu=True,
         seed=1,
+        resume_from_checkpoint=named,
     )
     kind = Slow if slow else Trainer
     trainer = kind(model=model, args=arguments, train_dataset=examples, callbacks=[watched] if watch else [])

@@ -164,7 +164,9 @@ def verify(
 
 @app.command()
 def watch(
-    checkpoints: Annotated[list[Path], typer.Argument(metavar="CHECKPOINTS...", help="Files that hold a state_dict.")],
+    checkpoints: Annotated[
+        list[Path], typer.Argument(metavar="CHECKPOINTS...", help="Files that hold a state_dict, or folders of them.")
+    ],
     model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
     loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
@@ -192,7 +194,7 @@ def watch(
         net,
         (x.to(device), y.to(device)),
         loss=loss,
-        measures=tuple(measure.split(",")),
+        measures=tuple(name.strip() for name in measure.split(",")),
         update=SGD(step_size),
         store=out / "history.zarr",
     )

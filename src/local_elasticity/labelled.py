@@ -100,7 +100,7 @@ def similarity(
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     if name in OF_PROBLEM:
-        S, own, floor = OF_PROBLEM[name](problem, sources, targets), None, None
+        S, own, floor = OF_PROBLEM[name](problem, sources, targets, memory), None, None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
     else:
         response = respond(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def held_still(device: torch.device, model: Any) -> Iterator[None]:
-    """Full float32 precision, no autocast, gradients on, random state untouched; all of it restored on the way out.
+    """Full float32 precision, no autocast, gradients on, random state (torch's, NumPy's, Python's) untouched; all of it
+    restored on the way out.
 
     The fused attention path of `nn.MultiheadAttention` is off as well, since it knows no derivatives, and so is cuDNN
     for a recurrent model, since it differentiates those in training mode only.
@@ -22,6 +25,8 @@ def held_still(device: torch.device, model: Any) -> Iterator[None]:
     with ExitStack() as stack:
         cuda = [device] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the user's)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in {"cpu", device.type}:

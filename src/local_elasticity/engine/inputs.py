@@ -16,29 +16,29 @@ from local_elasticity.engine.problem import Inputs
 LOADED_AT_ONCE = 256
 
 
-def read_sources(sources: Any, device: torch.device, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
-    """(inputs, labels), one label for each example."""
+def read_sources(
+    sources: Any, device: torch.device, dtype: torch.dtype, name: str = "sources"
+) -> tuple[Inputs, Tensor]:
+    """(inputs, labels), one label for each example; errors speak of `name`."""
     if isinstance(sources, (Dataset, DataLoader)):
         inputs, labels = _loaded(sources, _labelled, device)
     elif isinstance(sources, (tuple, list)) and len(sources) == 2:
         inputs, labels = _as_tensors(sources[0]), _as_tensors(sources[1])
     else:
         raise TypeError(
-            f"sources: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
+            f"{name}: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
         )
-    inputs = _checked(inputs, "sources", device, dtype)
+    inputs = _checked(inputs, name, device, dtype)
     if not isinstance(labels, Tensor):
-        raise TypeError(f"sources: labels must be a tensor, not {type(labels).__name__}")
+        raise TypeError(f"{name}: labels must be a tensor, not {type(labels).__name__}")
     if labels.ndim == 0 or len(labels) != count(inputs):
-        raise ValueError(
-            f"sources: {count(inputs)} inputs but labels of shape {tuple(labels.shape)}; give one for each"
-        )
+        raise ValueError(f"{name}: {count(inputs)} inputs but labels of shape {tuple(labels.shape)}; give one for each")
     if labels.device != device:
-        raise ValueError(f"sources: labels are on {labels.device}, the model on {device}; pass labels.to('{device}')")
+        raise ValueError(f"{name}: labels are on {labels.device}, the model on {device}; pass labels.to('{device}')")
     if labels.is_floating_point():
         labels = labels.to(dtype)
         if not labels.isfinite().all():
-            raise ValueError("sources: labels contain NaN or infinity; remove those examples")
+            raise ValueError(f"{name}: labels contain NaN or infinity; remove those examples")
     return inputs, labels
 
 
@@ -118,7 +118,7 @@ def _labelled(batch: Any) -> tuple[Inputs, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         inputs, labels = batch
         return inputs, labels
-    raise TypeError('sources: each item of a Dataset must be a pair (inputs, label) or a dict with "labels"')
+    raise TypeError('sources or targets: each item of a Dataset must be a pair (inputs, label) or a dict with "labels"')
 
 
 def _unlabelled(batch: Any) -> Inputs:

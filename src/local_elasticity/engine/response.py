@@ -122,6 +122,18 @@ class Response:
         )
 
 
+def repeated(response: Response, n: int, m: int) -> Response:
+    """A response with n sources and m targets, which takes its own in turn; each row's batch is one example."""
+    device = response.step_size.device
+    rows = torch.arange(n, device=device) % len(response.step_size)
+    columns = torch.arange(m, device=device) % response.target_change.shape[1]
+    of_sources = ("source_before", "source_change", "loss_gradient", "step_size", "source_noise", "noise_scale")
+    of_targets = ("target_before", "target_noise")
+    parts = {name: getattr(response, name)[rows] for name in of_sources if getattr(response, name) is not None}
+    parts |= {name: getattr(response, name)[columns] for name in of_targets}
+    return replace(response, target_change=response.target_change[rows][:, columns], **parts)
+
+
 def _softmax_change(z: Tensor, d: Tensor) -> Tensor:
     """p · expm1(d − L) with p = softmax(z), subtracted only where d is large. What the likeliest class changes by is
     taken off first, which changes nothing but that L is then small where the network is sure.

@@ -14,10 +14,13 @@ from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.shapes import Float
 
 
-def activation(model: Problem | nn.Module, x: Any, x2: Any = None) -> Float[Tensor, "n m"]:
+def activation(
+    model: Problem | nn.Module, x: Any, x2: Any = None, *, memory: int | None = None
+) -> Float[Tensor, "n m"]:
     """⟨a(x), a(x′)⟩ / (‖a(x)‖ ‖a(x′)‖), a(x) ∈ {0, 1} marking the ReLU units that are on, of all layers together.
 
-    Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on.
+    Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on. `memory` are bytes
+    for the forward passes, by default half of what is free.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
@@ -30,13 +33,13 @@ def activation(model: Problem | nn.Module, x: Any, x2: Any = None) -> Float[Tens
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype)
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
-        one = _patterns(moment, left)
-        other = one if x2 is None else _patterns(moment, right)
+        one = _patterns(moment, left, memory)
+        other = one if x2 is None else _patterns(moment, right, memory)
         return one @ other.T / (one.sum(1)[:, None] * other.sum(1)).sqrt()
 
 
-def _patterns(moment: Moment, inputs: Any) -> Float[Tensor, "b units"]:
-    at_once = examples_at_once(moment, inputs, None)
+def _patterns(moment: Moment, inputs: Any, memory: int | None) -> Float[Tensor, "b units"]:
+    at_once = examples_at_once(moment, inputs, memory)
     parts = []
     for i in range(0, count(inputs), at_once):
         with torch.no_grad(), _Patterns() as seen:

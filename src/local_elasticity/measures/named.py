@@ -29,7 +29,7 @@ from local_elasticity.measures.relative import noise_floor, relative, source_cha
 from local_elasticity.measures.stiffness import stiffness
 
 OfResponse = Callable[[Response], Tensor]
-OfProblem = Callable[[Problem, Any, Any], Tensor]
+OfProblem = Callable[[Problem, Any, Any, int | None], Tensor]
 
 
 def _distribution(response: Response) -> Response:
@@ -52,11 +52,13 @@ OF_RESPONSE: dict[str, OfResponse] = {
 """What needs the response to updates."""
 
 OF_PROBLEM: dict[str, OfProblem] = {
-    "stiffness_cos": lambda problem, sources, targets: stiffness(problem, sources, targets, form="cos"),
-    "stiffness_sign": lambda problem, sources, targets: stiffness(problem, sources, targets, form="sign"),
-    "activation": lambda problem, sources, targets: activation(problem, sources[0], targets),
+    "stiffness_cos": lambda problem, sources, targets, memory: stiffness(problem, sources, targets, memory=memory),
+    "stiffness_sign": lambda problem, sources, targets, memory: stiffness(
+        problem, sources, targets, form="sign", memory=memory
+    ),
+    "activation": lambda problem, sources, targets, memory: activation(problem, sources[0], targets, memory=memory),
 }
-"""What needs the network itself and takes no step: (problem, sources, targets or None)."""
+"""What needs the network itself and takes no step: (problem, sources, targets or None, bytes or None)."""
 
 OWN_CHANGE: dict[str, OfResponse] = {
     "relative": source_change,

@@ -40,7 +40,7 @@ def stiffness(
         raise ValueError(f'form: "cos" or "sign", not {form!r}')
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
-        right = left if targets is None else read_sources(targets, moment.device, moment.dtype)
+        right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
 
         def cosine_with(layout: Layout) -> Tensor:
             rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))

@@ -2,7 +2,7 @@
 
 A block is one chunk of `similarity`. After it is written, the SHA-256 of its values goes into the same place of
 `block_digest`; a block without a digest is not finished, whatever bytes are there. Chunks are written to a file of
-another name and renamed, so that a process that is killed leaves whole chunks only.
+another name and renamed (zarr does so since 3.1.3), so that a process that is killed leaves whole chunks only.
 """
 
 from __future__ import annotations

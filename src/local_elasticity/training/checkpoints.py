@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,22 @@ NESTED = ("state_dict", "model_state_dict", "model", "net", "module")
 WRAPPERS = ("module.", "_orig_mod.", "model.", "net.")
 """What DDP, torch.compile and Lightning modules put before a parameter's name."""
 
+IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
+"""What the weights are called in a folder of Hugging Face's Trainer."""
+
+STEP = re.compile(r"step[=_-]?(\d+)", re.IGNORECASE)
+FOLDER = re.compile(r"(?:^|step|checkpoint)[=_-]?(\d+)$", re.IGNORECASE)
+FRACTION = re.compile(r"(?<=[=_-])\d+\.\d+")
+"""Where names tell the step: `step=120`, a folder `checkpoint-120`; and what is none, `loss=0.25`."""
+
 
 def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **options: Any) -> Monitor:
     """Probe a model at every checkpoint, in the order of their steps; the history is that of a live monitor.
 
     Args:
         checkpoints: files written by `torch.save` (a state_dict, or a dict that holds one), read with
-            `weights_only=True`. The step is what the checkpoint says, or the last number in its name.
+            `weights_only=True`, or by safetensors; or folders of Hugging Face's Trainer. One is read at a time. The
+            step is what the checkpoint says, else `step=…` in its name, the last whole number there, or its folder's.
         model: a model of the same shape; its weights are replaced.
         sources, options: as for `Monitor`.
 
@@ -41,30 +51,53 @@ def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **o
     """
     if not checkpoints:
         raise ValueError("CHECKPOINTS: name at least one file")
-    read = [read_checkpoint(Path(file), model) for file in checkpoints]
-    steps = [step for step, _ in read]
+    files = [_weights_file(Path(file)) for file in checkpoints]
+    steps = [read_checkpoint(file, model)[0] for file in files]
     if len(set(steps)) < len(steps):
         raise ValueError(f"CHECKPOINTS: several are of the same step ({steps}); put the step into their names")
     monitor = Monitor(model, sources, **{"every": 1, "budget": None, **options})
-    for step, weights in sorted(read, key=lambda pair: pair[0]):
-        model.load_state_dict(weights)
+    for step, file in sorted(zip(steps, files, strict=True)):
+        model.load_state_dict(read_checkpoint(file, model)[1])
         monitor.probe(step)
     return monitor
 
 
 def read_checkpoint(file: Path, model: nn.Module) -> tuple[int, Mapping[str, Tensor]]:
     """The step and the weights of a checkpoint, under the names that the model gives them."""
+    content = _content(file, next(model.parameters()).device)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"CHECKPOINTS: {file} holds a {type(content).__name__}, not weights; save a state_dict")
+    weights = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
+    return _step(file, content), _renamed(file, weights, model)
+
+
+def _weights_file(file: Path) -> Path:
+    """The file itself, or the one in a folder that holds the weights."""
+    if not file.is_dir():
+        return file
+    for name in IN_FOLDERS:
+        if (file / name).exists():
+            return file / name
+    raise ValueError(f"CHECKPOINTS: the folder {file} holds no {' or '.join(IN_FOLDERS)}; name the file with weights")
+
+
+def _content(file: Path, device: torch.device) -> Any:
+    """What was saved; a large file is mapped and not read whole. No pickled object is ever made."""
     try:
-        content = torch.load(file, map_location=_device(model), weights_only=True)
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file, device=str(device))
+        return torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
     except FileNotFoundError:
         raise
+    except ImportError as error:
+        raise ValueError(f"CHECKPOINTS: {file} needs the package safetensors: pip install safetensors") from error
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"CHECKPOINTS: {file} cannot be read as weights alone ({reason}); save a state_dict"
         ) from error
-    weights = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
-    return _step(file, content), _renamed(file, weights, model)
 
 
 def find_model(place: str) -> nn.Module:
@@ -87,24 +120,33 @@ def find_model(place: str) -> nn.Module:
 
 def _step(file: Path, content: Mapping[str, Any]) -> int:
     for name in ("global_step", "step"):
-        if isinstance(content.get(name), int):
-            return int(content[name])
-    numbers = re.findall(r"\d+", file.stem)
-    if not numbers:
-        raise ValueError(f"CHECKPOINTS: {file} tells no step; put a number into its name, for example step-100.pt")
-    return int(numbers[-1])
+        value = content.get(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        if isinstance(value, int):
+            return value
+    if told := STEP.search(file.stem):
+        return int(told[1])
+    if numbers := re.findall(r"\d+", FRACTION.sub("", file.stem)):
+        return int(numbers[-1])
+    if told := FOLDER.search(file.absolute().parent.name):
+        return int(told[1])
+    raise ValueError(f"CHECKPOINTS: {file} tells no step; put a number into its name, for example step-100.pt")
 
 
 def _renamed(file: Path, weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    wanted = set(model.state_dict())
-    while not wanted <= set(weights):
+    wanted = model.state_dict()
+    weights = {str(name): value for name, value in weights.items()}
+    while not set(wanted) <= set(weights):
         prefix = next((p for p in WRAPPERS if any(name.startswith(p) for name in weights)), None)
         if prefix is None:
-            missing = ", ".join(sorted(wanted - set(weights))[:3])
+            missing = ", ".join(sorted(set(wanted) - set(weights))[:3])
             raise ValueError(f"CHECKPOINTS: {file} lacks {missing}, …; does --model make the model that was saved?")
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    for name, own in wanted.items():
+        if (shape := getattr(weights[name], "shape", None)) != own.shape:
+            raise ValueError(
+                f"CHECKPOINTS: {file}: {name} has the shape {shape and tuple(shape)}, in the model {tuple(own.shape)}; "
+                "does --model make the model that was saved?"
+            )
     return {name: weights[name] for name in wanted}
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

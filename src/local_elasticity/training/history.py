@@ -125,6 +125,16 @@ class History:
         if self._store is not None:
             self._store.keep(len(self._probes))
 
+    @property
+    def identity(self) -> dict[str, list[Any]]:
+        """What two histories must share to be of one run."""
+        return {
+            "measures": list(self.measures),
+            "numbers": list(self.numbers),
+            "source_classes": self.source_classes,
+            "target_classes": self.target_classes,
+        }
+
     def state(self) -> list[dict[str, Any]]:
         """The probes as plain values and tensors, which `torch.load(..., weights_only=True)` reads."""
         return [

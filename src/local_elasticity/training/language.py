@@ -26,6 +26,7 @@ def sequences(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[
     tensor([2., 1.])
     """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    _check(input_ids, mask)
     return {"input_ids": input_ids, "attention_mask": mask}, mask[:, 1:].sum(1).float()
 
 
@@ -79,7 +80,30 @@ def token_sources(inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]
             [   1, -100]])
     """
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    _check(ids, mask)
     return inputs, torch.where(mask[:, 1:].bool(), ids[:, 1:], torch.full_like(ids[:, 1:], -100))
+
+
+def _check(input_ids: Tensor, mask: Tensor) -> None:
+    """Ones and then zeros, at least two ones: the model is not shown the mask, and the first token is not predicted."""
+    if input_ids.ndim != 2 or mask.shape != input_ids.shape:
+        raise ValueError(
+            f"input_ids, attention_mask: two tensors [b, T] are wanted, not {list(input_ids.shape)} and "
+            f"{list(mask.shape)}"
+        )
+    seen = mask.bool()
+    gaps = (seen[:, 1:] & ~seen[:, :-1]).any(1) | (mask != seen).any(1)
+    if gaps.any():
+        raise ValueError(
+            f"attention_mask: row {int(gaps.nonzero()[0])} is not ones and then zeros; pad on the right, for example "
+            'tokenizer.padding_side = "right"'
+        )
+    short = seen.sum(1) < 2
+    if short.any():
+        raise ValueError(
+            f"input_ids: sequence {int(short.nonzero()[0])} has fewer than two tokens, so that nothing is predicted in "
+            "it; leave it out"
+        )
 
 
 class _NextTokens(nn.Module):

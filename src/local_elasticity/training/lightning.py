@@ -23,7 +23,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
     """Watches a Lightning run: `Trainer(callbacks=[MonitorCallback(sources, loss="cross_entropy", every=50)])`.
 
     Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The history is part of the
-    trainer's checkpoints and goes on when training resumes from one.
+    trainer's checkpoints and goes on when training resumes from one, or when the same trainer fits once more.
 
     Args:
         sources, options: as for `Monitor`; they are moved to the module's device. The trainer's own loggers are used
@@ -54,6 +54,9 @@ class MonitorCallback(Callback):  # type: ignore[misc]
         def moved(leaf: Any) -> Any:
             return leaf.to(pl_module.device) if hasattr(leaf, "to") else leaf
 
+        state = self._state
+        if state is None and self.monitor is not None and self._told == trainer.global_step:  # the trainer goes on
+            state = self.monitor.state_dict()
         update = update_of(self.update, trainer.optimizers[0])
         options = {"loggers": trainer.loggers, **self.options}
         self.monitor = Monitor(
@@ -63,12 +66,11 @@ class MonitorCallback(Callback):  # type: ignore[misc]
             update=update,
             **options,
         )
-        if self._state is not None:
-            self.monitor.load_state_dict(self._state)
-            self._told = trainer.global_step
+        if state is not None:
+            self.monitor.load_state_dict(state)
         elif trainer.global_step:
             self.monitor.resume(trainer.global_step)
-            self._told = trainer.global_step
+        self._state, self._told = None, trainer.global_step or -1
         self._tell(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from local_elasticity.emergence.along import FeatureMeasure
-from local_elasticity.engine.inputs import count
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import is_out_of_memory
@@ -26,7 +25,7 @@ from local_elasticity.training.history import ONE_CLASS, History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Measure, Prober
-from local_elasticity.training.schedule import Schedule, resolve_schedule
+from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +83,7 @@ class Monitor:
         measures: Iterable[Measure | FeatureMeasure] = ("relative",),
         update: Update = SGD(1e-3),  # noqa: B008 (frozen)
         every: int | None = None,
-        schedule: Schedule | Sequence[int] | None = None,
+        schedule: Schedule | Iterable[int] | None = None,
         budget: float | None = 0.1,
         loggers: Iterable[Any] = (),
         store: str | Path | None = None,
@@ -124,6 +123,7 @@ class Monitor:
         )
         self._resumed = len(self.history) == 0
         self._seen: int | None = None
+        self._told = False
 
     @property
     def skipped(self) -> list[int]:
@@ -134,9 +134,14 @@ class Monitor:
         """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
         self._check_order(step)
         self._seen = step
-        if not self.schedule.due(step) or not decided(self.budget.affords(step) if first() else True):
+        return self._wanted(step) and self.probe(step)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about."""
+        known = isinstance(self.schedule, OF_STEPS_ALONE)
+        if known and not self.schedule.due(step):
             return False
-        return self.probe(step)
+        return decided(first() and (known or self.schedule.due(step)) and self.budget.affords(step))
 
     def probe(self, step: int) -> bool:
         """Probe now, whatever the schedule and the budget say; False where memory did not suffice."""
@@ -175,6 +180,7 @@ class Monitor:
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
+        self._tell_if_silent()
         return self.history.frame(**options)
 
     def plot(self, columns: int = 2) -> Figure:
@@ -189,12 +195,14 @@ class Monitor:
 
     def phases(self) -> pd.DataFrame:
         """For every measure: how local learning was at the start and at the end, and when that changed."""
+        self._tell_if_silent()
         return self.history.phases()
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors. With a store the history stays there and is not copied."""
         return {
             "step": -1 if self._seen is None else self._seen,
+            **self.history.identity,
             "budget": self.budget.state(),
             "probes": [] if self.history.stored else self.history.state(),
             "of_features": {name: one.state() for name, one in self._prober.of_features.items()},
@@ -202,11 +210,25 @@ class Monitor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
+        self._check_state(state)
         self.history.load(state["probes"], int(state["step"]))
         self.budget.load(state["budget"])
-        for name, one in state.get("of_features", {}).items():
+        for name, one in state["of_features"].items():
             self._prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
+
+    def _check_state(self, state: Any) -> None:
+        if not (
+            isinstance(state, Mapping)
+            and {"step", "budget", "probes", "of_features", *self.history.identity} <= set(state)
+        ):
+            raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
+        for name, mine in self.history.identity.items():
+            if list(state[name]) != mine:
+                raise ValueError(
+                    f"state: it is of a monitor with other {name.replace('_', ' ')} ({_first(state[name], mine)}); "
+                    "make this one with the same measures, sources and labels"
+                )
 
     def resume(self, step: int) -> None:
         """Go on after `step` without a checkpoint of the monitor's own: what the store holds up to there is kept."""
@@ -224,22 +246,26 @@ class Monitor:
 
     def close(self) -> None:
         """Say what is worth saying at the end of training: that nothing was measured, or what was left out."""
-        if not len(self.history) and self._seen is not None:
-            logger.warning("schedule: it never fired up to step %d, so that nothing was measured", self._seen)
+        self._tell_if_silent()
         if self.skipped:
             logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))
 
+    def _tell_if_silent(self) -> None:
+        """Say once that the schedule never fired."""
+        if not (len(self.history) or self.skipped or self._seen is None or self._told):
+            logger.warning("schedule: it never fired up to step %d, so that nothing was measured", self._seen)
+            self._told = True
+
     def _check_order(self, step: int) -> None:
-        if not self._resumed and step <= self.history.steps[-1]:
+        last = self.history[-1].step if len(self.history) else -1
+        if step <= last and not self._resumed:
             raise ValueError(
-                f"store: it holds {len(self.history)} probes up to step {self.history.steps[-1]}, and training is at "
+                f"store: it holds {len(self.history)} probes up to step {last}, and training is at "
                 f"step {step}; call load_state_dict or resume to go on, or choose another path"
             )
+        if step <= last:
+            raise ValueError(f"step: {step} comes after step {last}; count steps over the whole of training")
         self._resumed = True
-        if len(self.history) and step <= self.history.steps[-1] and self.schedule.due(step):
-            raise ValueError(
-                f"step: {step} comes after step {self.history.steps[-1]}; count steps over the whole of training"
-            )
 
     def _classes(self, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
         prober = self._prober
@@ -248,8 +274,7 @@ class Monitor:
             source_labels = labels
         if target_labels is None and prober.targets is None:
             target_labels = source_labels
-        m = prober.n if prober.targets is None else count(prober.targets)
-        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, m, "target_labels")
+        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, prober.m, "target_labels")
 
     def _wait(self) -> None:
         """Work that training has queued on a GPU is not the probe's."""
@@ -278,6 +303,15 @@ def _labels(labels: Any, size: int, name: str) -> list[Any]:
     if labels is None:
         return [ONE_CLASS] * size
     values = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
+    values = [one.item() if isinstance(one, (Tensor, np.generic)) else one for one in values]
     if len(values) != size:
         raise ValueError(f"{name}: {len(values)} labels do not fit {size} examples; give one for each")
     return values
+
+
+def _first(theirs: Sequence[Any], mine: Sequence[Any]) -> str:
+    """Where two lists begin to differ."""
+    place = next((i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b), None)
+    if place is None:
+        return f"{len(theirs)} and not {len(mine)}"
+    return f"{theirs[place]!r} and not {mine[place]!r}"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from local_elasticity.training.drift import drift_p_value
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -22,13 +24,10 @@ LATE = 0.25
 PAIRS_LOGGED = 25
 """Up to so many pairs of classes are logged one by one."""
 
-STRONGEST_MEMORY = 0.9
-"""Noise is taken to remember at most this much of itself from one probe to the next."""
-
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """Where a series changes its level: the first step of the new level, both levels, and a test against no change."""
+    """Where a series changes its level: the first step of the new level, both levels, a test against a drift."""
 
     step: float
     before: float
@@ -82,11 +81,11 @@ def half_life(steps: Series, values: Series) -> float:
 def change_point(
     steps: Series, values: Series, *, resamples: int = 499, seed: int = 0, shortest: int = 3
 ) -> ChangePoint:
-    """The two-level description that fits best, and how often noise without a change would fit one as well.
+    """The two levels that describe a series best, and how often a steady drift would look as much like two phases.
 
-    The statistic is the share of the variance that two levels explain, over all ways to cut the series. Neighbouring
-    probes resemble each other, so the null is a first-order autoregression, its memory estimated from what the two
-    levels leave over; `p_value` is the share of such series, simulated, that reach the statistic.
+    The cut is where two levels explain most of the variance. `p_value` tests a jump or a kink, wherever it fits best,
+    against a straight line in `steps` whose noise remembers itself from probe to probe (`drift_p_value`): small for a
+    jump and for a decay that comes to rest, and seldom for a slope or for noise that wanders.
 
     Args:
         shortest: the least number of probes in a phase.
@@ -97,13 +96,9 @@ def change_point(
     t, v = _finite(steps, values)
     if len(v) < 2 * shortest or np.ptp(v) == 0:
         return ChangePoint(float("nan"), float("nan"), float("nan"), 1.0)
-    explained, cut = _best_cut(v[None], shortest)
-    i = int(cut[0])
-    before, after = float(v[:i].mean()), float(v[i:].mean())
-    left = v - np.where(np.arange(len(v)) < i, before, after)
-    noise = _autoregression(_memory(left), len(v), resamples, np.random.default_rng(seed))
-    reached = int((_best_cut(noise, shortest)[0] >= explained[0]).sum())
-    return ChangePoint(float(t[i]), before, after, (1 + reached) / (1 + resamples))
+    i = _best_cut(v, shortest)
+    p_value = drift_p_value(t, v, shortest=shortest, resamples=resamples, seed=seed)
+    return ChangePoint(float(t[i]), float(v[:i].mean()), float(v[i:].mean()), p_value)
 
 
 def phases(frame: pd.DataFrame) -> pd.DataFrame:
@@ -113,6 +108,7 @@ def phases(frame: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    names = ["measure", "of", "first", "late", "half_life", "change_step", "before", "after", "p_value"]
     rows = []
     for measure, part in locality(frame).groupby("measure", sort=False):
         what = "ratio" if part.ratio.notna().any() else "intra"
@@ -120,20 +116,10 @@ def phases(frame: pd.DataFrame) -> pd.DataFrame:
         found = change_point(steps, values)
         known = values[np.isfinite(values)]
         late = float(np.median(known[-max(1, round(LATE * len(known))) :])) if len(known) else np.nan
-        rows.append(
-            {
-                "measure": measure,
-                "of": what,
-                "first": known[0] if len(known) else np.nan,
-                "late": late,
-                "half_life": half_life(steps, values),
-                "change_step": found.step,
-                "before": found.before,
-                "after": found.after,
-                "p_value": found.p_value,
-            }
-        )
-    return pd.DataFrame(rows)
+        first = known[0] if len(known) else np.nan
+        change = found.step, found.before, found.after, found.p_value
+        rows.append((measure, what, first, late, half_life(steps, values), *change))
+    return pd.DataFrame(rows, columns=names)
 
 
 def logged_values(
@@ -163,30 +149,9 @@ def _finite(steps: Series, values: Series) -> tuple[np.ndarray, np.ndarray]:
     return t[known], v[known]
 
 
-def _best_cut(series: np.ndarray, shortest: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each row: the largest share of its variance that two levels explain, and where the second begins."""
-    n = series.shape[1]
-    centred = series - series.mean(1, keepdims=True)
+def _best_cut(values: np.ndarray, shortest: int) -> int:
+    """Where the second of the two levels that explain most of the variance begins."""
+    n = len(values)
     cuts = np.arange(shortest, n - shortest + 1)
-    sums = centred.cumsum(1)[:, cuts - 1]
-    explained = sums**2 * (1 / cuts + 1 / (n - cuts)) / (centred**2).sum(1, keepdims=True)
-    best = explained.argmax(1)
-    return explained[np.arange(len(series)), best], cuts[best]
-
-
-def _memory(left: np.ndarray) -> float:
-    """Lag-one autocorrelation, corrected for the bias that fitted levels bring (Kendall), never negative."""
-    square = float((left**2).sum())
-    if square == 0:
-        return 0.0
-    rough = float((left[1:] * left[:-1]).sum()) / square
-    return float(np.clip(rough + (1 + 4 * rough) / len(left), 0.0, STRONGEST_MEMORY))
-
-
-def _autoregression(memory: float, length: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Stationary series x_t = φ x_{t−1} + e_t, [count, length]."""
-    noise = rng.standard_normal((count, length))
-    noise[:, 0] /= np.sqrt(1 - memory**2)
-    for i in range(1, length):
-        noise[:, i] += memory * noise[:, i - 1]
-    return noise
+    sums = (values - values.mean()).cumsum()[cuts - 1]
+    return int(cuts[(sums**2 * (1 / cuts + 1 / (n - cuts))).argmax()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -13,17 +13,23 @@ from torch import Tensor
 from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
+from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.guard import held_still
-from local_elasticity.engine.inputs import read_sources, read_targets
+from local_elasticity.engine.inputs import count, read_sources, read_targets, take
 from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.looped import Looped
+from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.respond import resolve_engine, respond
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.respond import is_half, resolve_engine, respond
+from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OfResponse, check_name
 from local_elasticity.training.distributed import gathered_response, gathered_rows, share, shared, together
 
 Measure = str | OfResponse
+
+FEW = 2
+"""Examples enough to see whether something can be measured."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +70,30 @@ class Prober:
         labels = None
         with problem.moment() as moment:
             sources = read_sources(sources, moment.device, moment.dtype)
-            if targets is not None and any(name.startswith("stiffness") for name in named):
-                targets, labels = read_sources(targets, moment.device, moment.dtype)
+            if targets is not None and any(_labelled(name) for name in named):
+                targets, labels = read_sources(targets, moment.device, moment.dtype, "targets")
             elif targets is not None:
+                _check_unlabelled(targets, sources[0])
                 targets = read_targets(targets, moment.device, moment.dtype)
             Job.read(moment, sources, targets, update)
         prober = cls(problem, sources, targets, labels, named, of_features, update, engine, approximate, memory)
         prober.numbers()
+        prober.rehearse()
         return prober
 
     @property
     def n(self) -> int:
         return len(self.sources[1])
 
+    @property
+    def m(self) -> int:
+        return self.n if self.targets is None else count(self.targets)
+
     def __call__(self) -> tuple[dict[str, np.ndarray], str]:
         """Similarities [n, m] by the measure's name, and the engine that computed the response."""
         if not self.measures:
             return {}, "features"
-        response = self._respond() if any(name not in OF_PROBLEM for name in self.measures) else None
+        response = self._respond() if self._steps() else None
         found = {name: self._similarity(measure, response) for name, measure in self.measures.items()}
         arrays = {name: S.detach().double().cpu().numpy() for name, S in found.items()}
         return arrays, response.engine if response else "gradients"
@@ -99,6 +111,38 @@ class Prober:
         with held_still(device, None), torch.no_grad():
             return together(lambda: {name: measure(gathered) for name, measure in self.of_features.items()})
 
+    def rehearse(self) -> None:
+        """Take every measure once, of two sources at two targets, so that what cannot be measured shows at once."""
+        try:
+            response = self._small_response() if self._steps() else None
+            for name, measure in self.measures.items():
+                if _of_network(measure):
+                    self._of_problem(measure, _few(self.sources), _few(self._targets(name)))
+                elif response is not None:
+                    _check_shape(name, _of_response(measure, response), (self.n, self.m))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+
+    def _small_response(self) -> Response:
+        """The response of the first sources at the first targets, repeated to the size of the whole."""
+        engine = resolve_engine(self.engine, self.approximate)
+        auto = isinstance(engine, Auto)
+        response = respond(
+            self.problem.to(torch.float32) if auto and is_half(self.problem) else self.problem,
+            _few(self.sources),
+            _few(self.targets),
+            update=self.update,
+            engine=Looped() if auto else engine,
+            memory=self.memory,
+            progress=False,
+        )
+        return repeated(response, self.n, self.m)
+
+    def _steps(self) -> bool:
+        """Whether any measure needs steps to be taken."""
+        return not all(_of_network(measure) for measure in self.measures.values())
+
     def _respond(self) -> Response:
         mine = together(
             lambda: respond(
@@ -115,22 +159,55 @@ class Prober:
         return gathered_response(mine, self.n, square=self.targets is None)
 
     def _similarity(self, measure: Measure, response: Response | None) -> Tensor:
-        if not isinstance(measure, str):
-            assert response is not None
-            return measure(response)
-        if measure in OF_RESPONSE:
-            assert response is not None
-            return OF_RESPONSE[measure](response)
-        labelled = measure.startswith("stiffness")
-        targets = (self.targets, self.target_labels) if labelled and self.targets is not None else self.targets
+        if _of_network(measure):
+            mine = together(lambda: self._of_problem(measure, share(self.sources), self._targets(measure)))
+            return gathered_rows(mine, self.n)
+        assert response is not None
+        return _of_response(measure, response)
+
+    def _of_problem(self, measure: str, sources: Any, targets: Any) -> Tensor:
+        return OF_PROBLEM[measure](self.problem, sources, targets, self.memory)
+
+    def _targets(self, measure: str) -> Any:
+        """As a measure of the problem wants them: with labels, where it reads those; None for the sources."""
         if self._others():
-            targets = self.sources if labelled else self.sources[0]
-        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets))
-        return gathered_rows(mine, self.n)
+            return self.sources if _labelled(measure) else self.sources[0]
+        return (self.targets, self.target_labels) if _labelled(measure) and self.targets is not None else self.targets
 
     def _others(self) -> bool:
         """Whether this process's sources are a part of the targets, which are all sources."""
         return self.targets is None and shared(self.n)
+
+
+def _few(examples: Any) -> Any:
+    return None if examples is None else take(examples, slice(0, FEW))
+
+
+def _of_response(measure: Measure, response: Response) -> Tensor:
+    return (OF_RESPONSE[measure] if isinstance(measure, str) else measure)(response)
+
+
+def _of_network(measure: Measure) -> TypeGuard[str]:
+    """Whether the measure takes no step."""
+    return isinstance(measure, str) and measure in OF_PROBLEM
+
+
+def _labelled(measure: str) -> bool:
+    """Whether the measure reads the targets' labels."""
+    return measure.startswith("stiffness")
+
+
+def _check_unlabelled(targets: Any, inputs: Any) -> None:
+    if isinstance(inputs, Tensor) and isinstance(targets, (tuple, list)) and len(targets) == 2:
+        raise ValueError("targets: a pair was given, but only stiffness reads labels there; pass the inputs alone")
+
+
+def _check_shape(name: str, S: Any, shape: tuple[int, int]) -> None:
+    found = tuple(S.shape) if isinstance(S, Tensor) else type(S).__name__
+    if found != shape:
+        raise ValueError(
+            f"measures: {name} gives {found}, not a tensor of shape {shape}, one number for each source and target"
+        )
 
 
 def _named(measures: Iterable[Measure | FeatureMeasure]) -> tuple[dict[str, Measure], dict[str, FeatureMeasure]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from numbers import Integral
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -27,8 +28,7 @@ class Every:
     n: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.n, int) and self.n > 0):
-            raise ValueError(f"every: a positive whole number of steps is wanted, not {self.n!r}")
+        _check_count(self.n, "every")
 
     def due(self, step: int) -> bool:
         return step % self.n == 0
@@ -42,10 +42,10 @@ class Listed:
     True
     """
 
-    steps: Sequence[int]
+    steps: Iterable[int]
 
     def __post_init__(self) -> None:
-        wanted = frozenset(int(step) for step in self.steps)
+        wanted = frozenset(_whole(step) for step in self.steps)
         if not any(step >= 0 for step in wanted):
             raise ValueError("schedule: none of its steps is 0 or more, so that it would never fire; list some")
         object.__setattr__(self, "steps", tuple(sorted(wanted)))
@@ -66,8 +66,7 @@ class LogSpaced:
     per_decade: int = 10
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.per_decade, int) and self.per_decade > 0):
-            raise ValueError(f"per_decade: a positive whole number is wanted, not {self.per_decade!r}")
+        _check_count(self.per_decade, "per_decade")
 
     def due(self, step: int) -> bool:
         place = 0 if step < 2 else round(self.per_decade * math.log10(step))
@@ -86,9 +85,9 @@ class PerEpoch:
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.steps_per_epoch, int) and self.steps_per_epoch > 0):
-            raise ValueError(f"steps_per_epoch: a positive whole number is wanted, not {self.steps_per_epoch!r}")
-        if not (isinstance(self.probes, int) and 0 < self.probes <= self.steps_per_epoch):
+        _check_count(self.steps_per_epoch, "steps_per_epoch")
+        _check_count(self.probes, "probes")
+        if self.probes > self.steps_per_epoch:
             raise ValueError(
                 f"probes: between 1 and the {self.steps_per_epoch} steps of an epoch are wanted, not {self.probes!r}"
             )
@@ -98,7 +97,11 @@ class PerEpoch:
         return within in {i * self.steps_per_epoch // self.probes for i in range(self.probes)}
 
 
-def resolve_schedule(every: int | None, schedule: Schedule | Sequence[int] | None, budget: float | None) -> Schedule:
+OF_STEPS_ALONE = (Every, Listed, LogSpaced, PerEpoch)
+"""Schedules that say the same in every process; others may look at a clock."""
+
+
+def resolve_schedule(every: int | None, schedule: Schedule | Iterable[int] | None, budget: float | None) -> Schedule:
     """The schedule that was asked for; every step that the budget allows where none was."""
     if every is not None and schedule is not None:
         raise ValueError("every, schedule: give one of them, not both")
@@ -110,6 +113,17 @@ def resolve_schedule(every: int | None, schedule: Schedule | Sequence[int] | Non
         return Every(1)
     if isinstance(schedule, Schedule):
         return schedule
-    if isinstance(schedule, Sequence) and not isinstance(schedule, str):
+    if isinstance(schedule, Iterable) and not isinstance(schedule, str):
         return Listed(schedule)
     raise TypeError(f"schedule: steps, or le.training.LogSpaced() and its like, are wanted, not {schedule!r}")
+
+
+def _check_count(value: Any, name: str) -> None:
+    if not (isinstance(value, Integral) and int(value) > 0):
+        raise ValueError(f"{name}: a positive whole number is wanted, not {value!r}")
+
+
+def _whole(step: Any) -> int:
+    if int(step) != step:
+        raise ValueError(f"schedule: steps are whole numbers, counted from 0, not {step!r}")
+    return int(step)

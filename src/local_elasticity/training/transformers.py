@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ except ImportError as error:
         "pip install 'local-elasticity[transformers]'"
     ) from error
 
+logger = logging.getLogger("local_elasticity")
+
 STATE = "local_elasticity.pt"
 """The monitor's file in a checkpoint folder."""
 
@@ -30,7 +33,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     """Watches a run of the Hugging Face Trainer: `Trainer(..., callbacks=[MonitorCallback(sources, problem=…)])`.
 
     Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The state goes into every
-    checkpoint folder and is found there when training resumes.
+    checkpoint folder and is found there when training resumes. A callback is not told from which folder: where it is
+    not one of `output_dir`, name it in `TrainingArguments(resume_from_checkpoint=…)` as well.
 
     Args:
         sources, options: as for `Monitor`; they are moved to the model's device.
@@ -67,13 +71,23 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             update=update_of(self.update, optimizer),
             **self.options,
         )
-        file = _folder(args, state) / STATE
-        if state.global_step and file.exists():
-            self.monitor.load_state_dict(torch.load(file, weights_only=True))
-        elif state.global_step:
-            self.monitor.resume(state.global_step)
-        else:
+        if not state.global_step:
             self.monitor.step(0)
+        elif file := _saved(args, state):
+            self.monitor.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            self.monitor.resume(state.global_step)
+            self._tell_if_lost(args, state)
+
+    def _tell_if_lost(self, args: Any, state: Any) -> None:
+        if self.monitor is not None and not len(self.monitor.history):
+            logger.warning(
+                "local elasticity: no %s in %s, so that the history begins after step %d; name the folder that "
+                "training goes on from in TrainingArguments(resume_from_checkpoint=...)",
+                STATE,
+                _folder(args, state),
+                state.global_step,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor is not None:
@@ -87,6 +101,13 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor is not None:
             self.monitor.close()
+
+
+def _saved(args: Any, state: Any) -> Path | None:
+    """The monitor's file in the folder that training goes on from, if that is where it can be looked for."""
+    named = args.resume_from_checkpoint
+    folders = [Path(named)] if isinstance(named, str) else []
+    return next((at / STATE for at in [*folders, _folder(args, state)] if (at / STATE).exists()), None)
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -102,7 +102,7 @@ def _two_phases(grid: Grid) -> Claim:
         {
             part: f"at t = {np.median([one.step for one in changes]):.0f} from "
             f"{np.mean([one.before for one in changes]):.2f} to {np.mean([one.after for one in changes]):.2f}, "
-            f"p < 0.05 in {sum(one.p_value < 0.05 for one in changes)} of {len(changes)}"
+            f"p < 0.05 against a steady drift in {sum(one.p_value < 0.05 for one in changes)} of {len(changes)}"
             for part, changes in found.items()
             if changes
         },
