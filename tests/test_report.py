@@ -104,6 +104,9 @@ def test_pairs_are_those_of_class_pairs():
         expected = le.class_pairs(panel.values[-1], *labels, resamples=0)
         assert np.allclose(pairs.median[-1].ravel(), expected.value.to_numpy(), equal_nan=True, rtol=1e-5)
         same = expected.source_class == expected.target_class
+        known = np.isfinite(pairs.within)
+        assert (pairs.bands["within_low"][known] <= pairs.within[known]).all()
+        assert pairs.bands["between_high"][-1] == pytest.approx(np.nanmean(pairs.high[-1][~np.eye(4, dtype=bool)]))
         assert pairs.within[-1] == pytest.approx(expected.value[same].mean(), rel=1e-5)
         assert pairs.ratio[-1] == pytest.approx(expected.value[~same].mean() / expected.value[same].mean(), rel=1e-5)
 
@@ -316,6 +319,16 @@ def test_a_card_is_small_and_complete(S):
     assert len(le.as_similarity(np.random.default_rng(0).random((500, 500))).le.html().text) < 60_000
 
 
+def test_responses_and_estimates_show_themselves(problem):
+    sources = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    response = dataclasses.replace(le.respond(problem, sources), notes=("<b>bold</b>",))
+    assert "6 sources × 6 targets × 3 logits" in response._repr_html_()
+    assert "&lt;b&gt;bold" in response._repr_html_()
+    estimate = dataclasses.replace(le.estimate(problem, sources), reason="<script>")
+    assert "MiB" in estimate._repr_html_()
+    assert "<script>" not in estimate._repr_html_()
+
+
 def test_a_monitor_shows_itself(problem, tmp_path):
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
     monitor = le.Monitor(problem, (x, y), measures=("kl", "relative_l1"), every=1, budget=None)
@@ -323,6 +336,7 @@ def test_a_monitor_shows_itself(problem, tmp_path):
     for step in range(3):
         monitor.step(step)
     assert "3 probes up to step 2" in monitor._repr_html_()
+    assert monitor.history._repr_html_() == monitor._repr_html_()
     run = payload_of(written(monitor, tmp_path, examples=x))["runs"][0]
     assert [panel["measure"] for panel in run["panels"]] == ["kl", "relative_l1"]
     assert run["panels"][0]["steps"] == [0, 1, 2]
@@ -507,9 +521,20 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
         assert claim["verdict"] in page
     assert page.count('src="data:image/png;base64,') == sum(name.endswith(".png") for name in result["figures"])
     assert "local-elasticity run he2020local/fig1 --scale smoke" in page
+    assert "he2020local/fig1, as defined, smoke scale, 2 seeds.</figcaption>" in re.sub(r"\s+</", "</", page)
     for name in result["figures"]:
         (folder / name).unlink()
     assert "is missing" in written(folder, tmp_path)
+
+
+def test_a_claim_leads_to_the_figure_it_names(tmp_path):
+    from local_elasticity.report.paper import Figure, _claim
+
+    figures = [Figure("fig11", "", ""), Figure("fig12 13", "", ""), Figure("loss 13", "", "")]
+    claim = {"text": "It falls (Figs 11, 13).", "verdict": "holds", "effect": None, "evidence": ""}
+    assert _claim(claim, figures)["figures"] == [1, 2]
+    assert _claim({**claim, "text": "It falls."}, figures)["figures"] == []
+    assert _claim({**claim, "text": "It falls."}, figures[:1])["figures"] == [1]
 
 
 def test_labels_are_ordered_as_people_do():
