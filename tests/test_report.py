@@ -1,5 +1,8 @@
 """The explorable page and what it is made of: numbers against oracles, words, hostile input, and what is not there."""
 
+import base64
+import dataclasses
+import io
 import json
 import re
 import subprocess
@@ -12,19 +15,20 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image
 from scipy.stats import spearmanr
 from torch import nn
 
 import local_elasticity as le
 from local_elasticity.explorable.write import read_examples
 from local_elasticity.report import payload
-from local_elasticity.report.distance import rank_correlation, scatter
-from local_elasticity.report.examples import is_picture, kept_examples, numbers
+from local_elasticity.report.distance import distances, rank_correlation, scatter
+from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.explorer import unpacked
 from local_elasticity.report.health import examine
 from local_elasticity.report.pairs import pairs_of, quantiles
 from local_elasticity.report.places import matched, principal_places
-from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled
+from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.story import tell
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
@@ -55,7 +59,6 @@ def blocks_of(page):
 
 
 def payload_of(page):
-    import base64
     import gzip
 
     packed = re.search(r'id="payload">([^<]*)</script>', page).group(1)
@@ -101,6 +104,9 @@ def test_pairs_are_those_of_class_pairs():
         expected = le.class_pairs(panel.values[-1], *labels, resamples=0)
         assert np.allclose(pairs.median[-1].ravel(), expected.value.to_numpy(), equal_nan=True, rtol=1e-5)
         same = expected.source_class == expected.target_class
+        known = np.isfinite(pairs.within)
+        assert (pairs.bands["within_low"][known] <= pairs.within[known]).all()
+        assert pairs.bands["between_high"][-1] == pytest.approx(np.nanmean(pairs.high[-1][~np.eye(4, dtype=bool)]))
         assert pairs.within[-1] == pytest.approx(expected.value[same].mean(), rel=1e-5)
         assert pairs.ratio[-1] == pytest.approx(expected.value[~same].mean() / expected.value[same].mean(), rel=1e-5)
 
@@ -185,26 +191,49 @@ def test_correlations_are_spearmans():
 
 
 def test_distances_are_between_the_examples():
+    x = np.random.default_rng(1).normal(1e4, 1, (20, 3, 40, 50))
+    flat = x.reshape(20, -1)
+    expected = np.linalg.norm(flat[:, None] - flat, axis=2)
+    assert np.allclose(distances(x, torch.tensor(x)), expected, rtol=1e-6, atol=1e-4)
+    assert distances(["a", "b"], ["a", "b"]) is None
+    assert distances([x[0], None], x) is None
+    assert distances(np.zeros((3000, 1)), np.zeros((3000, 1))) is None
     run = random_run(square=True)
-    x = np.random.default_rng(1).random((20, 6))
-    side = Side(run.sources.places, run.sources.classes, None, kept_examples(x, 20))
-    found = scatter(Run("run", "similarity", run.panels, side, side, True))
-    expected = np.linalg.norm(x[found.rows] - x[found.columns], axis=1)
-    assert np.allclose(found.distances, expected, atol=1e-2)
+    found = scatter(dataclasses.replace(run, apart=expected))
+    assert np.allclose(found.distances, expected[found.rows, found.columns])
     assert (found.rows != found.columns).all()
     assert scatter(run) is None
+
+
+def test_correlations_with_distance_are_of_whole_examples(tmp_path):
+    """Vectors that differ only beyond what the page shows of them, from a similarity, a store and write_report."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([np.zeros((20, 64)), rng.normal(size=(20, 200))], 1)
+    S = np.exp(-distances(x, x) / 20)
+    le.as_similarity(S, examples=x).le.save(tmp_path / "run.zarr")
+    for results, options in (
+        (le.as_similarity(S, examples=x), {}),
+        (le.as_similarity(S), {"examples": x}),
+        (tmp_path / "run.zarr", {}),
+    ):
+        run = payload_of(written(results, tmp_path, **options))["runs"][0]
+        assert run["scatter"]["correlations"] == [-1.0]
+    kept = kept_examples(x, 20)
+    page = written(le.as_similarity(S, examples=kept), tmp_path)
+    assert payload_of(page)["runs"][0]["scatter"] is None
+    assert "Distances between the examples are not known" in page
+    assert "No examples were given" in written(le.as_similarity(S), tmp_path)
 
 
 def test_examples_are_kept_as_pictures_texts_or_vectors():
     grey = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)
     kept = kept_examples(grey, 3)
-    assert np.allclose(numbers(kept) * 255, grey.reshape(3, -1))
+    assert all(np.array_equal(dots(one), picture) for one, picture in zip(kept, grey, strict=True))
     colour = kept_examples(torch.rand(2, 3, 64, 64), 2)
     assert all(one.startswith("data:image/webp") for one in colour)
-    assert numbers(colour).shape == (2, 48 * 48 * 3)
+    assert dots(colour[0]).shape == (48, 48, 3)
     assert np.array_equal(kept_examples(kept, 3), kept)
     assert len(kept_examples(["x" * 10**7], 1)[0]) == 500
-    assert numbers(kept_examples(["one", "two"], 2)) is None
     assert is_picture(kept_examples(np.full((1, 4, 4), np.nan), 1)[0])
     assert not is_picture("data:image/svg+xml;base64,AAAA")
     assert not is_picture('data:image/png;base64,AAAA" onload=')
@@ -212,6 +241,21 @@ def test_examples_are_kept_as_pictures_texts_or_vectors():
         kept_examples(grey, 4)
     with pytest.raises(ValueError, match="1, 3 or 4 channels"):
         kept_examples(np.zeros((2, 5, 8, 8)), 2)
+
+
+def test_examples_may_be_missing_or_differ_in_size():
+    small, large = np.zeros((4, 4)), torch.ones(6, 5)
+    first, nothing, last = kept_examples([small, None, large], 3)
+    assert nothing == ""
+    assert dots(first).max() == 0
+    assert dots(last).min() == 255
+    assert dots(last).shape == (6, 5)
+    assert kept_examples([[1.0], [1.0, 2.0]], 2).tolist() == ["[1.0]", "[1.0, 2.0]"]
+
+
+def dots(kept):
+    with Image.open(io.BytesIO(base64.b64decode(kept.partition(",")[2]))) as image:
+        return np.asarray(image)
 
 
 def test_examples_travel_with_a_similarity(S, tmp_path):
@@ -275,6 +319,16 @@ def test_a_card_is_small_and_complete(S):
     assert len(le.as_similarity(np.random.default_rng(0).random((500, 500))).le.html().text) < 60_000
 
 
+def test_responses_and_estimates_show_themselves(problem):
+    sources = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
+    response = dataclasses.replace(le.respond(problem, sources), notes=("<b>bold</b>",))
+    assert "6 sources × 6 targets × 3 logits" in response._repr_html_()
+    assert "&lt;b&gt;bold" in response._repr_html_()
+    estimate = dataclasses.replace(le.estimate(problem, sources), reason="<script>")
+    assert "MiB" in estimate._repr_html_()
+    assert "<script>" not in estimate._repr_html_()
+
+
 def test_a_monitor_shows_itself(problem, tmp_path):
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
     monitor = le.Monitor(problem, (x, y), measures=("kl", "relative_l1"), every=1, budget=None)
@@ -282,6 +336,7 @@ def test_a_monitor_shows_itself(problem, tmp_path):
     for step in range(3):
         monitor.step(step)
     assert "3 probes up to step 2" in monitor._repr_html_()
+    assert monitor.history._repr_html_() == monitor._repr_html_()
     run = payload_of(written(monitor, tmp_path, examples=x))["runs"][0]
     assert [panel["measure"] for panel in run["panels"]] == ["kl", "relative_l1"]
     assert run["panels"][0]["steps"] == [0, 1, 2]
@@ -308,6 +363,9 @@ def test_a_clustering_is_shown_with_its_wrong_ones(tmp_path):
     alone = payload_of(written({"model": model}, tmp_path))["runs"][0]
     assert alone["kind"] == "clustering"
     assert alone["match"] is None
+    page = written({"model": model}, tmp_path)
+    assert "30 examples fall into 2 clusters: cluster 0 with " in page
+    assert "local_elasticity 0" in page
     S = le.as_similarity(model.similarity_, source_labels=kinds, clusters=model.labels_, examples=X, measure="kernel")
     S.le.save(tmp_path / "clusters.zarr")
     page = written(tmp_path / "clusters.zarr", tmp_path)
@@ -318,6 +376,38 @@ def test_a_clustering_is_shown_with_its_wrong_ones(tmp_path):
         S.le.with_clusters([1, 2])
 
 
+def test_a_clustering_by_landmarks_is_shown_by_its_features(tmp_path):
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    model = le.LocalElasticityClustering(2, network="fnn-64", epochs=5, random_state=0)
+    with pytest.raises(ValueError, match="not fitted; call fit"):
+        le.write_report(model, tmp_path / "report.html")
+    model.set_params(approximation="landmarks").fit(X)
+    page = written(model, tmp_path, examples=X)
+    assert "features by landmarks" in page
+    run = payload_of(page)["runs"][0]
+    assert run["sources"]["cluster"] == model.labels_.tolist()
+    found = unpacked(blocks_of(page)[0]).reshape(40, 40)
+    assert np.allclose(found, model.features_ @ model.features_.T, rtol=1e-5, atol=1e-6)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(S, tmp_path):
+    paths = [tmp_path / "one" / "s.zarr", tmp_path / "two" / "s.zarr", tmp_path / "other.zarr"]
+    for path in paths:
+        S.le.save(path)
+    runs = payload_of(written(paths, tmp_path))["runs"]
+    assert [run["name"] for run in runs] == ["one/s.zarr", "two/s.zarr", "other.zarr"]
+
+
+def test_long_labels_are_shortened_but_not_mixed(tmp_path):
+    values = np.kron(np.array([[1.0, 0.1], [0.1, 1.0]]), np.ones((3, 3)))
+    page = written(le.as_similarity(values, source_labels=["x" * 80 + "A"] * 3 + ["x" * 80 + "B"] * 3), tmp_path)
+    run = payload_of(page)["runs"][0]
+    assert run["sources"]["class"] == [0, 0, 0, 1, 1, 1]
+    assert len(set(run["panels"][0]["pairs"]["classes"])) == 2
+    assert run["panels"][0]["pairs"]["ratio"] == pytest.approx([0.1])
+    assert shown("می\u200cخواهم 👩\u200d🔬 \u202eabc\x07") == "می\u200cخواهم 👩\u200d🔬 abc"
+
+
 def test_what_cannot_be_shown_is_said(S, tmp_path):
     S.le.save(tmp_path / "half.zarr")
     (tmp_path / "half.zarr" / "zarr.json").write_text('{"zarr_for')
@@ -325,9 +415,14 @@ def test_what_cannot_be_shown_is_said(S, tmp_path):
     xr.Dataset({"other": ("a", [1.0])}).to_zarr(tmp_path / "other.zarr", consolidated=False)
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "result.json").write_text('{"schema": 1}')
-    paths = [tmp_path / name for name in ("half.zarr", "empty.zarr", "other.zarr", "paper")]
-    page = written([*paths, S], tmp_path)
-    assert page.count('<li class="bad"><b>') >= 4
+    for name, text in (("list.zarr", "[]"), ("null.zarr", '{"attributes": null}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").write_text(text)
+    names = ("half.zarr", "empty.zarr", "other.zarr", "paper", "list.zarr", "null.zarr")
+    paths = [tmp_path / name for name in names]
+    page = written([*paths, S], tmp_path, about={"weights": np.arange(3)})
+    assert "[0 1 2]" in page
+    assert page.count('<li class="bad"><b>') >= 6
     assert "holds no similarity" in page
     assert "is not a result" in page
     only = written(paths, tmp_path)
@@ -337,6 +432,9 @@ def test_what_cannot_be_shown_is_said(S, tmp_path):
         le.write_report(tmp_path / "nowhere.zarr", tmp_path / "report.html")
     with pytest.raises(TypeError, match="int cannot be reported"):
         le.write_report([3], tmp_path / "report.html")
+    with pytest.raises(ValueError, match=r"holds no similarity, no history and no result\.json"):
+        le.write_report(tmp_path / "empty.zarr", tmp_path / "nothing.html")
+    assert not (tmp_path / "nothing.html").exists()
     with pytest.raises(ValueError, match="nothing to report"):
         le.write_report([], tmp_path / "report.html")
 
@@ -353,10 +451,11 @@ def test_matrices_without_numbers_and_single_examples_have_pages(tmp_path):
 
 
 def test_examples_that_do_not_fit_are_said(S, tmp_path):
-    bare = S.drop_vars(["source_example", "target_example"])
-    page = written(bare, tmp_path, examples=["only one"])
-    assert "The given examples are not shown" in page
-    assert payload_of(page)["runs"][0]["sources"]["examples"] is None
+    bare = S.drop_vars(["source_example", "target_example", "distance"])
+    for examples in (["only one"], np.zeros((13, 4, 4))):
+        page = written(bare, tmp_path, examples=examples)
+        assert "The given examples are not shown" in page
+        assert payload_of(page)["runs"][0]["sources"]["examples"] is None
 
 
 def test_health_says_what_to_be_careful_with():
@@ -375,6 +474,14 @@ def test_health_says_what_to_be_careful_with():
     assert findings[f"{share:.1%} of the pairs are unresolved"].level == "careful"
     below = {f.title: f.level for f in examine(run, Panel("kl", values, (), own, own * 10))}
     assert below["100.0% of the sources are below the noise floor"] == "careful"
+    words = findings["Some denominators are small"].words
+    assert "so their rows are not larger" in words
+    values[0, 3] *= 1e4
+    (large,) = [f.words for f in examine(run, Panel("kl", values, (), own)) if f.title == "Some denominators are small"]
+    assert "trust medians, not means" in large
+    assert "Some examples do not move as far as themselves" in {
+        f.title for f in examine(run, Panel("kl", 3 * values)) if f.level == "bad"
+    }
     kernel = {f.title for f in examine(run, Panel("kernel", values))}
     assert "No denominators" in kernel
 
@@ -387,8 +494,21 @@ def test_the_story_says_when_it_became_local(tmp_path):
     pairs = pairs_of(run, run.panels[0])
     half = le.training.half_life(run.panels[0].steps, pairs.ratio)
     told = tell(run, run.panels[0], pairs, half)[-1]
-    assert told.startswith("Learning became local during training")
+    assert told.startswith("Learning became local by step 20: the ratio")
     assert "from 0.9 at step 0 to 0.2 at step 70, and half of the way was gone by step 18" in told
+
+
+def test_the_story_says_where_it_was_local_all_along():
+    side = Side(np.arange(6), np.repeat(["cat", "dog"], 3))
+    for ratio, told in (
+        ([0.7, 0.5, 0.3], "Learning was local from the first probe on, and became more so: the ratio"),
+        ([0.9, 0.7, 0.85, 0.6, 0.5], "Learning became local by step 30: the ratio"),
+        ([0.5, 0.6, 0.7], "The ratio of other classes to its own went from 0.5"),
+        ([0.9, 0.95, 0.9], "The ratio"),
+    ):
+        values = np.stack([np.kron(np.array([[1, r], [r, 1]]), np.ones((3, 3))) for r in ratio])
+        run = Run("run", "history", (Panel("kl", values, tuple(range(0, 10 * len(ratio), 10))),), side, side, True)
+        assert tell(run, run.panels[0], pairs_of(run, run.panels[0]), None)[-1].startswith(told)
 
 
 def test_a_paper_is_shown_with_its_verdicts(tmp_path):
@@ -401,9 +521,20 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
         assert claim["verdict"] in page
     assert page.count('src="data:image/png;base64,') == sum(name.endswith(".png") for name in result["figures"])
     assert "local-elasticity run he2020local/fig1 --scale smoke" in page
+    assert "he2020local/fig1, as defined, smoke scale, 2 seeds.</figcaption>" in re.sub(r"\s+</", "</", page)
     for name in result["figures"]:
         (folder / name).unlink()
     assert "is missing" in written(folder, tmp_path)
+
+
+def test_a_claim_leads_to_the_figure_it_names(tmp_path):
+    from local_elasticity.report.paper import Figure, _claim
+
+    figures = [Figure("fig11", "", ""), Figure("fig12 13", "", ""), Figure("loss 13", "", "")]
+    claim = {"text": "It falls (Figs 11, 13).", "verdict": "holds", "effect": None, "evidence": ""}
+    assert _claim(claim, figures)["figures"] == [1, 2]
+    assert _claim({**claim, "text": "It falls."}, figures)["figures"] == []
+    assert _claim({**claim, "text": "It falls."}, figures[:1])["figures"] == [1]
 
 
 def test_labels_are_ordered_as_people_do():
@@ -412,7 +543,7 @@ def test_labels_are_ordered_as_people_do():
 
 
 def test_the_command_writes_a_page(S, tmp_path):
-    S.drop_vars(["source_example", "target_example"]).le.save(tmp_path / "run.zarr")
+    S.drop_vars(["source_example", "target_example", "distance"]).le.save(tmp_path / "run.zarr")
     np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).random((12, 4, 4)))
     command = [sys.executable, "-m", "local_elasticity", "report"]
     out = tmp_path / "page.html"
@@ -426,6 +557,8 @@ def test_the_command_writes_a_page(S, tmp_path):
     page = out.read_text(encoding="utf-8")
     assert len(payload_of(page)["runs"][0]["sources"]["examples"]) == 12
     assert "local-elasticity report" in page
+    again = subprocess.run([*command, str(tmp_path / "run.zarr"), "--out", str(out)], capture_output=True, text=True)
+    assert f"replaced {out}" in again.stdout
     missing = subprocess.run([*command, str(tmp_path / "nowhere")], capture_output=True, text=True, cwd=tmp_path)
     assert missing.returncode == 2
     assert "there is no" in missing.stderr

@@ -182,6 +182,11 @@ def test_the_slider_moves_the_matrix_and_the_curves(reader, digits):
 
 
 def test_curves_have_bands_and_can_be_of_one_class(reader):
+    assert reader.page.evaluate("byId('time-plot').data.filter((d) => d.fill === 'tonexty').length") == 2
+    assert "averaged over equal and over different classes" in reader.text("#time-words")
+    reader.page.select_option("#curves", "ratio: other classes to the same")
+    reader.settle("byId('time-plot').layout.yaxis.title.text === 'ratio'")
+    assert "as a share of how far the same class does" in reader.text("#time-words")
     reader.page.select_option("#curves", "8")
     reader.settle("byId('time-plot').data.length === 9")
     assert "target 9" in reader.page.evaluate("byId('time-plot').data.map((d) => d.name).join()")
@@ -239,6 +244,12 @@ def test_the_keyboard_reaches_everything(reader):
         reader.page.keyboard.press(key)
     reader.settle(f"chosen.source === {start + 2} && chosen.target === 1")
     assert f"#{start + 2}" in reader.text("#moved h3")
+    reader.page.locator("#map-plot").focus()
+    reader.page.keyboard.press("ArrowRight")
+    reader.settle(f"chosen.source === {start + 3} && byId('spot').textContent.includes('#{start + 3}')")
+    reader.page.locator("#distance-plot").focus()
+    reader.page.keyboard.press("ArrowRight")
+    reader.settle("byId('near').textContent.includes('distance') && dots.some((d) => d.j === chosen.target)")
 
 
 def test_an_address_leads_back_to_a_view(reader, page_file):
@@ -255,11 +266,47 @@ def test_an_address_leads_back_to_a_view(reader, page_file):
 
 
 def test_two_runs_are_compared(reader):
-    reader.page.select_option("#first", "0")
-    reader.page.select_option("#second", "2")
-    reader.settle("byId('compare-words').textContent.includes('end, kl')")
-    reader.settle("byId('compare-words').textContent.includes('rank correlation is 1.')")
+    assert reader.page.evaluate("[chosen.first, chosen.second]") == [0, 2]
+    assert "end, kl" in reader.text("#compare-words")
+    assert "rank correlation is 1. The mean over pairs of second − first is 0." in reader.text("#compare-words")
+    assert reader.page.evaluate("byId('compare-plot').querySelectorAll('.colorbar').length") == 3
     assert reader.page.evaluate("byId('compare-plot').data[2].z.flat().every((v) => v === null || Math.abs(v) < 1e-6)")
+
+
+def test_two_measures_have_scales_of_their_own_and_are_kept_in_the_address(reader, page_file):
+    reader.page.select_option("#second", "1")
+    reader.settle("byId('compare-plot').data.length === 2")
+    assert "no difference is drawn" in reader.text("#compare-words")
+    assert "first=0&second=1" in reader.page.evaluate("location.hash")
+    reader.open(f"file://{page_file}#compare?first=2&second=3")
+    assert "clusters, kl" in reader.text("#compare-words")
+
+
+@pytest.mark.parametrize("classes", [None, np.arange(26) % 13])
+def test_runs_without_classes_or_with_many_are_compared_pair_by_pair(browser, tmp_path, classes):
+    K = np.random.default_rng(0).random((26, 26))
+    runs = {name: le.as_similarity(S, source_labels=classes) for name, S in {"a": K, "b": K + 0.5}.items()}
+    reader = Reader(browser, le.write_report(runs, tmp_path / "two.html"))
+    assert "rank correlation is 1. The mean over pairs of second − first is 0.5." in reader.text("#compare-words")
+    assert reader.page.evaluate("byId('compare-plot').data.map((d) => d.z.length)") == [26, 26, 26]
+    reader.close()
+
+
+def test_the_bar_of_views_follows_the_reader(reader):
+    current = "document.querySelector('nav a[aria-current=true]').textContent"
+    reader.page.click("nav a[href='#health']")
+    reader.settle(f"scrollY > 1000 && {current} === 'Believe it?'")
+    reader.page.evaluate("scrollTo(0, byId('time').offsetTop)")
+    reader.settle(f"{current} === 'Over time' && location.hash.startsWith('#time')")
+    reader.page.click("nav a[href='#short']")
+    reader.settle(f"scrollY < 300 && {current} === 'In short'")
+
+
+def test_clusters_without_classes_colour_the_map(browser, tmp_path):
+    S = le.as_similarity(np.kron(np.eye(2), np.ones((3, 3))), clusters=[0, 0, 0, 1, 1, 1])
+    reader = Reader(browser, le.write_report(S, tmp_path / "clusters.html"))
+    assert reader.page.evaluate("byId('map-plot').data.map((d) => d.name)")[:2] == ["cluster 0", "cluster 1"]
+    reader.close()
 
 
 @pytest.mark.parametrize(
@@ -290,6 +337,8 @@ def test_the_theme_can_be_chosen_and_paper_is_white(reader):
     reader.page.emulate_media(media="print")
     reader.settle("byId('matrix-plot').layout.paper_bgcolor === '#ffffff'")
     assert not reader.page.is_visible("nav")
+    assert not reader.page.is_visible("#matrix .pointing")
+    assert "watched, kl, ordered by class, training step 100" in reader.page.inner_text("#matrix .which")
     SHOTS.mkdir(parents=True, exist_ok=True)
     reader.page.pdf(path=SHOTS / "report.pdf", format="A4")
     reader.page.emulate_media(media="screen")
@@ -300,6 +349,9 @@ def test_touching_picks_a_source_on_a_phone(browser, page_file):
     reader.page.evaluate("byId('matrix').scrollIntoView()")
     reader.page.touchscreen.tap(*cell(reader, 12, 2))
     reader.settle("chosen.source === 12")
+    assert reader.page.is_visible("#matrix .tapping")
+    assert not reader.page.is_visible("#matrix .pointing")
+    assert 0 < reader.page.evaluate("byId('when').getBoundingClientRect().top") < 120
     reader.close()
 
 
@@ -320,7 +372,7 @@ def test_vectors_texts_and_nothing_resolved_are_shown(browser, tmp_path):
     x = np.random.default_rng(0).random((5, 6))
     for name, S in {
         "vectors": le.as_similarity(x @ x.T, examples=x, source_labels=list("aabbb")),
-        "texts": le.as_similarity(x @ x.T, examples=["a cat", "a dog", "", "[1, 2", "日本"]),
+        "texts": le.as_similarity(x @ x.T, examples=["[1 2 3]", "[-]", "", "data:image/png;base64,AAAA", "日本"]),
         "nothing": le.as_similarity(np.full((3, 3), np.nan), source_labels=list("aab")),
         "single": le.as_similarity(np.ones((1, 1))),
         "oblong": le.as_similarity(np.random.default_rng(1).normal(size=(3, 40))),
@@ -328,6 +380,9 @@ def test_vectors_texts_and_nothing_resolved_are_shown(browser, tmp_path):
         reader = Reader(browser, le.write_report({name: S}, tmp_path / f"{name}.html"))
         if name == "vectors":
             assert reader.page.locator("#pair svg.vector").count() == 2
+        if name == "texts":
+            assert "[1 2 3]" in reader.text("#pair")
+            reader.settle("byId('moved').textContent.includes('base64,AAAA')")
         if name == "nothing":
             assert "unresolved" in reader.text("#pair")
         reader.close()
@@ -348,6 +403,9 @@ def test_our_own_functions(reader):
     alike = ask(f"agreementOf(Float32Array.from({first}), Float32Array.from({second}), 6, false)")
     assert alike == pytest.approx(spearmanr(first, second).statistic)
     assert ask("agreementOf(Float32Array.from([9, 2, 3, 9]), Float32Array.from([0, 7, 3, 1]), 2, true)") == -1
+    assert ask("differenceOf(Float32Array.from([9, 2, 3, 9]), Float32Array.from([0, 7, NaN, 1]), 2, true)") == 5
+    assert ask("upperOf([3, NaN, 7])") == 7
+    assert ask("upperOf([])") == 1
     assert ask("digits(0.123456)") == "0.123"
     assert ask("digits(NaN)") == "–"
     assert ask("plain('<b>&')") == "&lt;b&gt;&amp;"

@@ -223,8 +223,9 @@ def report(
 
     shown = None if examples is None else read_examples(examples)
     command = shlex.join(["local-elasticity", *sys.argv[1:]])
+    verb = "replaced" if out.exists() else "wrote"
     page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
-    typer.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")
+    typer.echo(f"{verb} {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")
 
 
 @app.command()

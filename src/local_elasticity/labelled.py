@@ -69,7 +69,8 @@ def similarity(
             model, other data or other settings is refused. `le.load(path)` reads it back.
         block: rows and columns of a block; by default as many as are done in half a minute, at most 2048.
         examples: what reports show of each source: images, texts or vectors, one for each; (of the sources, of the
-            targets) where the targets are others. A small copy travels with the result.
+            targets) where the targets are others. A small copy travels with the result, and the Euclidean distances
+            between them as `S["distance"]` where they are numbers.
 
     Returns:
         A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,

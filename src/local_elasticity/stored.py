@@ -151,14 +151,19 @@ def coordinates(
 
 
 def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> dict[str, Any]:
-    """A small copy of each source, and of each target, for reports; examples are those of the sources, or both."""
+    """A small copy of each source, and of each target, for reports, and how far apart they are where they are numbers;
+    examples are those of the sources, or both.
+    """
+    from local_elasticity.report.distance import distances
     from local_elasticity.report.examples import kept_examples
 
     sources, targets = examples if isinstance(examples, tuple) else (examples, examples if square else None)
-    kept = {"source_example": ("source", kept_examples(sources, shape[0], "examples of the sources"))}
-    if targets is not None:
-        kept["target_example"] = ("target", kept_examples(targets, shape[1], "examples of the targets"))
-    return kept
+    kept: dict[str, Any] = {"source_example": ("source", kept_examples(sources, shape[0], "examples of the sources"))}
+    if targets is None:
+        return kept
+    kept["target_example"] = ("target", kept_examples(targets, shape[1], "examples of the targets"))
+    apart = distances(sources, targets)
+    return kept if apart is None else kept | {"distance": (("source", "target"), apart)}
 
 
 def circumstances(problem: Problem, dtype: torch.dtype, device: torch.device, began: float) -> dict[str, Any]:

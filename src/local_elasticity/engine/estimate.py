@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ class Estimate:
     seconds: float
     bytes: int
     reason: str
+
+    def _repr_html_(self) -> str:
+        cost = f"about {self.seconds:.3g} s, at most {self.bytes / 2**20:,.0f} MiB"
+        return f"<b>{escape(self.engine)}</b>: {cost}<br><small>{escape(self.reason)}</small>"
 
 
 def estimate(

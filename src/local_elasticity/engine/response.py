@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from html import escape
 
 import torch
 from torch import Tensor
@@ -55,6 +56,10 @@ class Response:
         n, m, k = self.target_change.shape
         notes = "".join(f"\n  {note}" for note in self.notes)
         return f"Response({n} sources × {m} targets × {k} {self.kind}; {self.update}; engine {self.engine}){notes}"
+
+    def _repr_html_(self) -> str:
+        head, *notes = repr(self).split("\n")
+        return f"<b>{escape(head)}</b>" + "".join(f"<br><small>{escape(note)}</small>" for note in notes)
 
     @property
     def source_after(self) -> Float[Tensor, "n *batch k"]:

@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from local_elasticity.clustering.estimator import LocalElasticityClustering
+from local_elasticity.engine.versions import versions
 from local_elasticity.labelled import as_similarity
-from local_elasticity.report.examples import kept_examples
+from local_elasticity.report.distance import distances
+from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.store.result import read
 from local_elasticity.training.history import History
 from local_elasticity.training.monitor import Monitor
+
+NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
 
 def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
@@ -32,13 +37,13 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
     if isinstance(one, History):
         return [_of_history(name, one)]
     if is_clustering(one):
-        return [_of_similarity(name, _of_clustering(one))]
+        return [_of_clustering(name, one)]
     raise TypeError(f"results: {type(one).__name__} cannot be reported; write_report says what can")
 
 
 def is_clustering(one: Any) -> bool:
-    """Whether this is a fitted estimator that kept its similarity."""
-    return hasattr(one, "labels_") and hasattr(one, "similarity_")
+    """Whether this is our estimator, or another that kept its similarity."""
+    return isinstance(one, LocalElasticityClustering) or (hasattr(one, "labels_") and hasattr(one, "similarity_"))
 
 
 def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
@@ -53,18 +58,21 @@ def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
     stores = sorted(file.parent for file in path.glob("*/zarr.json")) if path.is_dir() and not papers else []
     found = [_guarded(one.name, read_paper, one) for one in papers]
     found += [_guarded(one.name, partial(_read_store, one.name), one) for one in stores]
-    return found or [Unshown(str(path), "it holds no similarity, no history and no result.json")]
+    return found or [Unshown(str(path), NOTHING_KNOWN)]
 
 
 def _guarded(name: str, read_one: Callable[[Path], Run | Paper], path: Path) -> Run | Paper | Unshown:
     try:
         return read_one(path)
-    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
+    except (ValueError, KeyError, OSError, TypeError, AttributeError, RuntimeError) as error:
         return Unshown(name, f"it cannot be read ({error})")
 
 
 def _read_store(name: str, path: Path) -> Run:
-    attributes = json.loads((path / "zarr.json").read_text()).get("attributes", {})
+    about = json.loads((path / "zarr.json").read_text())
+    attributes = about.get("attributes") if isinstance(about, dict) else None
+    if not isinstance(attributes, dict):
+        raise ValueError("its zarr.json is not one of a store")
     if "history" in str(attributes.get("format", "")):
         return _of_history(name, History.open(path))
     notes: list[str] = []
@@ -105,6 +113,7 @@ def _of_similarity(name: str, S: xr.DataArray, notes: Sequence[str] = ()) -> Run
         bool(S.attrs.get("targets_are_sources", False)),
         {str(key): value for key, value in S.attrs.items()},
         tuple(notes),
+        apart=_coordinate(S, "distance"),
     )
 
 
@@ -123,10 +132,23 @@ def _coordinate(S: xr.DataArray, name: str) -> np.ndarray | None:
     return np.asarray(S[name].values) if name in S.coords else None
 
 
-def _of_clustering(model: Any) -> xr.DataArray:
-    plain = {name: value for name, value in model.get_params().items() if isinstance(value, (str, int, float))}
-    S = as_similarity(model.similarity_, clusters=model.labels_, measure=model.similarity)
-    return S.assign_attrs({**plain, **S.attrs})
+def _of_clustering(name: str, model: Any) -> Run:
+    if not hasattr(model, "labels_"):
+        raise ValueError(f"results: {name} is a clustering that is not fitted; call fit(X) first")
+    plain = {key: value for key, value in model.get_params().items() if isinstance(value, (str, int, float))}
+    about: dict[str, Any] = {**plain, "measure": getattr(model, "similarity", "similarity"), "versions": versions()}
+    if hasattr(model, "similarity_"):
+        return _of_similarity(name, as_similarity(model.similarity_, clusters=model.labels_, **about))
+    n, error = len(model.labels_), model.approximation_error_
+    rows = chosen_rows(model.labels_, n, LARGEST_SIDE)
+    features = model.features_[rows]
+    S = as_similarity(features @ features.T, clusters=model.labels_[rows], approximation_error=error, **about)
+    note = (
+        f"These similarities are inner products of {features.shape[1]} features by {model.approximation}, which stand "
+        f"for the matrix of {n:,} examples that was not computed"
+        + (f"; {len(rows):,} of them are shown, drawn at random (seed 0)." if len(rows) < n else ".")
+    )
+    return _of_similarity(name, S.assign_coords(source=rows, target=rows), [note])
 
 
 def _of_history(name: str, history: History) -> Run:
@@ -147,22 +169,31 @@ def _of_history(name: str, history: History) -> Run:
 
 
 def with_examples(run: Run, examples: Any) -> Run:
-    """The same with examples, where they fit and it has none of its own."""
+    """The same with examples and their distances, where they fit and it has none of its own."""
     given = examples if isinstance(examples, tuple) else (examples, examples if run.square else None)
-    sides, notes = [], []
-    for side, these, word in zip((run.sources, run.targets), given, ("sources", "targets"), strict=True):
+    sides, fitting, notes = [run.sources, run.targets], [], []
+    for place, (side, these) in enumerate(zip((run.sources, run.targets), given, strict=True)):
         if these is None or side.examples is not None:
-            sides.append(side)
             continue
         try:
-            last = int(side.places.max()) + 1 if len(side) else 0
-            size = len(these) if len(these) >= last else len(side)
-            kept = kept_examples(these, size)[side.places].tolist()
-            sides.append(replace(side, examples=kept))
-        except (ValueError, IndexError) as error:
+            chosen = _chosen(these, side)
+            sides[place] = replace(side, examples=kept_examples(chosen, len(side)).tolist())
+            fitting.append(chosen)
+        except ValueError as error:
+            word = "targets" if place else "sources"
             notes.append(f"The given examples are not shown for the {word} of this run: {error}.")
-            sides.append(side)
-    return replace(run, sources=sides[0], targets=sides[1], notes=(*run.notes, *notes))
+    apart = distances(*fitting) if len(fitting) == 2 and run.apart is None else run.apart
+    return replace(run, sources=sides[0], targets=sides[1], notes=(*run.notes, *notes), apart=apart)
+
+
+def _chosen(examples: Any, side: Side) -> np.ndarray:
+    """Those of the examples that the side shows; one was given for each source or target that there was."""
+    values = as_given(examples)
+    last = int(side.places.max()) + 1 if len(side) else 0
+    if len(values) < last or (last == len(side) and len(values) > last):
+        raise ValueError(f"examples: {len(values)} do not fit {last} examples; give one for each")
+    chosen: np.ndarray = values[side.places]
+    return chosen
 
 
 def is_empty(run: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from local_elasticity.explorable.runs import is_clustering, is_empty, opened, with_examples
+from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, with_examples
 from local_elasticity.report.explorer import page
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.run import Run, Unshown
@@ -58,6 +58,8 @@ def write_report(
         runs += opened(name, one)
     if not runs:
         raise ValueError("results: there is nothing to report; give a similarity, a history or a path")
+    if all(isinstance(run, Unshown) and run.why == NOTHING_KNOWN for run in runs):
+        raise ValueError(f"results: {', '.join(run.name for run in runs)}: {NOTHING_KNOWN}")
     runs = [with_examples(run, examples) if isinstance(run, Run) and examples is not None else run for run in runs]
     runs = [Unshown(run.name, "it holds no measurement yet") if is_empty(run) else run for run in runs]
     for run in runs:
@@ -100,12 +102,16 @@ def _named(results: Any) -> list[tuple[str, Any]]:
         results = [results]
     if not isinstance(results, Iterable):
         raise TypeError(f"results: {type(results).__name__} cannot be reported; write_report says what can")
-    return [(_name_of(one, place), one) for place, one in enumerate(results)]
+    results = list(results)
+    paths = [Path(one) for one in results if isinstance(one, (str, Path))]
+    return [(_name_of(one, place, paths), one) for place, one in enumerate(results)]
 
 
-def _name_of(one: Any, place: int) -> str:
+def _name_of(one: Any, place: int, paths: Sequence[Path]) -> str:
+    """The last part of a path, and as many of its folders as tell it from the others."""
     if isinstance(one, (str, Path)):
-        return Path(one).name
+        tails = [[Path(*path.parts[-size:]) for path in (Path(one), *paths)] for size in range(1, len(Path(one).parts))]
+        return next((str(tail) for tail, *others in tails if others.count(tail) == 1), str(one))
     return f"{type(one).__name__ if not isinstance(one, xr.DataArray) else 'similarity'} {place + 1}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from local_elasticity.report.health import examine
 from local_elasticity.report.pairs import Pairs, pairs_of
-from local_elasticity.report.run import Panel, Run, Side, sampled, shown
+from local_elasticity.report.run import Panel, Run, Side, named, sampled, shown
 from local_elasticity.report.words import meaning, number
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run_card(run: Run) -> Card:
     """The card of a run, at its last time."""
     from markupsafe import Markup, escape
 
-    parts = []
+    run, parts = named(run), []
     for panel in run.panels:
         pairs = pairs_of(run, panel)
         findings = "; ".join(finding.title for finding in examine(run, panel) if finding.level != "unknown")

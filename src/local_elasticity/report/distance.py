@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from local_elasticity.report.examples import numbers
+from local_elasticity.report.examples import as_given
 from local_elasticity.report.run import Run
 
 PAIRS_SHOWN = 3000
 """Points in the scatter; the correlations are of all pairs."""
+
+MOST_PAIRS = 4_000_000
+"""Distances that travel with a similarity; of more pairs none are kept."""
+
+AT_ONCE = 4096
+"""Numbers of an example that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +30,39 @@ class Scatter:
     correlations: tuple[float | None, ...]
 
 
+def distances(sources: Any, targets: Any) -> np.ndarray | None:
+    """Euclidean distances between examples as they were given, [n, m]; None for texts, where shapes differ, or where
+    there are more than MOST_PAIRS.
+
+    >>> distances(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[5.0, 0.0]]
+    """
+    x, x2 = as_given(sources), as_given(targets)
+    if x.dtype.kind not in "biuf" or x2.dtype.kind not in "biuf" or x.shape[1:] != x2.shape[1:]:
+        return None
+    if not x.size or not x2.size or len(x) * len(x2) > MOST_PAIRS:
+        return None
+    x, x2 = x.reshape(len(x), -1), x2.reshape(len(x2), -1)
+    squares = np.zeros((len(x), len(x2)))
+    for start in range(0, x.shape[1], AT_ONCE):
+        a, b = (one[:, start : start + AT_ONCE].astype(np.float64) for one in (x, x2))
+        middle = a.mean(0)
+        a, b = a - middle, b - middle
+        squares += (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+    return np.sqrt(np.maximum(squares, 0)).astype(np.float32)
+
+
 def scatter(run: Run) -> Scatter | None:
-    """Distances are Euclidean, between pictures as they are shown (brightness from 0 to 1) or vectors; None without."""
-    if run.sources.examples is None or run.targets.examples is None:
+    """Similarity against the distances that the run knows; None without."""
+    if run.apart is None:
         return None
-    x, x2 = numbers(run.sources.examples), numbers(run.targets.examples)
-    if x is None or x2 is None or x.shape[1] != x2.shape[1]:
-        return None
-    squares = (x**2).sum(1)[:, None] + (x2**2).sum(1) - 2 * x @ x2.T
-    apart = np.sqrt(np.maximum(squares, 0))
-    counted = ~np.eye(len(x), dtype=bool) if run.square else np.ones(apart.shape, dtype=bool)
+    counted = ~np.eye(len(run.apart), dtype=bool) if run.square else np.ones(run.apart.shape, dtype=bool)
     rows, columns = np.nonzero(counted)
     if not len(rows):
         return None
     drawn = np.random.default_rng(0).permutation(len(rows))[:PAIRS_SHOWN]
-    correlations = tuple(rank_correlation(apart[counted], panel.values[-1][counted]) for panel in run.panels)
-    return Scatter(rows[drawn], columns[drawn], apart[rows[drawn], columns[drawn]], correlations)
+    correlations = tuple(rank_correlation(run.apart[counted], panel.values[-1][counted]) for panel in run.panels)
+    return Scatter(rows[drawn], columns[drawn], run.apart[rows[drawn], columns[drawn]], correlations)
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:

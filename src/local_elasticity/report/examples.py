@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,36 +24,37 @@ CHANNELS = (1, 3, 4)
 
 
 def kept_examples(examples: Any, size: int, name: str = "examples") -> np.ndarray:
-    """One string for each of `size` examples: a picture as a data URI, a vector as a JSON list, a text as it is.
+    """One string for each of `size` examples: a picture as a data URI, a vector as a JSON list, a text as it is, and
+    nothing for None.
 
     Args:
         examples: images [n, C, H, W] or [n, H, W] (any range; darkest and brightest become black and white), vectors
-            [n, d], or n texts. What is kept already is left alone.
+            [n, d], or n texts; also a list of those that differ in size. What is kept already is left alone.
 
     >>> kept_examples(np.zeros((1, 3)), 1).tolist()
     ['[0.0, 0.0, 0.0]']
-    >>> kept_examples(["a cat", "a dog"], 2).tolist()
-    ['a cat', 'a dog']
+    >>> kept_examples(["a cat", None], 2).tolist()
+    ['a cat', '']
     """
-    values = examples.detach().cpu().numpy() if hasattr(examples, "detach") else examples
-    if not isinstance(values, np.ndarray):
-        values = np.array([str(one)[:LONGEST_TEXT] for one in values] if _are_texts(values) else values)
+    values = as_given(examples)
     if len(values) != size:
         raise ValueError(f"{name}: {len(values)} do not fit {size} examples; give one for each")
-    if values.dtype.kind in "OSUT":
-        return np.array([_text(one) for one in values], dtype=str)
-    if values.ndim in (3, 4):
-        return np.array(_pictures(values), dtype=str)
-    rows = values.reshape(size, -1)[:, :LONGEST_VECTOR].astype(float)
-    return np.array([json.dumps([float(f"{number:.4g}") for number in row]) for row in rows], dtype=str)
+    brightness = _brightness(values)
+    return np.array([_kept(one, brightness) for one in values], dtype=str)
 
 
-def numbers(kept: Sequence[str]) -> np.ndarray | None:
-    """The pictures or vectors as numbers, [n, d]; None for texts, or where they differ in size."""
-    rows = [_numbers(one) for one in kept]
-    if any(row is None for row in rows) or len({row.size for row in rows if row is not None}) != 1:
-        return None
-    return np.stack([row.ravel() for row in rows if row is not None])
+def as_given(examples: Any) -> np.ndarray:
+    """The examples as one array, [n, …], or as n objects where they are texts, differ in shape, or some are missing."""
+    values = _array(examples)
+    if isinstance(values, np.ndarray):
+        return values
+    values = [_array(one) for one in values]
+    if not any(one is None or isinstance(one, str) for one in values) and len({np.shape(one) for one in values}) == 1:
+        return np.array(values)
+    objects = np.empty(len(values), dtype=object)
+    for place, one in enumerate(values):
+        objects[place] = one
+    return objects
 
 
 def is_picture(kept: str) -> bool:
@@ -74,39 +74,43 @@ def encoded(picture: np.ndarray) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _are_texts(values: Any) -> bool:
-    return all(isinstance(one, str) for one in values)
+def _array(one: Any) -> Any:
+    return one.detach().cpu().numpy() if hasattr(one, "detach") else one
 
 
-def _text(one: Any) -> str:
-    text = str(one)
-    return text if is_picture(text) else text[:LONGEST_TEXT]
+def _kept(one: Any, brightness: tuple[float, float]) -> str:
+    if one is None:
+        return ""
+    values = np.asarray(one) if not isinstance(one, str) else None
+    if values is None or values.dtype.kind not in "biuf":
+        text = str(one)
+        return text if is_picture(text) else text[:LONGEST_TEXT]
+    if values.ndim in (2, 3):
+        return encoded(_picture(values, brightness))
+    row = values.ravel()[:LONGEST_VECTOR].astype(float)
+    return json.dumps([float(f"{number:.4g}") for number in row])
 
 
-def _pictures(values: np.ndarray) -> list[str]:
-    """Brightness over the whole set, so that two pictures can be compared; values that are not finite are black."""
-    if values.ndim == 4 and values.shape[1] in CHANNELS:
-        values = values.transpose(0, 2, 3, 1)
-    if values.ndim == 4 and values.shape[3] not in CHANNELS:
-        raise ValueError(f"examples: images are [n, C, H, W] with 1, 3 or 4 channels, not {values.shape}")
-    if values.ndim == 4:
-        values = values[..., 0] if values.shape[3] == 1 else values[..., :3]
+def _brightness(values: np.ndarray) -> tuple[float, float]:
+    """The darkest and the brightest over the whole set, so that two pictures can be compared."""
+    whole = [values] if values.dtype.kind in "biuf" else [one for one in values if isinstance(one, np.ndarray)]
+    known = [one[np.isfinite(one)] for one in whole if one.size and one.dtype.kind in "biuf"]
+    known = [one for one in known if one.size]
+    if not known:
+        return 0.0, 1.0
+    return float(min(one.min() for one in known)), float(max(one.max() for one in known))
+
+
+def _picture(values: np.ndarray, brightness: tuple[float, float]) -> np.ndarray:
+    """[H, W] or [H, W, 3] of uint8; values that are not finite are black."""
+    if values.ndim == 3 and values.shape[0] in CHANNELS:
+        values = values.transpose(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] not in CHANNELS:
+        raise ValueError(f"examples: an image is [C, H, W] with 1, 3 or 4 channels, not {values.shape}")
+    if values.ndim == 3:
+        values = values[..., 0] if values.shape[2] == 1 else values[..., :3]
     if values.dtype != np.uint8:
-        known = values[np.isfinite(values)]
-        low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+        low, high = brightness
         values = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
         values = (255 * values).round().astype(np.uint8)
-    return [encoded(np.ascontiguousarray(picture)) for picture in values]
-
-
-def _numbers(kept: str) -> np.ndarray | None:
-    if is_picture(kept):
-        from PIL import Image
-
-        with Image.open(io.BytesIO(base64.b64decode(kept.partition(",")[2]))) as image:
-            return np.asarray(image, dtype=np.float32) / 255
-    try:
-        vector = np.asarray(json.loads(kept), dtype=np.float64)
-    except (ValueError, TypeError):
-        return None
-    return vector if vector.ndim == 1 and vector.size else None
+    return np.ascontiguousarray(values)

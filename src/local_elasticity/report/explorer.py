@@ -19,8 +19,8 @@ from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
 from local_elasticity.report.places import Matched, matched, principal_places
-from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Side, Unshown, sampled, shown, side_for
-from local_elasticity.report.story import tell, tell_clusters
+from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Side, Unshown, named, sampled, shown, side_for
+from local_elasticity.report.story import tell, tell_clusters, tell_missing
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
 """Our own JavaScript, in the order in which it is put together."""
@@ -58,7 +58,7 @@ def page(
     side = side_for(sum(len(run.panels) for run in measured))
     pack, sections, payloads = Pack(), [], []
     for whole in measured:
-        section, payload = _explored(sampled(whole, side), pack, EXACT_NUMBERS // len(measured), half_life)
+        section, payload = _explored(named(sampled(whole, side)), pack, EXACT_NUMBERS // len(measured), half_life)
         sections.append(section)
         payloads.append(payload)
     plotly = _plotly() if measured else ""
@@ -93,7 +93,7 @@ def _explored(run: Run, pack: Pack, exact: int, half_life: HalfLife | None) -> t
         (shown(panel.measure), _told(run, panel, pair, half_life, match), examine(run, panel))
         for panel, pair in zip(run.panels, pairs, strict=True)
     ]
-    return Section(shown(run.name), run.kind, told, _provenance(run), run.notes), payload
+    return Section(shown(run.name), run.kind, told, _provenance(run), [*run.notes, *tell_missing(run)]), payload
 
 
 def _match(side: Side) -> Matched | None:
@@ -107,7 +107,7 @@ def _told(run: Run, panel: Panel, pairs: Pairs | None, half_life: HalfLife | Non
     if half_life is not None and pairs is not None and len(panel.steps) > 1:
         half = half_life(panel.steps, pairs.ratio)
     sentences = tell(run, panel, pairs, half)
-    return sentences if match is None else [*sentences, tell_clusters(match)]
+    return [*sentences, *tell_clusters(run.sources, match)]
 
 
 def _provenance(run: Run) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _lines(about: Mapping[str, Any]) -> dict[str, str]:
             value = ", ".join(f"{key} {one}" for key, one in value.items())
         elif isinstance(value, (list, tuple)):
             value = "; ".join(map(str, value))
-        if value not in ("", None):
+        if str(value) not in ("", "None"):
             lines[shown(name).replace("_", " ")] = str(value)[:LARGEST_VALUE]
     return lines
 

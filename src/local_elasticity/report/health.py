@@ -21,6 +21,9 @@ UNEVEN = 100
 SMALL = 0.01
 """A denominator below this share of the median one is called small."""
 
+MARKED = 2
+"""Rows whose median is so many times that of the others are called large."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -62,19 +65,31 @@ def _unresolved(panel: Panel) -> Finding:
 def _denominators(panel: Panel) -> Finding:
     if panel.measure not in RATIOS:
         return Finding("good", "No denominators", f"{panel.measure} is no ratio: nothing small is divided by.")
-    own = panel.own if panel.own is not None else np.array([])
-    own = own[np.isfinite(own) & (own > 0)]
-    if not own.size:
+    if panel.own is None or not (own := panel.own[np.isfinite(panel.own) & (panel.own > 0)]).size:
         return Finding("unknown", "Denominators were not kept", "le.similarity keeps them; a history does not.")
-    small = float((own < SMALL * np.median(own)).mean())
+    small = panel.own < SMALL * np.median(own)
     words = (
         f"A similarity is divided by how far its source moved: {number(float(np.median(own)))} in the median, from "
         f"{number(float(own.min()))} to {number(float(own.max()))}. "
     )
-    if small:
-        words += f"{small:.1%} of the sources moved less than {SMALL:.0%} of the median; their rows are large for that reason."  # noqa: E501
-        return Finding("careful", "Some denominators are small", words + " Trust medians, not means.")
+    if small.any():
+        words += f"{small.mean():.1%} of the sources moved less than {SMALL:.0%} of the median; {_rows(panel, small)}."
+        return Finding("careful", "Some denominators are small", words)
     return Finding("good", "Denominators are of one size", words + "None is far below the rest.")
+
+
+def _rows(panel: Panel, small: np.ndarray) -> str:
+    """Whether the rows of the small denominators are large for that reason."""
+    theirs, others = (_median(np.abs(panel.values[-1][rows])) for rows in (small, ~small))
+    if not np.isfinite(theirs):
+        return "none of their pairs was resolved"
+    found = f"the median similarity in their rows is {number(theirs)}, in the others {number(others)}"
+    return found + (": trust medians, not means" if theirs > MARKED * others else ", so their rows are not larger")
+
+
+def _median(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else float("nan")
 
 
 def _noise(panel: Panel) -> Finding:
@@ -112,4 +127,6 @@ def _itself(run: Run, panel: Panel) -> list[Finding]:
     if not off.size:
         return []
     words = f"An example with itself must have 1; the largest deviation is {float(off.max()):.1e}."
-    return [Finding("good" if off.max() < SMALL else "bad", "Each example moves as far as itself", words)]
+    if off.max() < SMALL:
+        return [Finding("good", "Each example moves as far as itself", words)]
+    return [Finding("bad", "Some examples do not move as far as themselves", words + " Something is wrong here.")]

@@ -18,8 +18,9 @@ MOST_CLASSES = 100
 class Pairs:
     """Medians and quartiles over the pairs of every two classes, [t, a, b]; NaN where there are none.
 
-    `within` and `between` are means of the medians over equal and over different classes, [t]; `ratio` is between over
-    within: 1 where a step moves all classes alike, 0 where it moves its own alone.
+    `within` and `between` are means of the medians over equal and over different classes, [t], and `bands` those of
+    the quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own
+    alone.
     """
 
     classes: list[str]
@@ -29,16 +30,27 @@ class Pairs:
 
     @property
     def within(self) -> np.ndarray:
-        return _mean(np.diagonal(self.median, axis1=1, axis2=2))
+        return self._within(self.median)
 
     @property
     def between(self) -> np.ndarray:
-        others = ~np.eye(len(self.classes), dtype=bool)
-        return _mean(self.median[:, others])
+        return self._between(self.median)
 
     @property
     def ratio(self) -> np.ndarray:
         return quotient(self.between, self.within)
+
+    @property
+    def bands(self) -> dict[str, np.ndarray]:
+        quartiles = {"low": self.low, "high": self.high}
+        within = {f"within_{name}": self._within(values) for name, values in quartiles.items()}
+        return within | {f"between_{name}": self._between(values) for name, values in quartiles.items()}
+
+    def _within(self, values: np.ndarray) -> np.ndarray:
+        return _mean(np.diagonal(values, axis1=1, axis2=2))
+
+    def _between(self, values: np.ndarray) -> np.ndarray:
+        return _mean(values[:, ~np.eye(len(self.classes), dtype=bool)])
 
     def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
         """The different classes that move each other most at the last time, as a share of how far a step moves others

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,32 @@ LARGEST_FIGURE = 2**20
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A picture as a data URI, what it is called, and what its caption says."""
+
+    name: str
+    picture: str
+    caption: str
+
+    @property
+    def numbers(self) -> set[str]:
+        """Those of the paper's figures that it redraws: {"12", "13"} for fig12_13."""
+        return set(re.findall(r"\d+", self.name)) if re.match(r"figs?[\s\d]", self.name, re.IGNORECASE) else set()
+
+
+@dataclass(frozen=True)
 class Paper:
     """One result.json: rows as they are printed."""
 
     name: str
     title: str
     provenance: Mapping[str, str]
-    claims: Sequence[Mapping[str, str]]
+    claims: Sequence[Mapping[str, Any]]
     cells: Sequence[Mapping[str, str]]
-    figures: Sequence[tuple[str, str]]
+    figures: Sequence[Figure]
     notes: Sequence[str]
 
-    def tally(self, rows: Sequence[Mapping[str, str]]) -> str:
+    def tally(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """How many rows have each verdict."""
         given = [row["verdict"] for row in rows if row["verdict"]]
         return ", ".join(f"{given.count(verdict)} {verdict}" for verdict in MARKS if verdict in given)
@@ -44,12 +59,13 @@ def read_paper(folder: Path) -> Paper:
         result = json.loads(file.read_text())
         if result["schema"] != SCHEMA:
             raise ValueError(f"its schema is {result['schema']}, not {SCHEMA}")
-        figures, notes = _figures(folder, result["figures"])
+        title = f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale"
+        figures, notes = _figures(folder, result["figures"], f"{title}, {_seeds(len(result['seeds']))}")
         return Paper(
             folder.name,
-            f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale",
+            title,
             _provenance(result),
-            [_claim(one) for one in result["claims"]],
+            [_claim(one, figures) for one in result["claims"]],
             [_cell(one) for one in result["cells"]],
             figures,
             notes,
@@ -77,12 +93,21 @@ def _every(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _claim(claim: Mapping[str, Any]) -> dict[str, str]:
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
+def _claim(claim: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
+    """A claim, with the places of the figures that it names, or of the only one that there is."""
+    cited = " ".join(re.findall(r"Figs?\.? ([\d, and]+)", str(claim["text"])))
+    named = set(re.findall(r"\d+", cited))
+    shown = [place for place, figure in enumerate(figures, 1) if figure.numbers & named or len(figures) == 1]
     verdict = str(claim["verdict"])
     return {
         "text": str(claim["text"]),
         "verdict": verdict,
         "mark": MARKS.get(verdict, ""),
+        "figures": shown,
         "effect": number(claim["effect"]),
         "evidence": str(claim["evidence"]),
     }
@@ -104,9 +129,10 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _figures(folder: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """PNG files inside the folder, as data URIs by name; what cannot be shown is noted."""
-    figures, notes = [], []
+def _figures(folder: Path, names: Sequence[str], made: str) -> tuple[list[Figure], list[str]]:
+    """PNG files inside the folder; what cannot be shown is noted."""
+    figures: list[Figure] = []
+    notes = []
     for name in names:
         file = (folder / name).resolve()
         if not name.endswith(".png"):
@@ -117,5 +143,8 @@ def _figures(folder: Path, names: Sequence[str]) -> tuple[list[tuple[str, str]],
             notes.append(f"the figure {name} is too large to be shown ({file.stat().st_size / 2**20:.1f} MB)")
         else:
             data = base64.b64encode(file.read_bytes()).decode()
-            figures.append((Path(name).stem.replace("_", " "), f"data:image/png;base64,{data}"))
+            figure = Figure(Path(name).stem.replace("_", " "), f"data:image/png;base64,{data}", "")
+            redrawn = " and ".join(sorted(figure.numbers, key=int))
+            what = f"Measured anew, after the paper's Fig. {redrawn}" if redrawn else figure.name.capitalize()
+            figures.append(replace(figure, caption=f"{what}: {made}."))
     return figures, notes

@@ -171,6 +171,7 @@ def _pairs(pairs: Pairs | None) -> dict[str, Any] | None:
         "within": pairs.within,
         "between": pairs.between,
         "ratio": pairs.ratio,
+        **pairs.bands,
         **{name: _digits(values) for name, values in every.items()},
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 
@@ -16,6 +17,9 @@ EXACT_NUMBERS = 1_500_000
 
 LONGEST_LABEL = 80
 """Characters of a label that are shown."""
+
+TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn the direction of the text after them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Panel:
 @dataclass(frozen=True)
 class Run:
     """What was measured, of which examples, and how. `square` says that the targets are the sources; `numbers` are
-    the measures of features, [t] each."""
+    the measures of features, [t] each; `apart` the distances between the examples, [n, m], where they are known."""
 
     name: str
     kind: str
@@ -67,6 +71,7 @@ class Run:
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    apart: np.ndarray | None = None
 
     @property
     def classes(self) -> list[str] | None:
@@ -85,16 +90,43 @@ class Unshown:
 
 
 def shown(text: Any) -> str:
-    """A label as it is shown: without control characters, and not longer than a line.
+    """A label as it is shown: without characters that control or turn the text, and not longer than a line.
 
     >>> shown("a" * 200)[-4:], shown(3.0), shown("two\\nlines")
     ('aaa…', '3', 'two lines')
     """
-    if isinstance(text, (float, np.floating)) and float(text).is_integer():
-        text = int(text)
-    plain = str(text)[: 4 * LONGEST_LABEL]
-    plain = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    plain = _whole(text)[: 4 * LONGEST_LABEL]
+    plain = " ".join("".join(" " if _disturbs(c) else c for c in plain).split())
     return plain if len(plain) <= LONGEST_LABEL else plain[: LONGEST_LABEL - 1] + "…"
+
+
+def named(run: Run) -> Run:
+    """The same with classes and clusters by the names they are shown under; different labels have different names."""
+    sides = (run.sources, run.targets)
+    classes = names_of([label for side in sides if side.classes is not None for label in side.classes])
+    clusters = names_of([label for side in sides if side.clusters is not None for label in side.clusters])
+    sources, targets = (
+        replace(side, classes=_renamed(side.classes, classes), clusters=_renamed(side.clusters, clusters))
+        for side in sides
+    )
+    return replace(run, sources=sources, targets=targets)
+
+
+def names_of(labels: Sequence[Any]) -> dict[str, str]:
+    """The name of every different label, by its whole text; labels that shorten to the same name are numbered.
+
+    >>> list(names_of(["a" * 99 + "b", "a" * 99 + "c"]).values())[1][-6:]
+    'aa… #2'
+    """
+    names: dict[str, str] = {}
+    used: dict[str, int] = {}
+    for label in labels:
+        whole = _whole(label)
+        if whole not in names:
+            name = shown(whole)
+            used[name] = used.get(name, 0) + 1
+            names[whole] = name if used[name] == 1 else f"{name[: LONGEST_LABEL - 8].rstrip('…')}… #{used[name]}"
+    return names
 
 
 def in_order(labels: Sequence[Any]) -> list[str]:
@@ -127,6 +159,7 @@ def sampled(run: Run, side: int) -> Run:
         sources=run.sources.chosen(rows),
         targets=run.targets.chosen(columns),
         notes=(*run.notes, note),
+        apart=None if run.apart is None else run.apart[np.ix_(rows, columns)],
     )
 
 
@@ -148,6 +181,23 @@ def chosen_rows(classes: np.ndarray | None, size: int, limit: int) -> np.ndarray
     for one, total in enumerate(count):
         rank[kind == one] = (np.arange(total) + rng.random()) / total
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:limit]])
+
+
+def _whole(label: Any) -> str:
+    if isinstance(label, (float, np.floating)) and float(label).is_integer():
+        label = int(label)
+    return str(label)
+
+
+def _disturbs(character: str) -> bool:
+    """Control characters, halves of characters, and what turns the direction of text; joiners of letters may stay."""
+    if character in TURNS:
+        return True
+    return category(character) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _renamed(labels: np.ndarray | None, names: Mapping[str, str]) -> np.ndarray | None:
+    return None if labels is None else np.array([names[_whole(label)] for label in labels], dtype=str)
 
 
 def _at(values: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:

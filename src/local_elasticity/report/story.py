@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from local_elasticity.report.distance import MOST_PAIRS
+from local_elasticity.report.examples import is_picture
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.places import Matched
-from local_elasticity.report.run import Panel, Run
+from local_elasticity.report.run import Panel, Run, Side, in_order
 from local_elasticity.report.words import RATIOS, meaning, number
 
 LOCAL = 0.8
 """Below this ratio of between to within classes learning is called local."""
+
+CLUSTERS_NAMED = 12
+"""Clusters whose sizes are told."""
 
 
 def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> list[str]:
@@ -28,14 +33,41 @@ def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> lis
     return [*sentences, *_development(panel, pairs, half)]
 
 
-def tell_clusters(match: Matched) -> str:
-    """How well clusters agree with the classes."""
+def tell_clusters(side: Side, match: Matched | None) -> list[str]:
+    """How large clusters are, and how well they agree with the classes."""
+    if side.clusters is None:
+        return []
+    names, counts = np.unique(side.clusters, return_counts=True)
+    size = dict(zip(names, counts, strict=True))
+    listed = ", ".join(f"cluster {name} with {size[name]:,}" for name in in_order(list(names))[:CLUSTERS_NAMED])
+    more = f" and {len(names) - CLUSTERS_NAMED} more" if len(names) > CLUSTERS_NAMED else ""
+    sizes = f"{len(side):,} examples fall into {len(names)} clusters: {listed}{more}."
+    if match is None:
+        return [sizes]
     wrong = int(match.wrong.sum())
-    names = ", ".join(f"cluster {cluster} is {name}" for cluster, name in match.names.items())
-    return (
+    called = ", ".join(f"cluster {cluster} is {name}" for cluster, name in match.names.items())
+    return [
+        sizes,
         f"Clusters found without the classes are right for {match.accuracy:.1%} of the examples once they are named "
-        f"after them ({names}); {wrong} {'is' if wrong == 1 else 'are'} wrong."
-    )
+        f"after them ({called}); {wrong} {'is' if wrong == 1 else 'are'} wrong.",
+    ]
+
+
+def tell_missing(run: Run) -> list[str]:
+    """What the page would show of the examples, had it been given."""
+    if run.sources.examples is None or run.targets.examples is None:
+        whose = " for the targets" if run.sources.examples is not None else ""
+        return [
+            f"No examples were given{whose}, so pairs have numbers but no pictures; give examples= to le.similarity or "
+            "le.write_report, or --examples to the command."
+        ]
+    drawn = any(is_picture(one) or one.startswith("[") for one in run.sources.examples)
+    if drawn and run.apart is None:
+        return [
+            "Distances between the examples are not known: what is kept of an example is too short for them, and those "
+            f"of the whole ones are kept only where all are of one shape and up to {MOST_PAIRS:,} pairs."
+        ]
+    return []
 
 
 def _locality(panel: Panel, pairs: Pairs) -> str:
@@ -60,7 +92,7 @@ def _closest(pairs: Pairs) -> list[str]:
         return []
     named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
     return [
-        f"Most alike to this network, and so confusable: {named}. In brackets: how far a step on one moves the other, "
+        f"Most alike to this network: {named}. In brackets: how far a step on one moves the other, "
         "as a share of how far it moves its own class."
     ]
 
@@ -72,10 +104,13 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
         return []
     first, last = known[0], known[-1]
     text = (
-        f"The ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
+        f"the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
         f"{number(ratio[last])} at step {steps[last]}"
     )
-    if ratio[last] < LOCAL and ratio[last] < ratio[first] and half is not None and np.isfinite(half):
-        text = f"Learning became local during training: {text[0].lower()}{text[1:]}"
-        return [f"{text}, and half of the way was gone by step {half:.0f}."]
-    return [text + "."]
+    if ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
+        return [f"{text[0].upper()}{text[1:]}."]
+    gone = "" if half is None or not np.isfinite(half) else f", and half of the way was gone by step {half:.0f}"
+    if ratio[first] < LOCAL:
+        return [f"Learning was local from the first probe on, and became more so: {text}{gone}."]
+    since = known[np.flatnonzero(ratio[known] >= LOCAL)[-1] + 1]
+    return [f"Learning became local by step {steps[since]}: {text}{gone}."]

@@ -97,6 +97,12 @@ class History:
     def __getitem__(self, place: int) -> Probe:
         return self._probes[place]
 
+    def _repr_html_(self) -> str:
+        """A small card for notebooks: the last probe, and whether to believe it."""
+        from local_elasticity.report.card import history_card
+
+        return history_card(self)._repr_html_()
+
     @property
     def steps(self) -> list[int]:
         return [probe.step for probe in self._probes]

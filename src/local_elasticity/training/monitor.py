@@ -189,9 +189,7 @@ class Monitor:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the last matrices, their class pairs, and whether to believe them."""
-        from local_elasticity.report.card import history_card
-
-        return history_card(self.history)._repr_html_()
+        return self.history._repr_html_()
 
     def phases(self) -> pd.DataFrame:
         """For every measure: how local learning was at the start and at the end, and when that changed."""

@@ -58,11 +58,11 @@ function banded(x, curve, i) {
 /** Curves of one source class, or within and between classes. @param {any} pairs @param {string} which */
 function curvesOf(pairs, which) {
   const source = pairs.classes.indexOf(which);
+  if (which === RATIO) return [{ name: RATIO, median: pairs.ratio, wide: true }];
   if (source < 0 || !pairs.median)
     return [
-      { name: "same class", median: pairs.within, wide: true },
-      { name: "other classes", median: pairs.between, wide: false },
-      { name: "ratio, other to same", median: pairs.ratio, wide: false },
+      { name: "same class", median: pairs.within, low: pairs.within_low, high: pairs.within_high, wide: true },
+      { name: "other classes", median: pairs.between, low: pairs.between_low, high: pairs.between_high, wide: false },
     ];
   const pick = (/** @type {any} */ cube, /** @type {number} */ b) => cube.map((/** @type {any} */ at) => at[source][b]);
   return pairs.classes.map((/** @type {string} */ name, /** @type {number} */ b) => ({
@@ -85,6 +85,14 @@ function timesOf(steps) {
     : { x: steps, axis: { title: { text: "training step" } } };
 }
 
+/** What the curves are. @param {Run} run @param {string} which */
+function timeWords(run, which) {
+  if (run.numbers.some(({ name }) => OF_FEATURES + name === which)) return "The line is a measure of the network's features.";
+  if (which === RATIO) return "The line is how far other classes move, as a share of how far the same class does: 1 where a step moves all alike, 0 where it moves its own class alone.";
+  return (which === "" ? "Lines are medians over the pairs of two classes, averaged over equal and over different classes; bands are their quartiles, averaged alike."
+    : "Lines are medians over all pairs of two classes; bands hold the middle half of the pairs.");
+}
+
 /** @param {Run} run @param {Panel} panel @param {string} which @param {number} when */
 function drawTime(run, panel, which, when) {
   const { x, axis } = timesOf(panel.steps);
@@ -94,7 +102,8 @@ function drawTime(run, panel, which, when) {
   const curves = number ? [{ name: number.name, median: number.values, wide: true }] : curvesOf(panel.pairs, which);
   const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i));
   const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: axis,
-    yaxis: { title: { text: plain(number ? number.name : panel.measure) } } });
+    yaxis: { title: { text: plain(number ? number.name : which === RATIO ? "ratio" : panel.measure) }, ...(which === RATIO ? { rangemode: "tozero" } : {}) } });
+  byId("time-words").textContent = timeWords(run, which);
   return Plotly.react("time-plot", traces, layout, CONFIG);
 }
 
@@ -109,17 +118,24 @@ function binned(points) {
   });
 }
 
+/** The pairs of the distance plot, from near to far. @type {{x: number, y: number, i: number, j: number}[]} */
+let dots = [];
+
+/** What of the similarities the distance plot shows. @param {Panel} panel */
+const heightOf = ({ range: [low, high] }) => [low * 1.5 - 0.03 * high, high * 1.5];
+
 /** @param {Run} run @param {Panel} panel @param {Float32Array} values an exact matrix */
 function drawDistance(run, panel, values) {
   const width = run.targets.places.length;
   const { rows, columns, distances } = run.scatter;
   /** @type {any} */
   const groups = { "same class": [], "other classes": [], pairs: [] };
-  rows.forEach((/** @type {number} */ i, /** @type {number} */ k) => {
-    const [a, b] = [classOf(run.sources, i), classOf(run.targets, columns[k])];
-    const group = a === null || b === null ? "pairs" : a === b ? "same class" : "other classes";
-    groups[group].push({ x: distances[k], y: values[i * width + columns[k]], i, j: columns[k] });
-  });
+  dots = rows.map((/** @type {number} */ i, /** @type {number} */ k) => ({ x: distances[k], y: values[i * width + columns[k]], i, j: columns[k] }));
+  dots.sort((a, b) => a.x - b.x);
+  for (const dot of dots) {
+    const [a, b] = [classOf(run.sources, dot.i), classOf(run.targets, dot.j)];
+    groups[a === null || b === null ? "pairs" : a === b ? "same class" : "other classes"].push(dot);
+  }
   const traces = Object.entries(groups).filter(([, points]) => points.length).flatMap(([name, points], g) => {
     const line = binned(points);
     const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => p[key]);
@@ -131,10 +147,8 @@ function drawDistance(run, panel, values) {
     ];
   });
   traces.sort((a, b) => Number(a.mode === "lines") - Number(b.mode === "lines"));
-  const [low, high] = panel.range;
-  const range = [low * 1.5 - 0.03 * high, high * 1.5];
-  return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "distance between the two examples" } },
-    yaxis: { title: { text: plain(panel.measure) }, range } }), CONFIG);
+  return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance between the two examples" } },
+    yaxis: { title: { text: plain(panel.measure) }, range: heightOf(panel) } }), CONFIG);
 }
 
 /** @param {Run} run @param {Panel} panel @param {string} by @param {number} source */
@@ -156,26 +170,30 @@ function drawMap(run, panel, by, source) {
     legend: { orientation: "h", y: -0.02 } }), CONFIG);
 }
 
-/** Medians of class pairs of two panels, and their difference. @param {Panel} a @param {Panel} b */
-function drawCompare(a, b) {
-  const names = a.pairs.classes.map(plain);
-  const [first, second] = [a.pairs.median[a.pairs.median.length - 1], b.pairs.median[b.pairs.median.length - 1]];
+/** Two maps, and their difference where they are of one measure.
+ * @param {any} first @param {any} second matrices of numbers or null @param {string[]|undefined} names @param {boolean} alike */
+function drawCompare(first, second, names, alike) {
   const difference = second.map((/** @type {any[]} */ row, /** @type {number} */ i) => row.map((value, j) => (value === null || first[i][j] === null ? null : value - first[i][j])));
-  const all = [...first.flat(), ...second.flat()].filter((value) => value !== null);
-  const most = Math.max(...difference.flat().map((/** @type {any} */ value) => Math.abs(value || 0))) || 1;
+  const maps = alike ? [first, second, difference] : [first, second];
+  const titles = ["first", "second", "second − first"];
   const narrow = byId("compare-plot").clientWidth < 640;
-  const heat = (/** @type {any} */ z, /** @type {number} */ k, /** @type {any} */ more) => ({ type: "heatmap", z, x: names, y: names, xaxis: `x${k}`, yaxis: `y${k}`,
-    hovertemplate: "source %{y}, target %{x}<br>%{z:.3g}<extra></extra>", ...more });
-  const shared = { zmin: Math.min(0, ...all), zmax: Math.max(...all), colorscale: "Viridis", showscale: false };
-  const traces = [heat(first, 1, shared), heat(second, 2, { ...shared }), heat(difference, 3, { zmin: -most, zmax: most, colorscale: DIVERGING, showscale: false })];
+  const wide = 1 / maps.length;
+  const most = (/** @type {any[]} */ lists) => upperOf(lists.flat(2).map((/** @type {any} */ value) => Math.abs(value)));
+  const signed = (/** @type {any[]} */ lists) => lists.flat(2).some((/** @type {any} */ value) => value < 0);
   /** @type {any} */
-  const layout = layoutOf({ grid: narrow ? { rows: 3, columns: 1, pattern: "independent", ygap: 0.25 } : { rows: 1, columns: 3, pattern: "independent" } });
-  layout.height = narrow ? 900 : 360;
-  const axes = (/** @type {string} */ title) => ({ type: "category", title: { text: title }, automargin: true });
-  ["first", "second", "second − first"].forEach((title, i) => {
-    const k = i === 0 ? "" : String(i + 1);
-    layout[`xaxis${k}`] = axes(`target (${title})`);
-    layout[`yaxis${k}`] = { ...axes(i === 0 ? "source" : ""), autorange: "reversed" };
+  const layout = layoutOf({ height: narrow ? 320 * maps.length : 380, margin: { l: 55, r: 20, t: 30, b: 50 } });
+  const traces = maps.map((z, i) => {
+    const from = i === 2 ? [difference] : alike ? [first, second] : [z];
+    const [k, start] = [i === 0 ? "" : String(i + 1), narrow ? 1 - (i + 1) * wide : i * wide];
+    const [x, y] = narrow ? [[0, 0.85], [start + 0.3 * wide, start + 0.95 * wide]] : [[start, start + 0.72 * wide], [0, 1]];
+    const axis = { type: names ? "category" : "linear", showticklabels: Boolean(names), automargin: true };
+    layout[`xaxis${k}`] = { ...axis, domain: x, anchor: `y${k}`, title: { text: `target (${titles[i]})` } };
+    layout[`yaxis${k}`] = { ...axis, domain: y, anchor: `x${k}`, autorange: "reversed", title: { text: i === 0 || narrow ? "source" : "" } };
+    const top = most(from);
+    const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: DIVERGING } : { zmin: 0, zmax: top, colorscale: "Viridis" };
+    return { type: "heatmap", z, ...(names ? { x: names.map(plain), y: names.map(plain) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,
+      colorbar: { thickness: 10, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0] },
+      hovertemplate: `${names ? "source %{y}, target %{x}<br>" : ""}%{z:.3g}<extra></extra>` };
   });
   return Plotly.react("compare-plot", traces, layout, CONFIG);
 }

@@ -6,8 +6,10 @@
 let data;
 /** Before the names of curves that are measures of features. */
 const OF_FEATURES = "features: ";
+/** The curve of the ratio between classes. */
+const RATIO = "ratio: other classes to the same";
 /** @type {Chosen} */
-const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class" };
+const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0 };
 /** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
 let part = null;
 /** What the matrix shows now. @type {any} */
@@ -41,6 +43,8 @@ function choose(asked) {
   chosen.target = within(asked.target, run().targets.places.length, changed ? 0 : chosen.target);
   if (asked.curves !== undefined) chosen.curves = String(asked.curves);
   chosen.colours = ["class", "cluster"].includes(asked.colours) ? asked.colours : chosen.colours;
+  chosen.first = within(asked.first, comparable().length, chosen.first);
+  chosen.second = within(asked.second, comparable().length, chosen.second);
   if (asked.view && byId(asked.view)) chosen.view = asked.view;
   if (changed) part = null;
 }
@@ -91,10 +95,12 @@ function controls() {
   byId("step").textContent = several ? String(steps[chosen.when]) : "";
   const classes = panel().pairs && panel().pairs.median ? panel().pairs.classes : [];
   const features = run().numbers.map(({ name }) => [OF_FEATURES + name, `${name} of features`]);
-  const curves = [["", "within and between classes"], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`]), ...features];
+  const curves = [["", "within and between classes"], [RATIO, RATIO], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`]), ...features];
   fill("curves", curves, curves.some(([key]) => key === chosen.curves) ? chosen.curves : "");
   const side = run().sources;
   const colours = /** @type {[string, string][]} */ ([["class", "class"], ["cluster", "cluster"]].filter(([key]) => (key === "class" ? side.classes : side.clusters)));
-  fill("colours", colours, chosen.colours);
+  fill("colours", colours, (colours.find(([key]) => key === chosen.colours) || colours[0] || [""])[0]);
+  const which = `${run().name}, ${panel().measure}, ordered by ${chosen.order}${several ? `, training step ${steps[chosen.when]}` : ""}`;
+  document.querySelectorAll(".which").forEach((one) => (one.textContent = which));
   document.querySelectorAll("#short .card").forEach((one) => one.classList.toggle("current", Number(/** @type {HTMLElement} */ (one).dataset.run) === chosen.run));
 }

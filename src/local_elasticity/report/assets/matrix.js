@@ -122,6 +122,24 @@ function agreementOf(a, b, width, square) {
   return correlation(ranksOf(x), ranksOf(y));
 }
 
+/** How far the pairs that two matrices know differ in the mean, the second less the first; the diagonal left out where
+ * there is one. @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
+function differenceOf(a, b, width, square) {
+  let [sum, count] = [0, 0];
+  for (let i = 0; i < a.length; i++) {
+    if ((square && Math.floor(i / width) === i % width) || !Number.isFinite(b[i] - a[i])) continue;
+    sum += b[i] - a[i];
+    count++;
+  }
+  return sum / count;
+}
+
+/** What all but two in a hundred numbers stay below; 1 where there are none or only zeros. @param {number[]} list */
+function upperOf(list) {
+  const known = list.filter(Number.isFinite).sort((a, b) => a - b);
+  return (known.length < 50 ? known[known.length - 1] : known[Math.floor(0.98 * known.length)]) || 1;
+}
+
 /** The block of a coarse matrix that holds a place. @param {number} place @param {number} size @param {number} parts */
 function blockOf(place, size, parts) {
   let block = Math.min(parts - 1, Math.floor((place * parts) / size));

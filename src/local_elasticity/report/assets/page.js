@@ -86,11 +86,11 @@ function listen() {
   on("curves", () => ({ curves: byId("curves").value }));
   on("colours", () => ({ colours: byId("colours").value }));
   byId("when").addEventListener("input", () => { choose({ when: byId("when").value }); draw(); });
-  byId("first").addEventListener("change", compare);
-  byId("second").addEventListener("change", compare);
+  for (const name of ["first", "second"])
+    byId(name).addEventListener("change", () => { choose({ [name]: byId(name).value }); remember(); compare(); });
   byId("play").addEventListener("click", play);
   byId("theme").addEventListener("click", nextTheme);
-  window.addEventListener("hashchange", () => { choose(fromHash(location.hash)); draw(); look(); });
+  window.addEventListener("hashchange", () => { choose(fromHash(location.hash)); fillCompare(); draw(); compare(); look(); });
   document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
     const view = (link.getAttribute("href") || "").slice(1);
     if (!byId(view)) return;
@@ -100,13 +100,43 @@ function listen() {
     look();
   }));
   byId("map-plot").on("plotly_hover", (/** @type {any} */ event) => showSpot(event.points[0].customdata));
-  byId("map-plot").on("plotly_click", (/** @type {any} */ event) => pick({ source: event.points[0].customdata }));
+  byId("map-plot").on("plotly_click", (/** @type {any} */ event) => spot(event.points[0].customdata));
   byId("time-plot").on("plotly_click", (/** @type {any} */ event) => { choose({ when: event.points[0].pointIndex }); draw(); });
-  byId("distance-plot").on("plotly_click", (/** @type {any} */ event) => { const at = event.points[0].customdata; if (at) pick({ source: at[0], target: at[1] }); });
+  const dotOf = (/** @type {any} */ { points: [{ customdata: at }] }) => at && dots.find(({ i, j }) => i === at[0] && j === at[1]);
+  byId("distance-plot").on("plotly_hover", (/** @type {any} */ event) => { const dot = dotOf(event); if (dot) showNear(dot); });
+  byId("distance-plot").on("plotly_click", (/** @type {any} */ event) => { const dot = dotOf(event); if (dot) near(dot); });
+  walk("map-plot", () => [chosen.source, run().sources.places.length], spot);
+  walk("distance-plot", () => [dots.findIndex(({ i, j }) => i === chosen.source && j === chosen.target), dots.length], (place) => near(dots[place]));
+  let waiting = 0;
+  window.addEventListener("scroll", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(follow); }, { passive: true });
   listenToMatrix();
   const redraw = () => { draw(); compare(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
+}
+
+/** @param {number} i */
+async function spot(i) {
+  showSpot(i);
+  await pick({ source: i });
+}
+
+/** @param {{x: number, y: number, i: number, j: number}} dot */
+async function near(dot) {
+  showNear(dot);
+  await pick({ source: dot.i, target: dot.j });
+}
+
+/** Arrow keys go from dot to dot. @param {string} id @param {() => number[]} where place and number of dots
+ * @param {(place: number) => any} show */
+function walk(id, where, show) {
+  byId(id).addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    const move = /** @type {Record<string, number>} */ ({ ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 })[event.key];
+    if (!move) return;
+    const [place, size] = where();
+    show((Math.max(place, -1) + move + size) % size);
+    event.preventDefault();
+  });
 }
 
 let playing = 0;
@@ -140,8 +170,33 @@ function nextTheme() {
 /** Bring the chosen view before the reader. */
 function look() {
   const section = byId(chosen.view);
-  if (section && !section.hidden && chosen.view !== "short") section.scrollIntoView();
+  if (section && !section.hidden) section.scrollIntoView();
+  tellView();
+}
+
+/** The view follows the reader who scrolls. */
+function follow() {
+  const sections = [...document.querySelectorAll("main > section[id]:not([hidden])")];
+  const top = (/** @type {Element} */ one) => one.getBoundingClientRect().top;
+  const bottom = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  if (bottom && top(byId(chosen.view)) >= 0 && top(byId(chosen.view)) < innerHeight) return;
+  const passed = sections.filter((one) => bottom || top(one) < 0.4 * innerHeight);
+  const view = (passed[passed.length - 1] || sections[0]).id;
+  if (view === chosen.view) return;
+  chosen.view = view;
+  remember();
+  tellView();
+}
+
+function tellView() {
   document.querySelectorAll("nav a").forEach((link) => link.setAttribute("aria-current", String(link.getAttribute("href") === `#${chosen.view}`)));
+}
+
+/** What can be compared. */
+function fillCompare() {
+  const names = counted(comparable().map((one) => one.name));
+  fill("first", names, String(chosen.first));
+  fill("second", names, String(chosen.second));
 }
 
 async function start() {
@@ -151,16 +206,15 @@ async function start() {
   byId("plotly").remove();
   byId("controls").hidden = false;
   chosen.when = panel().matrices.length - 1;
+  [chosen.first, chosen.second] = firstPair(comparable());
   choose({ order: "class", ...fromHash(location.hash) });
-  const all = comparable();
-  const [first, second] = firstPair(all);
-  fill("first", counted(all.map((one) => one.name)), String(first));
-  fill("second", counted(all.map((one) => one.name)), String(second));
+  fillCompare();
   for (const id of ["time-plot", "distance-plot", "map-plot"]) await Plotly.newPlot(byId(id), [], layoutOf({}), CONFIG);
   await draw();
   await compare();
   listen();
-  look();
+  if (chosen.view === "short") tellView();
+  else look();
   document.documentElement.dataset.ready = "true";
 }
 

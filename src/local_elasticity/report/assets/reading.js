@@ -10,7 +10,7 @@
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
  *             numbers: {name: string, values: number[]}[], scatter: any, match: any}} Run */
 /** @typedef {{view: string, run: number, measure: number, when: number, order: string, source: number, target: number,
- *             curves: string, colours: string}} Chosen */
+ *             curves: string, colours: string, first: number, second: number}} Chosen */
 
 /** @param {string} text gzip in base64 @returns {Promise<ArrayBuffer>} */
 async function unpacked(text) {
@@ -89,6 +89,7 @@ function exampleOf(side, i) {
     const picture = /** @type {HTMLImageElement} */ (element("img", undefined, "picture"));
     picture.src = kept;
     picture.alt = nameOf(side, i);
+    picture.addEventListener("error", () => picture.replaceWith(element("span", kept, "text")));
     return picture;
   }
   return vectorOf(kept) || element("span", kept, "text");
@@ -98,7 +99,12 @@ function exampleOf(side, i) {
 function vectorOf(kept) {
   if (!/^\[[-+0-9.eE, ]+\]$/.test(kept)) return null;
   /** @type {number[]} */
-  const values = JSON.parse(kept);
+  let values;
+  try {
+    values = JSON.parse(kept);
+  } catch (_) {
+    return null;
+  }
   const top = Math.max(...values.map(Math.abs)) || 1;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", `0 -1.05 ${values.length} 2.1`);

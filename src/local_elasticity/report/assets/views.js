@@ -2,6 +2,9 @@
 "use strict";
 /* The views of what is chosen. */
 
+/** Blocks a side of two matrices that are compared. */
+const BLOCKS = 60;
+
 async function drawMatrix() {
   const { sources, targets } = run();
   const stored = panel().matrices[chosen.when];
@@ -150,10 +153,12 @@ async function distance() {
   const place = exactPlace();
   const rho = run().scatter.correlations[chosen.measure];
   const when = panel().steps.length > 1 ? ` The plot is at step ${panel().steps[place]}, the correlation at the last.` : "";
+  const [low, high] = heightOf(panel());
+  await drawDistance(run(), panel(), await numbers(panel().matrices[place].block));
+  const beyond = dots.some(({ y }) => y > high || y < low) ? " A few extreme pairs lie beyond the plot; zoom out to see them." : "";
   const strength = rho === null ? "" : Math.abs(rho) < 0.2 ? "hardly related" : Math.abs(rho) < 0.5 ? "somewhat related" : "clearly related";
   byId("distance-words").textContent = (rho === null ? "Distance and similarity cannot be correlated here."
-    : `Rank correlation of distance and ${panel().measure} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance. A few extreme pairs lie above the plot; zoom out to see them.`) + when;
-  await drawDistance(run(), panel(), await numbers(panel().matrices[place].block));
+    : `Rank correlation of distance and ${panel().measure} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance.`) + beyond + when;
 }
 
 async function map() {
@@ -164,37 +169,52 @@ async function map() {
   await drawMap(run(), panel(), byId("colours").value, chosen.source);
 }
 
-/** All panels whose class pairs are kept. */
+/** Every measure of every run. */
 function comparable() {
-  return data.runs.flatMap((one) => one.panels.filter((p) => p.pairs && p.pairs.median).map((p) => ({ name: `${one.name}, ${p.measure}`, run: one, panel: p })));
+  return data.runs.flatMap((one) => one.panels.map((p) => ({ name: `${one.name}, ${p.measure}`, run: one, panel: p })));
 }
 
-/** How alike two runs of the same examples are, pair by pair. @param {any} a @param {any} b */
-async function together(a, b) {
-  if (String(a.run.sources.places) !== String(b.run.sources.places) || String(a.run.targets.places) !== String(b.run.targets.places)) return "";
-  const last = (/** @type {Panel} */ one) => numbers(one.matrices[one.matrices.length - 1].block);
-  const value = agreementOf(await last(a.panel), await last(b.panel), a.run.targets.places.length, a.run.square);
-  return `Pair by pair, if these are the same examples, their rank correlation is ${digits(value)}.`;
-}
-
-/** The first pair worth comparing: the same measure of two runs, or else the first two. @param {any[]} all */
+/** The first pair worth comparing: one measure of two runs, or else two measures of one. @param {any[]} all */
 function firstPair(all) {
   for (let i = 0; i < all.length; i++)
     for (let j = i + 1; j < all.length; j++)
-      if (all[i].run !== all[j].run && all[i].panel.measure === all[j].panel.measure && String(all[i].panel.pairs.classes) === String(all[j].panel.pairs.classes)) return [i, j];
+      if (all[i].run !== all[j].run && all[i].panel.measure === all[j].panel.measure) return [i, j];
   return [0, Math.min(1, all.length - 1)];
+}
+
+/** Whether two runs have the same places, and so perhaps the same examples. @param {Run} a @param {Run} b */
+function sameExamples(a, b) {
+  const same = (/** @type {Side} */ one, /** @type {Side} */ other) => String(one.places) === String(other.places) && (!one.examples || !other.examples || String(one.examples) === String(other.examples));
+  return same(a.sources, b.sources) && same(a.targets, b.targets);
+}
+
+/** Class pairs of two panels, or all pairs in blocks where classes are none or many; null where they cannot be laid side
+ * by side. @param {any} a @param {any} b @param {boolean} same @param {Float32Array[]} values */
+function mapsOf(a, b, same, values) {
+  const [first, second] = [a.panel.pairs, b.panel.pairs];
+  if (first && first.median && second && second.median && String(first.classes) === String(second.classes))
+    return { maps: [first, second].map(({ median }) => median[median.length - 1]), names: first.classes };
+  if (!same) return null;
+  const [rows, columns] = [orderOf(a.run.sources, "class"), orderOf(a.run.targets, "class")];
+  return { maps: values.map((one) => windowOf(one, columns.length, rows, columns, [0, rows.length, 0, columns.length], BLOCKS).z), names: undefined };
 }
 
 async function compare() {
   const all = comparable();
   if (all.length < 2) return;
-  const [a, b] = [all[Number(byId("first").value)], all[Number(byId("second").value)]];
+  const [a, b] = [all[chosen.first], all[chosen.second]];
   const last = (/** @type {any[]} */ list) => list[list.length - 1];
-  const tell = (/** @type {any} */ one) => `${one.name}: same class ${digits(last(one.panel.pairs.within))}, other classes ${digits(last(one.panel.pairs.between))}, ratio ${digits(last(one.panel.pairs.ratio))}. `;
-  const same = String(a.panel.pairs.classes) === String(b.panel.pairs.classes);
-  byId("compare-words").textContent = tell(a) + tell(b) + (same ? await together(a, b) : "Their classes differ, so their pairs cannot be laid side by side.");
-  byId("compare-plot").hidden = !same;
-  if (same) await drawCompare(a.panel, b.panel);
+  const tell = (/** @type {any} */ { name, panel: { pairs } }) => pairs ? `${name}: same class ${digits(last(pairs.within))}, other classes ${digits(last(pairs.between))}, ratio ${digits(last(pairs.ratio))}. ` : "";
+  const values = await Promise.all([a, b].map(({ panel: { matrices } }) => numbers(last(matrices).block)));
+  const [same, alike] = [sameExamples(a.run, b.run), a.panel.measure === b.panel.measure];
+  const [width, square] = [a.run.targets.places.length, a.run.square];
+  const found = mapsOf(a, b, same, values);
+  const together = same ? `Pair by pair, if these are the same examples, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
+    + (alike ? ` The mean over pairs of second − first is ${digits(differenceOf(values[0], values[1], width, square))}.` : "") : "";
+  byId("compare-words").textContent = tell(a) + tell(b) + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
+    + (found ? (found.names ? "" : " Dots are means over blocks of pairs.") : " Their examples and classes differ, so they cannot be laid side by side.");
+  byId("compare-plot").hidden = !found;
+  if (found) await drawCompare(found.maps[0], found.maps[1], found.names, alike);
 }
 
 /** @param {number} i */
@@ -202,4 +222,12 @@ function showSpot(i) {
   const { sources, match } = run();
   byId("spot").replaceChildren(shownExample(sources, i, ""));
   if (match && match.wrong[i]) byId("spot").append(element("div", "in a wrong cluster", "wrong"));
+}
+
+/** A pair of the distance plot. @param {{x: number, y: number, i: number, j: number}} dot */
+function showNear({ x, y, i, j }) {
+  const { sources, targets } = run();
+  const two = element("div", undefined, "two");
+  two.append(shownExample(sources, i, "source"), shownExample(targets, j, "target"));
+  byId("near").replaceChildren(two, element("div", `distance ${digits(x)}, ${panel().measure} ${digits(y)}`));
 }
