@@ -145,16 +145,18 @@ def test_progress_counts_the_rows_that_are_computed_again():
     assert seen[-1][0] == seen[-1][1]
 
 
-def test_long_work_is_logged_where_there_is_no_terminal(monkeypatch, caplog):
+def test_long_work_is_logged_where_there_is_no_terminal(monkeypatch, caplog, capsys):
     monkeypatch.setattr("local_elasticity.engine.progress.QUIET_SECONDS", 0)
-    monkeypatch.setattr("local_elasticity.engine.progress.LOG_EVERY_SECONDS", 0)
+    monkeypatch.setattr("local_elasticity.engine.progress.LINE_EVERY_SECONDS", 0)
     problem, sources = problem_and_sources(10)
     with caplog.at_level(logging.INFO, logger="local_elasticity"):
         le.respond(problem, sources, engine="looped")
     assert "updates: 9 of 10" in caplog.text
     caplog.clear()
+    le.respond(problem, sources, engine="looped", progress=True)
+    assert "updates: 9 of 10" in capsys.readouterr().err
     le.respond(problem, sources, engine="looped", progress=False)
-    assert "updates" not in caplog.text
+    assert "updates" not in caplog.text + capsys.readouterr().err
 
 
 @pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])

@@ -182,6 +182,17 @@ def test_equal_seeds_give_equal_results():
     assert (small(random_state=1).fit(X).similarity_ != one.similarity_).any()
 
 
+def test_a_long_fit_says_how_far_it_is_where_it_is_asked_to(monkeypatch, capsys):
+    monkeypatch.setattr("local_elasticity.engine.progress.QUIET_SECONDS", 0)
+    X, _ = blobs()
+    small(verbose=1).fit(X)
+    told = capsys.readouterr().err
+    assert "epochs of warm-up: 1 of 5" in told
+    assert "updates: " in told
+    small().fit(X)
+    assert not capsys.readouterr().err
+
+
 def test_it_pickles_and_clones():
     X, _ = blobs()
     model = small(auxiliary=X + 5).fit(X)

@@ -67,7 +67,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             start of kernel K-means with seed 0 instead of the best of `n_init`.
         device: where the network lives.
         random_state: a seed, a RandomState or None. Equal seeds give equal labels.
-        verbose: show progress.
+        verbose: show progress, by a bar on a terminal and by lines on stderr elsewhere; what is quick shows none.
 
     Attributes:
         labels_: [n], whole numbers from 0.
@@ -190,8 +190,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         return "bce" if self.loss == "bce" else "mse" if self.reading == "as_released" else "half_mse"
 
     @property
-    def _progress(self) -> Any:
-        return None if self.verbose else False
+    def _progress(self) -> bool:
+        return bool(self.verbose)
 
     def _probe(self) -> Probe:
         return Probe(self.similarity == "relative", self._loss_name, self.step_size_, self._progress)

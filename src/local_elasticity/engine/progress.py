@@ -1,8 +1,9 @@
-"""Progress of long work: a bar on a terminal, log lines elsewhere, or a function of yours; silent when quick."""
+"""Progress of long work: a bar on a terminal, lines elsewhere, or a function of yours; silent when quick."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 logger = logging.getLogger("local_elasticity")
 
 ProgressOption = bool | Callable[[int, int], None] | None
-"""None: a bar where stderr is a terminal; False: nothing; a function (done, total): called after every chunk."""
+"""None: a bar where stderr is a terminal, log lines elsewhere; True: lines on stderr instead of those; False: nothing;
+a function (done, total): called after every chunk."""
 
 QUIET_SECONDS = 2.0
-LOG_EVERY_SECONDS = 10.0
+LINE_EVERY_SECONDS = 10.0
 
 
 class Progress:
@@ -24,7 +26,7 @@ class Progress:
     def __init__(self, total: int, what: str, option: ProgressOption = None) -> None:
         self.total, self.what, self.option = total, what, option
         self.done = 0
-        self.started = self.logged = time.monotonic()
+        self.started, self.told = time.monotonic(), -math.inf
         self.bar: Any = None
         self.task: Any = None
 
@@ -52,9 +54,15 @@ class Progress:
                 self.task = self.bar.add_task(self.what, total=self.total)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done)
-        elif time.monotonic() - self.logged > LOG_EVERY_SECONDS:
-            self.logged = time.monotonic()
-            logger.info("%s: %d of %d", self.what, self.done, self.total)
+        elif time.monotonic() - self.told > LINE_EVERY_SECONDS:
+            self.told = time.monotonic()
+            self._tell(f"{self.what}: {self.done} of {self.total}")
+
+    def _tell(self, line: str) -> None:
+        if self.option is True:
+            sys.stderr.write(line + "\n")
+        else:
+            logger.info(line)
 
 
 def _rich_bar() -> Any:

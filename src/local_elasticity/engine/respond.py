@@ -58,7 +58,8 @@ def respond(
         approximate: let `auto` answer to first order in the step (`Linearized`).
         source_batch_size: take one step on each consecutive batch of this many sources instead of on each source.
         memory: bytes that may be used beyond the result itself; by default half of what is free.
-        progress: None for a bar on a terminal, False for none, or a function (done, total).
+        progress: None for a bar on a terminal and log lines elsewhere, True for lines on stderr instead of those, False
+            for none, or a function (done, total).
 
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1, bias=False)
