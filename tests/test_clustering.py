@@ -355,6 +355,22 @@ def test_an_unusable_similarity_is_an_error_that_says_why():
         small(network=Constant, init="random").fit(X)
 
 
+@pytest.mark.parametrize("network", ["fnn-256", "resnet-16"])
+@pytest.mark.parametrize("step", [0.5, 5.0, 50.0])
+def test_a_walk_that_diverges_is_not_clustered(network, step):
+    """Its first rows are finite all the same."""
+    X, _ = blobs(60, seed=4)
+    with pytest.raises(ValueError, match="X: predictions became infinite.*smaller step_size"):
+        small(network=network, protocol="sequential", step_size=step).fit(X)
+
+
+@pytest.mark.parametrize("options", [{}, {"approximation": "landmarks"}, {"similarity": "relative"}])
+def test_a_single_step_that_diverges_is_not_clustered(options):
+    X, _ = blobs()
+    with pytest.raises(ValueError, match="X: predictions became infinite.*smaller step_size"):
+        small(step_size=1e38, **options).fit(X)
+
+
 def test_a_rate_that_diverges_is_an_error_that_says_so():
     X, _ = blobs()
     with pytest.raises(ValueError, match="learning_rate: the warm-up diverged at 1000"):

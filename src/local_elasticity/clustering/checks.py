@@ -7,6 +7,10 @@ from numbers import Integral, Real
 from typing import Any
 
 
+class UnusableSimilarityError(ValueError):
+    """A similarity that nothing can be clustered by; it says why."""
+
+
 def check_count(name: str, value: Any) -> None:
     """A whole number from 1 on."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.cluster import KMeans
 
+from local_elasticity.clustering.checks import UnusableSimilarityError
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 
 logger = logging.getLogger("local_elasticity")
 
 Array = np.ndarray
 TINY = float(np.finfo(np.float64).tiny)
-
-
-class UnusableSimilarityError(ValueError):
-    """A similarity that nothing can be clustered by; it says why."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,11 @@ class Grouping:
         """
         known = np.isfinite(S).all(1)
         if known.sum() < max(clusters.n_clusters, 2):
-            raise UnusableSimilarityError(_why_unusable(S, int(known.sum())))
+            raise UnusableSimilarityError(
+                f"X: only {known.sum()} of {len(S)} points moved under a step on themselves: their gradients vanish, "
+                "because the network fits them exactly or its units are all off, or the step is lost in rounding; "
+                "take fewer epochs, another loss or network, or a larger step_size"
+            )
         S = _symmetrised(np.where(known[:, None], S, np.nan))
         own = np.where(known, S.diagonal(), np.median(S.diagonal()[known]))
         S = S / _root(own)[:, None] / _root(own) if normalises else S
@@ -90,13 +91,3 @@ def _symmetrised(S: Array) -> Array:
 
 def _root(own: Array) -> Array:
     return np.asarray(np.sqrt(np.maximum(own, TINY)))
-
-
-def _why_unusable(S: Array, moved: int) -> str:
-    why = (
-        "predictions became infinite; take a smaller step_size or learning_rate"
-        if np.isinf(S).any()
-        else "their gradients vanish, because the network fits them exactly or its units are all off, or the step is "
-        "lost in rounding; take fewer epochs, another loss or network, or a larger step_size"
-    )
-    return f"X: only {moved} of {len(S)} points moved under a step on themselves: {why}"

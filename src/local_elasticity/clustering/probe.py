@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.clustering.checks import UnusableSimilarityError
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
@@ -40,7 +41,7 @@ class Probe:
         tensor([[1., 1.],
                 [1., 2.]])
         """
-        return self._measure(self._respond(net, x, None))
+        return self._measure(_finite(self._respond(net, x, None)))
 
     def in_sequence(self, net: nn.Module, x: Tensor, y: Tensor, *, orders: Tensor) -> Tensor:
         """Algorithm 1: a step on one point after another, in the given orders [passes, all], each from where the last
@@ -65,9 +66,9 @@ class Probe:
             progress=self.progress,
         )
         problem = Problem.of(net, self.loss)
-        S = self._measure(walk(problem))
+        S = self._measure(_finite(walk(problem)))
         if S.isnan().any():
-            S = self._measure(walk(problem.to(torch.float64)))
+            S = self._measure(_finite(walk(problem.to(torch.float64))))
         place = stream[stream < n].reshape(len(orders), n).argsort(1)
         rows = S.reshape(len(orders), n, n)
         return torch.stack([rows[i, place[i]] for i in range(len(orders))]).nanmean(0)
@@ -105,3 +106,11 @@ class Probe:
             return respond_to(problem, update=update, engine="structured")
         except UnreadableError:
             return respond_to(problem.to(torch.float64), update=update, engine="looped")
+
+
+def _finite(response: Response) -> Response:
+    if not response.target_change.isfinite().all():
+        raise UnusableSimilarityError(
+            "X: predictions became infinite under the steps on its points; take a smaller step_size or learning_rate"
+        )
+    return response
