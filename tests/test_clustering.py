@@ -109,7 +109,7 @@ def test_frozen_similarities_are_those_of_single_steps(network, loss):
     X, _ = blobs(8)
     step = 1e-2
     model = small(network=network, loss=loss, step_size=step, similarity="kernel").fit(X)
-    net, x = model.network_.double(), model._primary.double()
+    net, x = model.network_.double(), model._clusters.x.double()
     criterion = half_square if loss == "l2" else F.binary_cross_entropy
     _, change = looped_response(
         net, criterion, (x, torch.ones(8, 1).double()), x, lambda moved: torch.optim.SGD(moved.parameters(), lr=step)
@@ -201,6 +201,25 @@ def test_it_pickles_and_clones():
     assert (clone(model).fit(X).similarity_ == model.similarity_).all()
 
 
+def test_what_was_fitted_decides():
+    """Other parameters are for the next fit, which leaves nothing of this one."""
+    X, _ = blobs()
+    model = small().fit(X)
+    score = model.score(X)
+    model.set_params(approximation="landmarks", similarity="relative", n_clusters=1, loss="bce", device="meta")
+    assert (model.predict(X) == model.labels_).all()
+    assert model.score(X) == score
+    model.set_params(device="cpu").fit(X)
+    assert not hasattr(model, "similarity_")
+    assert model.approximation_error_ > 0
+    model.set_params(approximation=None)
+    assert (model.predict(X) == model.labels_).all()
+    model.fit(X)
+    assert model.similarity_.shape == (30, 30)
+    assert not hasattr(model, "features_")
+    assert not hasattr(model, "approximation_error_")
+
+
 def test_it_works_in_a_pipeline_and_a_grid_search():
     X, kinds = blobs(60, centers=3, seed=4)
     labels = make_pipeline(MinMaxScaler(), small(n_clusters=3, network="fnn-256")).fit_predict(X)
@@ -237,7 +256,7 @@ def test_readings_differ_in_labels_and_starts():
     assert (defined._auxiliary_label, defined._loss_name) == (-1, "half_mse")
     assert (released._auxiliary_label, released._loss_name) == (0, "mse")
     assert small(loss="bce")._auxiliary_label == 0
-    start = released.fit(X)._grouping.clusters
+    start = released.fit(X)._clusters.grouping.clusters
     assert (start.init, start.algorithm, start.n_init, start.random_state) == ("random", "lloyd", 1, 0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -16,21 +14,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from local_elasticity.clustering.approximate import COMPONENTS, Features, clustered
+from local_elasticity.clustering.approximate import COMPONENTS, Features
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_positive
-from local_elasticity.clustering.grouping import Grouping
+from local_elasticity.clustering.clusters import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
 from local_elasticity.clustering.probe import Probe
 from local_elasticity.clustering.scaling import Scaling
-from local_elasticity.clustering.warm_up import History, Training, stable_rate, warm_up
-
-logger = logging.getLogger("local_elasticity")
+from local_elasticity.clustering.warm_up import History, Training, learn, stable_rate
 
 Array = np.ndarray
-HALVINGS = 20
-"""How often a rate that diverged all the same is halved before it is given up."""
 
 
 class LocalElasticityClustering(ClusterMixin, BaseEstimator):
@@ -142,31 +136,22 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
         seeds = random.randint(2**31 - 1, size=2)
-        self._scaling = Scaling.of(X)
-        self._primary = self._tensor(X)
-        everything = torch.cat([self._primary, self._tensor(A)])
-        labels = everything.new_full((len(everything),), self._auxiliary_label)
-        labels[: len(X)] = 1
-        training = Training(everything, labels, self._loss_name, self.epochs, self.batch_size, int(seeds[0]))
+        self._shape, self._scaling = X.shape[1:], Scaling.of(X)
+        training = self._training(self._scaling(X), self._scaling(A), seed=int(seeds[0]))
         self.network_ = build_network(self.network, X.shape[1:], loss=self.loss, seed=int(seeds[1])).to(self.device)
-        check_outputs(self.network_, everything[:256], self.loss)
-        self.history_ = self._train(training)
+        check_outputs(self.network_, training.x[:256], self.loss)
+        self.history_ = self._warm_up(training)
         self.step_size_ = self._probing_step(training)
-        if self.approximation is not None:
-            return self._fit_features(random)
-        S = self._similarities(training)
-        self._grouping = Grouping.of(S, self._clusterer(random), normalises=self.similarity == "normalized_kernel")
-        self.labels_, self.similarity_ = self._grouping.labels, self._grouping.S
-        self.inertia_ = float(self._grouping.clusters.inertia_)
-        self.unresolved_ = int((~self._grouping.known).sum())
+        self._clusters = self._cluster(training, random)
+        for name in ("similarity_", "features_", "approximation_error_"):
+            self.__dict__.pop(name, None)
+        self.__dict__.update(self._clusters.attributes())
         return self
 
     def predict(self, X: Any) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
         x = self._new_points(X)
-        if self.approximation is not None:
-            return np.asarray(self._clusters.predict(self._features(x) - self._centre))
-        return self._grouping.predict(*self._similarities_of_new(x))
+        return self._clusters.predict(x)
 
     def score(self, X: Any, y: Any = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
@@ -174,10 +159,11 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
         y are not looked at.
         """
-        distances = self._distances(self._new_points(X))
-        if self.n_clusters == 1:
+        x = self._new_points(X)
+        distances = np.sort(self._clusters.distances(x), axis=1)
+        if distances.shape[1] == 1:
             return 0.0
-        a, b = np.sort(distances, axis=1)[:, :2].T
+        a, b = distances[:, :2].T
         return float(np.mean(np.divide(b - a, b, out=np.zeros_like(b), where=b > 0)))
 
     @property
@@ -189,37 +175,16 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     def _loss_name(self) -> str:
         return "bce" if self.loss == "bce" else "mse" if self.reading == "as_released" else "half_mse"
 
-    @property
-    def _progress(self) -> bool:
-        return bool(self.verbose)
+    def _training(self, primary: Array, auxiliary: Array, *, seed: int) -> Training:
+        x = torch.from_numpy(np.concatenate([primary, auxiliary])).to(self.device)
+        y = torch.full((len(x),), self._auxiliary_label, device=x.device)
+        y[: len(primary)] = 1
+        return Training(x, y, self._loss_name, self.epochs, self.batch_size, seed)
 
-    def _probe(self) -> Probe:
-        return Probe(self.similarity == "relative", self._loss_name, self.step_size_, self._progress)
-
-    def _tensor(self, X: Array) -> Tensor:
-        return torch.from_numpy(self._scaling(X)).to(self.device)
-
-    def _train(self, training: Training) -> History:
-        """The warm-up; at a rate of our own choice that diverges all the same, again from the start at half of it."""
+    def _warm_up(self, training: Training) -> History:
         if self.init == "random":
             return History(self.learning_rate or math.nan)
-        if self.learning_rate is not None:
-            history = warm_up(self.network_, training, self.learning_rate, progress=self._progress)
-            if math.isfinite(history.loss[-1]):
-                return history
-            raise ValueError(
-                f"learning_rate: the warm-up diverged at {self.learning_rate}; leave it out, and a stable one is found"
-            )
-        start = copy.deepcopy(self.network_.state_dict())
-        rate = stable_rate(self.network_, training)
-        for _ in range(HALVINGS):
-            history = warm_up(self.network_, training, rate, progress=self._progress)
-            if math.isfinite(history.loss[-1]):
-                return history
-            logger.info("the warm-up diverged at the rate %g; again at half of it", rate)
-            self.network_.load_state_dict(start)
-            rate /= 2
-        raise ValueError("network: the warm-up diverged at every rate that was tried; is its output finite?")
+        return learn(self.network_, training, self.learning_rate, progress=bool(self.verbose))
 
     def _probing_step(self, training: Training) -> float | None:
         if self.step_size is not None or self.protocol == "frozen":
@@ -227,16 +192,18 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         single = stable_rate(self.network_, training, batch_size=1)
         return single if math.isnan(self.history_.learning_rate) else min(single, self.history_.learning_rate)
 
-    def _similarities(self, training: Training) -> Array:
-        """As they were read, [n, n]; rows that did not move are NaN."""
-        if self.protocol == "frozen":
-            S = self._probe().frozen(self.network_, self._primary)
-        else:
-            generator = torch.Generator().manual_seed(training.seed)
-            orders = [torch.randperm(len(training.x), generator=generator) for _ in range(self.passes)]
-            x, y = training.x, training.y
-            S = self._probe().in_sequence(self.network_, x, y, orders=torch.stack(orders).to(x.device))
-        return np.asarray(S.double().cpu().numpy())
+    def _cluster(self, training: Training, random: np.random.RandomState) -> Clusters:
+        probe = Probe(self.similarity == "relative", self._loss_name, self.step_size_, bool(self.verbose))
+        normalises = self.similarity == "normalized_kernel"
+        if self.approximation is None:
+            passes = self.passes if self.protocol == "sequential" else None
+            clusterer = self._clusterer(random)
+            return BySimilarity.of(probe, self.network_, training, clusterer, passes=passes, normalises=normalises)
+        x, seed = training.primary, int(random.randint(2**31 - 1))
+        features = Features.of(
+            self.approximation, probe, self.network_, x, count=self.n_components, seed=seed, normalises=normalises
+        )
+        return ByFeatures.of(features, x, self.n_clusters, n_init=self.n_init, seed=seed + 1, random=random)
 
     def _clusterer(self, random: np.random.RandomState) -> KMeans | KernelKMeans:
         if self.similarity == "relative":
@@ -245,44 +212,12 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
         return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
 
-    def _fit_features(self, random: np.random.RandomState) -> Self:
-        """K-means on features, in a time that grows with n alone."""
-        seed = int(random.randint(2**31 - 1))
-        self._features = Features.of(
-            str(self.approximation),
-            self._probe(),
-            self.network_,
-            self._primary,
-            count=self.n_components,
-            seed=seed,
-            normalises=self.similarity == "normalized_kernel",
-        )
-        self.features_ = self._features(self._primary)
-        self._centre = self.features_.mean(0)
-        self._clusters = clustered(self.features_ - self._centre, self.n_clusters, self.n_init, random)
-        self.labels_ = self._clusters.labels_.astype(np.int64)
-        self.inertia_, self.unresolved_ = float(self._clusters.inertia_), self._features.unresolved
-        self.approximation_error_ = self._features.error(self._primary, seed=seed + 1)
-        return self
-
-    def _distances(self, x: Tensor) -> Array:
-        """From new points to the clusters' centres, [m, clusters]."""
-        if self.approximation is not None:
-            return np.asarray(self._clusters.transform(self._features(x) - self._centre))
-        return self._grouping.distances(*self._similarities_of_new(x))
-
     def _new_points(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, allow_nd=True, reset=False)
-        shape = tuple(self._primary.shape[1:])
-        if X.shape[1:] != shape:
-            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {shape}")
-        return self._tensor(X)
-
-    def _similarities_of_new(self, x: Tensor) -> tuple[Array, Array]:
-        """New points with the fitted ones [m, n], and with themselves [m]."""
-        S, own = self._probe().between(self.network_, x, self._primary)
-        return S.double().cpu().numpy(), own.double().cpu().numpy()
+        if X.shape[1:] != self._shape:
+            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {self._shape}")
+        return torch.from_numpy(self._scaling(X)).to(next(self.network_.parameters()).device)
 
     def _check_parameters(self) -> None:
         for name in ("n_clusters", "n_init", "passes", "batch_size", "epochs"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,11 @@ CURVATURE = {"half_mse": 1.0, "mse": 2.0, "bce": 4.0}
 
 EXAMINED = 256
 """Points from which the stable rate is read."""
+
+HALVINGS = 20
+"""How often a rate that diverged all the same is halved before it is given up."""
+
+logger = logging.getLogger("local_elasticity")
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,17 @@ class Training:
             order = torch.randperm(len(self.x), generator=generator).to(self.x.device)
             for rows in order.split(self.batch_size):
                 yield self.x[rows], self.y[rows]
+
+    @property
+    def primary(self) -> Tensor:
+        """The points to be clustered, which have the label 1 and come first."""
+        return self.x[: int((self.y == 1).sum())]
+
+    def orders(self, passes: int) -> Tensor:
+        """Random orders of all points, [passes, n]."""
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = [torch.randperm(len(self.x), generator=generator) for _ in range(passes)]
+        return torch.stack(drawn).to(self.x.device)
 
     @property
     def batches_an_epoch(self) -> int:
@@ -78,6 +96,37 @@ def stable_rate(net: nn.Module, training: Training, *, batch_size: int | None = 
     largest = float(torch.linalg.eigvalsh(theta / len(theta)).max())
     longest = float(theta.diagonal().max()) / (batch_size or training.batch_size)
     return 1 / max(CURVATURE[training.loss] * max(largest, longest), 1e-12)
+
+
+def learn(
+    net: nn.Module, training: Training, learning_rate: float | None = None, *, progress: ProgressOption = None
+) -> History:
+    """The warm-up at a rate of yours, which must not diverge; or else at the largest stable one and, where that
+    diverges all the same, from the start again at half of it.
+
+    >>> import torch
+    >>> x, y = torch.tensor([[3.0], [-3.0]]), torch.tensor([1.0, -1.0])
+    >>> net, training = torch.nn.Linear(1, 1, bias=False), Training(x, y, "half_mse", epochs=9, batch_size=2, seed=0)
+    >>> learn(net, training).loss[-1] < 0.01
+    True
+    """
+    if learning_rate is not None:
+        history = warm_up(net, training, learning_rate, progress=progress)
+        if math.isfinite(history.loss[-1]):
+            return history
+        raise ValueError(
+            f"learning_rate: the warm-up diverged at {learning_rate}; leave it out, and a stable one is found"
+        )
+    start = copy.deepcopy(net.state_dict())
+    rate = stable_rate(net, training)
+    for _ in range(HALVINGS):
+        history = warm_up(net, training, rate, progress=progress)
+        if math.isfinite(history.loss[-1]):
+            return history
+        logger.info("the warm-up diverged at the rate %g; again at half of it", rate)
+        net.load_state_dict(start)
+        rate /= 2
+    raise ValueError("network: the warm-up diverged at every rate that was tried; is its output finite?")
 
 
 def warm_up(net: nn.Module, training: Training, learning_rate: float, *, progress: ProgressOption = None) -> History:
