@@ -245,3 +245,12 @@ def test_probabilities_of_a_sure_network_do_not_cancel(gap, dtype):
         true = [float(a / sum(after) - b / sum(before)) for a, b in zip(after, before, strict=True)]
     found = _softmax_change(torch.tensor(z, dtype=dtype), torch.tensor(d, dtype=dtype))
     assert found.tolist() == pytest.approx(true, rel=1e-4 if dtype == torch.float32 else 1e-9)
+
+
+def test_many_sources_are_read_together_where_targets_are_few():
+    batches = []
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    net.register_forward_pre_hook(lambda module, inputs: batches.append(len(inputs[0])))
+    x = torch.randn(50, 4)
+    le.respond(le.Problem.of(net, "half_mse"), (x, torch.ones(50)), x[:1], engine="linearized")
+    assert len(batches) < 20

@@ -61,7 +61,7 @@ class Noise:
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
         """Null steps at the sources and targets of a job; none where the runner does not subtract."""
-        at_once = max(1, min(job.m, job.memory // job.footprint.forward()))
+        at_once = max(1, job.memory // job.footprint.forward())
         target_before = runner.target_before
         target = _null_noise(job, job.target_inputs, target_before, at_once) if runner.subtracts else None
         if job.targets_are_sources:
