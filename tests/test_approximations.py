@@ -88,11 +88,7 @@ def test_senseless_numbers_are_refused(function, option, value):
         function(problem, x, **{option: value})
 
 
-def blobs(n=240):
-    return make_blobs(n, centers=3, n_features=5, cluster_std=1.0, random_state=4)
-
-
-@pytest.mark.parametrize(
+every_approximation = pytest.mark.parametrize(
     ("approximation", "similarity"),
     [
         ("landmarks", "kernel"),
@@ -102,11 +98,22 @@ def blobs(n=240):
         ("sketch", "normalized_kernel"),
     ],
 )
+
+
+def blobs(n=240):
+    return make_blobs(n, centers=3, n_features=5, cluster_std=1.0, random_state=4)
+
+
+def approximated(model, approximation, *, landmarks, sketch):
+    count = {"landmarks": landmarks, "sketch": sketch}[approximation]
+    return clone(model).set_params(approximation=approximation, n_components=count)
+
+
+@every_approximation
 def test_clusters_are_those_of_the_full_kernel(approximation, similarity):
     X, kinds = blobs()
     full = le.LocalElasticityClustering(3, similarity=similarity, epochs=5, random_state=0)
-    components = {"landmarks": 64, "sketch": 4096}[approximation]
-    near = clone(full).set_params(approximation=approximation, n_components=components)
+    near = approximated(full, approximation, landmarks=64, sketch=4096)
     ours, theirs = (le.best_match_accuracy(model.fit(X).labels_, kinds) for model in (near, full))
     assert ours > theirs - 0.03
     assert 0 < near.approximation_error_ < 0.3
@@ -129,6 +136,64 @@ def test_the_error_falls_with_more_components():
         assert errors[1] < errors[0] / 2
 
 
+@every_approximation
+def test_inertias_can_be_compared(approximation, similarity):
+    """16 landmarks see 0.8 to 0.86 of the kernels' objective, and the features of relative similarities 1/240 of it."""
+    X, _ = blobs()
+    full = le.LocalElasticityClustering(3, similarity=similarity, init="random", random_state=0).fit(X)
+    near = approximated(full, approximation, landmarks=16, sketch=1024).fit(X)
+    assert le.best_match_accuracy(near.labels_, full.labels_) == 1
+    assert near.inertia_ == pytest.approx(full.inertia_, rel=0.12)
+    if (approximation, similarity) == ("landmarks", "kernel"):
+        assert near.inertia_ > full.inertia_
+
+
+class HalfOff(nn.Sequential):
+    """A net of two units, which are both off for about half of the points."""
+
+    def __init__(self, shape):
+        super().__init__(nn.Linear(*shape, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+        with torch.no_grad():
+            self[0].weight.copy_(torch.eye(2, *shape) / 4 + torch.eye(1, *shape))
+            self[2].weight.fill_(1.0)
+
+
+@every_approximation
+def test_points_that_do_not_move_are_counted_as_without_approximation(approximation, similarity, caplog):
+    X, _ = blobs(80)
+    full = le.LocalElasticityClustering(2, similarity=similarity, network=HalfOff, init="random", random_state=3).fit(X)
+    caplog.clear()
+    near = approximated(full, approximation, landmarks=30, sketch=1024).fit(X)
+    assert near.unresolved_ == full.unresolved_ > 20
+    assert f"{near.unresolved_} of 80 points did not move" in caplog.text
+    assert le.best_match_accuracy(near.labels_, full.labels_) > 0.95
+    assert near.inertia_ == pytest.approx(full.inertia_, rel=0.1)
+    assert (near.predict(X) == near.labels_).all()
+
+
+class Still(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x[:, :1] * 0 + 0 * self.weight
+
+
+@pytest.mark.parametrize("approximation", ["landmarks", "sketch"])
+def test_where_nothing_moves_there_is_an_error_that_says_why(approximation):
+    X, _ = blobs(20)
+    with pytest.raises(ValueError, match="X: only 0 of 20 points moved.*gradients vanish"):
+        le.LocalElasticityClustering(2, network=Still, init="random", approximation=approximation).fit(X)
+
+
+@pytest.mark.parametrize("approximation", ["landmarks", "sketch"])
+def test_components_may_be_counted_by_numpy(approximation):
+    X, _ = blobs(30)
+    model = le.LocalElasticityClustering(2, epochs=1, approximation=approximation, n_components=np.int64(8)).fit(X)
+    assert model.features_.shape == (30, 8)
+
+
 def test_a_step_size_is_kept_to_by_landmarks():
     X, _ = blobs(80)
     model = le.LocalElasticityClustering(3, epochs=3, random_state=0, approximation="landmarks", step_size=1e-3).fit(X)
@@ -143,7 +208,8 @@ def test_a_step_size_is_kept_to_by_landmarks():
         ({"approximation": "sketch", "similarity": "relative"}, "use approximation='landmarks'"),
         ({"approximation": "sketch", "step_size": 1e-3}, "use approximation='landmarks'"),
         ({"approximation": "landmarks", "protocol": "sequential"}, "use protocol='frozen'"),
-        ({"approximation": "landmarks", "n_components": 0}, "n_components"),
+        ({"approximation": "landmarks", "n_components": 0}, "n_components: a whole number of at least 1"),
+        ({"approximation": "sketch", "n_components": 1}, "n_components: a whole number of at least 2"),
     ],
 )
 def test_what_cannot_be_approximated_is_refused(options, words):

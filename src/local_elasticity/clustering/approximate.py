@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,39 +36,30 @@ BATCH = 4096
 @dataclass(frozen=True)
 class Features:
     """What points look like to K-means: `landmarks` [l, …] with the inverse root of their kernel [l, r] (None for rows
-    of relative similarities), or a sketch of `count` numbers where there are no landmarks.
+    of relative similarities), or a sketch of `count` numbers where there are no landmarks. Where the kernel is
+    normalised, `usual` stands in for the self-similarity of points that do not move under a step on themselves.
     """
 
     probe: Probe
     net: nn.Module
     count: int
     seed: int
-    normalises: bool
+    usual: float | None = None
     landmarks: Tensor | None = None
     root: Tensor | None = None
-    unresolved: int = 0
 
     @classmethod
     def of(
-        cls, kind: str, probe: Probe, net: nn.Module, x: Tensor, *, count: int | None, seed: int, normalises: bool
+        cls, kind: str, probe: Probe, net: nn.Module, x: Tensor, *, count: int | None, seed: int, usual: float | None
     ) -> Features:
-        """By `"landmarks"` drawn from x, without those that do not move under a step on themselves, or a `"sketch"`."""
-        count = count or COMPONENTS[kind]
+        """By `"landmarks"` drawn from points x that move under a step on themselves, or a `"sketch"`."""
+        count = int(count or COMPONENTS[kind])
         if kind == "sketch":
-            return cls(probe, net, count, seed, normalises)
+            return cls(probe, net, count, seed, usual)
         few = x[drawn(len(x), count, seed).to(x.device)]
         W = probe.frozen(net, few)
-        moved = W.isfinite().all(1)
-        if not moved.any():
-            raise ValueError(
-                "X: none of the landmarks moved under a step on itself; take fewer epochs, another loss or another "
-                "network"
-            )
-        few, W = few[moved], W[moved][:, moved]
-        if normalises:
-            W = _normalized(W, W.diagonal(), W.diagonal())
-        root = None if probe.relative else inverse_root(W)
-        return cls(probe, net, len(few), seed, normalises, few, root, int((~moved).sum()))
+        root = None if probe.relative else inverse_root(W) if usual is None else _normalized_root(W)
+        return cls(probe, net, len(few), seed, usual, few, root)
 
     def __call__(self, x: Tensor) -> Array:
         """[b, features], in float64 for K-means."""
@@ -81,12 +71,10 @@ class Features:
         similarity among them, or ⟨row, row′⟩ of relative ones.
         """
         some = x[drawn(len(x), EXAMINED, seed).to(x.device)]
-        S = self.probe.frozen(self.net, some).double()
-        moved = S.isfinite().all(1)
-        S, features = S[moved][:, moved], torch.from_numpy(self(some[moved])).to(S.device)
+        S, features = self.probe.frozen(self.net, some).double(), torch.from_numpy(self(some)).to(x.device)
         S = (S + S.T) / 2
-        if self.normalises:
-            S = _normalized(S, S.diagonal(), S.diagonal())
+        if self.usual is not None:
+            S = S / _root(S.diagonal())[:, None] / _root(S.diagonal())
         full = _centred(S @ S.T / len(S) if self.probe.relative else S)
         return float((full - _centred(features @ features.T)).norm() / full.norm())
 
@@ -96,38 +84,33 @@ class Features:
             phi = gradient_sketch(
                 Problem.of(self.net, self.probe.loss), x, dimension=self.count, seed=self.seed, memory=memory
             )
-            size: Tensor = torch.linalg.vector_norm(phi, dim=1, keepdim=True)
-            return phi / size if self.normalises else phi
-        if self.probe.relative:
-            S, _ = self.probe.between(self.net, x, self.landmarks, memory=memory)
-            return S / math.sqrt(self.count)
-        K = self.probe.towards(self.net, self.landmarks, x, memory=memory).T
-        if self.normalises:
-            K = _normalized(K, *self._diagonals(x, memory))
-        assert self.root is not None
-        features: Tensor = K @ self.root
-        return features
-
-    def _diagonals(self, x: Tensor, memory: int) -> tuple[Tensor, Tensor]:
-        assert self.landmarks is not None
-        one = self.landmarks[:1]
-        return (
-            self.probe.own(self.net, x, one, memory=memory),
-            self.probe.own(self.net, self.landmarks, one, memory=memory),
-        )
+        elif self.root is None:
+            phi = self.probe.between(self.net, x, self.landmarks, memory=memory)[0] / math.sqrt(self.count)
+        else:
+            phi = self.probe.towards(self.net, self.landmarks, x, memory=memory).T @ self.root
+        if self.usual is None:
+            return phi
+        own = self.probe.own(self.net, x, memory=memory).nan_to_num(self.usual)
+        return phi / _root(own)[:, None]
 
 
-def clustered(features: Array, n_clusters: int, n_init: int, random: Any) -> KMeans:
-    """K-means in minibatches, the best of `n_init` starts, and then on all points until none moves; all of it linear in
-    their number.
+def clustered(features: Array, clusterer: KMeans) -> KMeans:
+    """K-means in minibatches, the best of the clusterer's starts, and then on all points until none moves; all of it
+    linear in their number.
     """
-    rough = MiniBatchKMeans(n_clusters, n_init=n_init, batch_size=BATCH, random_state=random).fit(features)
-    return KMeans(n_clusters, init=rough.cluster_centers_, n_init=1).fit(features)
+    count, starts, random = clusterer.n_clusters, clusterer.n_init, clusterer.random_state
+    rough = MiniBatchKMeans(count, n_init=starts, batch_size=BATCH, random_state=random).fit(features)
+    return KMeans(count, init=rough.cluster_centers_, n_init=1).fit(features)
 
 
-def _normalized(K: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    tiny = torch.finfo(K.dtype).tiny
-    return K / rows.clamp_min(tiny).sqrt()[:, None] / columns.clamp_min(tiny).sqrt()
+def _normalized_root(W: Tensor) -> Tensor:
+    """The inverse root of the normalised kernel, for rows that are normalised on their own side alone."""
+    size = _root(W.diagonal())[:, None]
+    return inverse_root(W / size / size.T) / size
+
+
+def _root(own: Tensor) -> Tensor:
+    return own.clamp_min(torch.finfo(own.dtype).tiny).sqrt()
 
 
 def _centred(K: Tensor) -> Tensor:

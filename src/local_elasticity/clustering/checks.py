@@ -11,10 +11,10 @@ class UnusableSimilarityError(ValueError):
     """A similarity that nothing can be clustered by; it says why."""
 
 
-def check_count(name: str, value: Any) -> None:
-    """A whole number from 1 on."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: a whole number of at least 1 is wanted, not {value!r}")
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """A whole number from `least` on."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise ValueError(f"{name}: a whole number of at least {least} is wanted, not {value!r}")
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from local_elasticity.clustering.approximate import Features, clustered
-from local_elasticity.clustering.grouping import Grouping
+from local_elasticity.clustering.grouping import Grouping, check_moved
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.probe import Probe
 from local_elasticity.clustering.warm_up import Training
@@ -81,35 +82,74 @@ class BySimilarity:
 
 @dataclass(frozen=True)
 class ByFeatures:
-    """Clusters by K-means on features, about their mean, in a time that grows with n alone."""
+    """Clusters by K-means on features, about their mean, in a time that grows with n alone.
+
+    Attributes:
+        found: the features of the fitted points, [n, components].
+        own: their similarities with themselves, [n]; NaN for points that did not move.
+        clusters: of those that moved.
+        error: of the features, against the full similarity.
+    """
 
     features: Features
     found: Array
+    own: Array
     centre: Array
     clusters: KMeans
     error: float
 
     @classmethod
     def of(
-        cls, features: Features, x: Tensor, n_clusters: int, *, n_init: int, seed: int, random: np.random.RandomState
+        cls,
+        kind: str,
+        probe: Probe,
+        net: nn.Module,
+        x: Tensor,
+        clusterer: KMeans,
+        *,
+        count: int | None,
+        normalises: bool,
+        seed: int,
     ) -> ByFeatures:
-        """Of the points x; `seed` draws those on which the features are held against the full similarity."""
+        """Of the points x, by `"landmarks"` or a `"sketch"` of `count` components."""
+        own = probe.own(net, x).double().cpu().numpy()
+        known = np.isfinite(own)
+        check_moved(known, clusterer.n_clusters)
+        moved = x[torch.from_numpy(known).to(x.device)]
+        usual = float(np.median(own[known])) if normalises else None
+        features = Features.of(kind, probe, net, moved, count=count, seed=seed, usual=usual)
         found = features(x)
-        centre = found.mean(0)
-        clusters = clustered(found - centre, n_clusters, n_init, random)
-        return cls(features, found, centre, clusters, features.error(x, seed=seed))
+        centre = found[known].mean(0)
+        clusters = clustered(found[known] - centre, clusterer)
+        return cls(features, found, own, centre, clusters, features.error(moved, seed=seed + 1))
+
+    @property
+    def inertia(self) -> float:
+        """The objective that the full similarity would have for these clusters: rows have all n columns; landmarks see
+        a part of each K(x, x), and with the rest of it this is never below; a sketch keeps distances as they are.
+        """
+        known, seen = np.isfinite(self.own), float(self.clusters.inertia_)
+        if self.features.probe.relative:
+            return seen * int(known.sum())
+        if self.features.landmarks is None:
+            return seen
+        own = self.own[known] if self.features.usual is None else np.ones(int(known.sum()))
+        return seen + float(own.sum() - np.square(self.found[known]).sum())
 
     def attributes(self) -> dict[str, Any]:
         return {
-            "labels_": self.clusters.labels_.astype(np.int64),
+            "labels_": self._nearest(self.found),
             "features_": self.found,
             "approximation_error_": self.error,
-            "inertia_": float(self.clusters.inertia_),
-            "unresolved_": self.features.unresolved,
+            "inertia_": self.inertia,
+            "unresolved_": int(np.isnan(self.own).sum()),
         }
 
     def predict(self, x: Tensor) -> Array:
-        return np.asarray(self.clusters.predict(self.features(x) - self.centre))
+        return self._nearest(self.features(x))
 
     def distances(self, x: Tensor) -> Array:
         return np.asarray(self.clusters.transform(self.features(x) - self.centre))
+
+    def _nearest(self, features: Array) -> Array:
+        return np.asarray(self.clusters.predict(features - self.centre), dtype=np.int64)

@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from local_elasticity.clustering.approximate import COMPONENTS, Features
+from local_elasticity.clustering.approximate import COMPONENTS
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_positive
 from local_elasticity.clustering.clusters import ByFeatures, BySimilarity, Clusters
@@ -68,7 +68,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         similarity_: the symmetrised matrix that was clustered, [n, n]; NaN among points that did not move. Not there
             with an approximation, which has `features_`, [n, components], and `approximation_error_`: how far their
             inner products are from the full similarity among some of the points, relative and centred.
-        inertia_: the objective of K-means or kernel K-means.
+        inertia_: the objective of K-means or kernel K-means. With an approximation it is that of the full similarity,
+            as far as the features tell, so that the two can be compared.
         history_: `learning_rate` and the `loss` of each epoch of the warm-up.
         network_: the network after it.
         step_size_: of the probe; None for the limit of small ones.
@@ -199,11 +200,16 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             passes = self.passes if self.protocol == "sequential" else None
             clusterer = self._clusterer(random)
             return BySimilarity.of(probe, self.network_, training, clusterer, passes=passes, normalises=normalises)
-        x, seed = training.primary, int(random.randint(2**31 - 1))
-        features = Features.of(
-            self.approximation, probe, self.network_, x, count=self.n_components, seed=seed, normalises=normalises
+        return ByFeatures.of(
+            self.approximation,
+            probe,
+            self.network_,
+            training.primary,
+            KMeans(self.n_clusters, n_init=self.n_init, random_state=random),
+            count=self.n_components,
+            normalises=normalises,
+            seed=int(random.randint(2**31 - 1)),
         )
-        return ByFeatures.of(features, x, self.n_clusters, n_init=self.n_init, seed=seed + 1, random=random)
 
     def _clusterer(self, random: np.random.RandomState) -> KMeans | KernelKMeans:
         if self.similarity == "relative":
@@ -233,7 +239,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     def _check_approximation(self) -> None:
         check_choice("approximation", self.approximation, tuple(COMPONENTS))
         if self.n_components is not None:
-            check_count("n_components", self.n_components)
+            check_count("n_components", self.n_components, least=2 if self.approximation == "sketch" else 1)
         if self.protocol == "sequential":
             raise ValueError("approximation: the walk of the sequential protocol has no kernel; use protocol='frozen'")
         if self.approximation == "sketch" and (self.similarity == "relative" or self.step_size is not None):

@@ -47,12 +47,7 @@ class Grouping:
         True
         """
         known = np.isfinite(S).all(1)
-        if known.sum() < max(clusters.n_clusters, 2):
-            raise UnusableSimilarityError(
-                f"X: only {known.sum()} of {len(S)} points moved under a step on themselves: their gradients vanish, "
-                "because the network fits them exactly or its units are all off, or the step is lost in rounding; "
-                "take fewer epochs, another loss or network, or a larger step_size"
-            )
+        check_moved(known, clusters.n_clusters)
         S = _symmetrised(np.where(known[:, None], S, np.nan))
         own = np.where(known, S.diagonal(), np.median(S.diagonal()[known]))
         S = S / _root(own)[:, None] / _root(own) if normalises else S
@@ -60,7 +55,6 @@ class Grouping:
         labels = np.empty(len(S), dtype=np.int64)
         labels[known] = clusters.labels_
         if not known.all():
-            logger.warning("%d of %d points did not move under a step on themselves", (~known).sum(), len(S))
             labels[~known] = clusters.predict(S[np.ix_(~known, known)])
         return cls(S, own, known, clusters, labels, normalises)
 
@@ -80,6 +74,18 @@ class Grouping:
         if self.normalises:
             S, own = S / _root(own)[:, None] / _root(self.own), np.ones_like(own)
         return S[:, self.known], own
+
+
+def check_moved(known: Array, n_clusters: int) -> None:
+    """Refuse to cluster where too few points moved under a step on themselves; say how many did not, otherwise."""
+    if known.sum() < max(n_clusters, 2):
+        raise UnusableSimilarityError(
+            f"X: only {known.sum()} of {len(known)} points moved under a step on themselves: their gradients vanish, "
+            "because the network fits them exactly or its units are all off, or the step is lost in rounding; "
+            "take fewer epochs, another loss or network, or a larger step_size"
+        )
+    if not known.all():
+        logger.warning("%d of %d points did not move under a step on themselves", (~known).sum(), len(known))
 
 
 def _symmetrised(S: Array) -> Array:

@@ -19,6 +19,9 @@ from local_elasticity.engine.update import SGD
 from local_elasticity.measures.kernel import kernel, self_kernel
 from local_elasticity.measures.relative import relative
 
+TOGETHER = 128
+"""Points whose own similarities are read in a go; engines read them off all pairs among those."""
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -77,9 +80,10 @@ class Probe:
         """A step on each of a few points, read at x: [few, n]."""
         return self._measure(self._respond(net, few, x, memory))
 
-    def own(self, net: nn.Module, x: Tensor, one: Tensor, *, memory: int | None = None) -> Tensor:
-        """The kernel of each point of x with itself, [n]; `one` is any other point."""
-        return self_kernel(self._respond(net, x, one, memory))
+    def own(self, net: nn.Module, x: Tensor, *, memory: int | None = None) -> Tensor:
+        """The similarity of each point with itself, [n]; NaN for those that did not move."""
+        parts = (self._respond(net, part, part[:1], memory) for part in x.split(TOGETHER))
+        return torch.cat([self._own(_finite(response)) for response in parts])
 
     def between(self, net: nn.Module, new: Tensor, x: Tensor, *, memory: int | None = None) -> tuple[Tensor, Tensor]:
         """The symmetrised similarities of new points with x, [m, n], and of each with itself, [m]. A direction that did
@@ -88,6 +92,10 @@ class Probe:
         there, back = self._respond(net, new, x, memory), self._respond(net, x, new, memory)
         both = torch.stack([self._measure(there), self._measure(back).T]).nanmean(0)
         return both, both.new_ones(len(both)) if self.relative else self_kernel(there)
+
+    def _own(self, response: Response) -> Tensor:
+        own = torch.ones_like(response.step_size) if self.relative else self_kernel(response)
+        return torch.where(self._measure(response)[:, 0].isfinite(), own, torch.nan)
 
     def _measure(self, response: Response) -> Tensor:
         return relative(response) if self.relative else kernel(response)

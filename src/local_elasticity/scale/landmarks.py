@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def landmark_features(
     >>> torch.allclose(phi @ phi.T, le.ntk(problem, x)), phi.shape
     (True, torch.Size([50, 4]))
     """
-    if not isinstance(landmarks, int) or landmarks < 1:
+    if not isinstance(landmarks, Integral) or landmarks < 1:
         raise ValueError(f"landmarks: a whole number from 1 on is wanted, not {landmarks!r}")
     with problem.moment() as moment:
         inputs = read_targets(x, moment.device, moment.dtype)

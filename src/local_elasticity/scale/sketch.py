@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def gradient_sketch(
     >>> bool((phi @ phi.T - le.ntk(problem, x)).abs().max() < 0.2)
     True
     """
-    if not isinstance(dimension, int) or dimension < 2:
+    if not isinstance(dimension, Integral) or dimension < 2:
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
     with problem.moment() as moment:
         inputs = read_targets(x, moment.device, moment.dtype)
