@@ -250,6 +250,66 @@ def test_a_module_is_copied_and_left_alone():
     assert small(network=lambda shape: factory(*shape)).fit(X).labels_.shape == (30,)
 
 
+class Reader(nn.Module):
+    """The mean of embedded tokens, then two layers."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.words, self.top = nn.Embedding(20, 8), nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, tokens):
+        return self.top(self.words(tokens).mean(1))
+
+
+def sentences(n=40, seed=0):
+    """Of six words, from the first or from the second half of ten; and others of ten more words."""
+    rng = np.random.default_rng(seed)
+    kinds = np.arange(n) % 2
+    return rng.integers(0, 5, size=(n, 6)) + 5 * kinds[:, None], kinds, rng.integers(10, 20, size=(n, 6))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"protocol": "sequential"},
+        {"similarity": "relative"},
+        {"step_size": 1e-3},
+        {"approximation": "landmarks"},
+        {"approximation": "sketch"},
+    ],
+)
+def test_tokens_go_to_a_network_of_ones_own_as_they_are(options):
+    X, kinds, A = sentences()
+    model = small(network=Reader, auxiliary=A, **options).fit(X)
+    assert le.best_match_accuracy(model.labels_, kinds) > 0.9
+    assert le.best_match_accuracy(model.predict(X), model.labels_) > 0.9
+    assert small(network=Reader, epochs=1).fit(X.astype(np.uint8)).labels_.shape == (40,)
+
+
+def test_what_is_no_token_is_refused():
+    X, _, A = sentences()
+    model = small(network=Reader, epochs=1).fit(X)
+    with pytest.raises(ValueError, match="X: whole numbers are wanted"):
+        model.predict(X + 0.5)
+    with pytest.raises(ValueError, match="auxiliary: whole numbers are wanted"):
+        model.fit(X, auxiliary=A + 0.5)
+    with pytest.raises(ValueError, match='auxiliary: "noise" has no whole numbers'):
+        model.set_params(auxiliary="noise").fit(X)
+    with pytest.raises(ValueError, match="network: it does not read.*index out of range"):
+        model.set_params(auxiliary="shuffle").fit(X + 100)
+    with pytest.raises(ValueError, match=r"network: it does not read.*pass X.astype\(float\)"):
+        small(network=nn.Linear(6, 1)).fit(X)
+    assert small(network=nn.Linear(6, 1)).fit(X.astype(float)).labels_.shape == (40,)
+    assert small().fit(X).labels_.shape == (40,)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="device: 'cuda' is not available here"):
+        small(device="cuda").fit(points)
+
+
 def test_readings_differ_in_labels_and_starts():
     X, _ = blobs()
     defined, released = small(), small(reading="as_released")
@@ -423,6 +483,8 @@ BAD_INPUT = {
     "unknown reading": (points, {"reading": "as_dreamt"}, ValueError, "reading: 'as_dreamt' is not one of"),
     "no step": (points, {"step_size": 0}, ValueError, "step_size: a positive, finite number"),
     "backwards": (points, {"learning_rate": -1.0}, ValueError, "learning_rate: a positive, finite number"),
+    "unknown device": (points, {"device": "abc"}, ValueError, "device: 'abc' is not available here"),
+    "other network": (points, {"network": nn.Linear(4, 1)}, ValueError, "network: it does not read samples"),
     "no epochs": (points, {"epochs": 0}, ValueError, "epochs: a whole number"),
 }
 

@@ -24,13 +24,17 @@ def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) ->
     """
     if isinstance(auxiliary, str):
         check_choice("auxiliary", auxiliary, ("shuffle", "noise", "or an array"))
+        if auxiliary == "noise" and X.dtype.kind in "iu":
+            raise ValueError('auxiliary: "noise" has no whole numbers; use "shuffle" or an array for such X')
         flat = X.reshape(len(X), -1)
         if auxiliary == "noise":
             drawn = random.standard_normal(flat.shape) * flat.std(0) + flat.mean(0)
         else:
             drawn = np.take_along_axis(flat, random.random_sample(flat.shape).argsort(0), 0)
         return np.asarray(drawn.reshape(X.shape))
-    A = check_array(auxiliary, dtype=np.float64, allow_nd=True, input_name="auxiliary")
+    A = check_array(auxiliary, dtype="numeric", allow_nd=True, input_name="auxiliary")
+    if X.dtype.kind in "iu" and A.dtype.kind not in "iu":
+        raise ValueError(f"auxiliary: whole numbers are wanted, as in X, not {A.dtype}")
     if A.shape[1:] != X.shape[1:]:
         raise ValueError(f"auxiliary: samples of shape {A.shape[1:]}, but X has samples of shape {X.shape[1:]}")
-    return np.asarray(A)
+    return np.asarray(A, dtype=X.dtype)

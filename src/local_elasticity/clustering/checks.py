@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import torch
+
 
 class UnusableSimilarityError(ValueError):
     """A similarity that nothing can be clustered by; it says why."""
@@ -27,3 +29,11 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """One of these words."""
     if value not in choices:
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+
+
+def check_device(device: Any) -> None:
+    """One that torch can use on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device: {device!r} is not available here ({str(error).splitlines()[0]})") from error

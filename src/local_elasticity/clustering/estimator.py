@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from local_elasticity.clustering.approximate import COMPONENTS
 from local_elasticity.clustering.auxiliary import auxiliary_points
-from local_elasticity.clustering.checks import check_choice, check_count, check_positive
+from local_elasticity.clustering.checks import check_choice, check_count, check_device, check_positive
 from local_elasticity.clustering.clusters import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
 from local_elasticity.clustering.probe import Probe
-from local_elasticity.clustering.scaling import Scaling
+from local_elasticity.clustering.scaling import AsTheyAre, Scaling
 from local_elasticity.clustering.warm_up import History, Training, learn, stable_rate
 
 Array = np.ndarray
@@ -35,7 +35,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     move together. Relative similarities are clustered by K-means on their rows, kernelized ones by kernel K-means.
 
     Inputs are [n, d], whose columns are brought to mean 0 and standard deviation 1, or images [n, …], whose pixels are
-    brought to [−1, 1]; so are the auxiliary ones, in the same way.
+    brought to [−1, 1]; so are the auxiliary ones, in the same way. Whole numbers [n, d], such as token ids, go to a
+    network of your own as they are; pass `X.astype(float)` where they are amounts.
 
     Args:
         n_clusters: how many clusters.
@@ -131,13 +132,15 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None, *, auxiliary: Any = None) -> Self:
         """Cluster X; `auxiliary` points given here come before those of the constructor. Labels y are not looked at."""
         self._check_parameters()
-        X = validate_data(self, X, dtype=np.float64, allow_nd=True, ensure_min_samples=2)
+        X = validate_data(self, X, dtype="numeric", allow_nd=True, ensure_min_samples=2)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
+        whole = X.ndim == 2 and X.dtype.kind in "iu" and not isinstance(self.network, str)
+        X = X if whole else X.astype(np.float64)
         random = check_random_state(self.random_state)
         A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
         seeds = random.randint(2**31 - 1, size=2)
-        self._shape, self._scaling = X.shape[1:], Scaling.of(X)
+        self._shape, self._scaling = X.shape[1:], AsTheyAre() if whole else Scaling.of(X)
         training = self._training(self._scaling(X), self._scaling(A), seed=int(seeds[0]))
         self.network_ = build_network(self.network, X.shape[1:], loss=self.loss, seed=int(seeds[1])).to(self.device)
         check_outputs(self.network_, training.x[:256], self.loss)
@@ -220,7 +223,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
 
     def _new_points(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, allow_nd=True, reset=False)
+        X = validate_data(self, X, dtype="numeric", allow_nd=True, reset=False)
         if X.shape[1:] != self._shape:
             raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {self._shape}")
         return torch.from_numpy(self._scaling(X)).to(next(self.network_.parameters()).device)
@@ -231,6 +234,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         for name in ("learning_rate", "step_size"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
+        check_device(self.device)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         if self.approximation is not None:

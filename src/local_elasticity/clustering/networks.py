@@ -52,13 +52,27 @@ def build_network(network: str | Factory | nn.Module, shape: Shape, *, loss: str
 
 def check_outputs(net: nn.Module, x: Tensor, loss: str) -> None:
     """One number for each example, a probability for BCE; a ValueError says what came instead."""
-    with torch.no_grad():
-        outputs = net.eval()(x)
+    outputs = _outputs(net, x)
     if not isinstance(outputs, Tensor) or outputs.numel() != len(x):
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"network: one output for each of {len(x)} examples is wanted, not {what}")
     if loss == "bce" and not ((outputs >= 0) & (outputs <= 1)).all():
         raise ValueError('network: loss="bce" wants probabilities; let the network end in nn.Sigmoid()')
+
+
+def _outputs(net: nn.Module, x: Tensor) -> Any:
+    try:
+        with torch.no_grad():
+            return net.eval()(x)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        numbers = (
+            ""
+            if x.is_floating_point()
+            else "; whole numbers are given to it as they are, so pass X.astype(float) where they are amounts"
+        )
+        raise ValueError(
+            f"network: it does not read samples of shape {tuple(x.shape[1:])}, or not these ({error}){numbers}"
+        ) from error
 
 
 def _named(name: str, shape: Shape) -> nn.Module:

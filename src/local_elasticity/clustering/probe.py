@@ -105,7 +105,7 @@ class Probe:
         cannot read the network. There is no race of engines, which another one could win the next time and change the
         last bits.
         """
-        problem, pair = Problem.of(net, self.loss), (sources, sources.new_ones(len(sources)))
+        problem, pair = Problem.of(net, self.loss), (sources, torch.ones(len(sources), device=sources.device))
         respond_to = partial(respond, sources=pair, targets=targets, memory=memory, progress=self.progress)
         if self.step_size is None:
             return respond_to(problem, engine="linearized")

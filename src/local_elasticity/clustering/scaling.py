@@ -44,3 +44,18 @@ class Scaling:
     def __call__(self, X: Array) -> Array:
         """Scaled, in float32; what is constant where the scaling was read is left at its distance from there."""
         return np.asarray((X - self.centre) / self.spread, dtype=np.float32)
+
+
+class AsTheyAre:
+    """Whole numbers [n, d] that are names rather than amounts, such as token ids.
+
+    >>> import numpy as np
+    >>> AsTheyAre()(np.array([[3, 1]], dtype=np.uint8))
+    array([[3, 1]])
+    """
+
+    def __call__(self, X: Array) -> Array:
+        """In int64, as embeddings want them."""
+        if X.dtype.kind not in "iu":
+            raise ValueError(f"X: whole numbers are wanted, as it was fitted on, not {X.dtype}")
+        return X.astype(np.int64)
