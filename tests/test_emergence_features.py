@@ -62,16 +62,21 @@ def test_degenerate_features_have_the_stated_values():
     assert (agreement.accuracy, agreement.nmi) == (0.6, 0.0)
 
 
+POINT = st.tuples(st.integers(-1, 1), st.integers(-1, 1), st.integers(0, 2), st.sampled_from([1, 1, 1, 2**13]))
+
+
 @given(
-    st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1), st.integers(0, 2)), min_size=5, max_size=9),
+    st.lists(POINT, min_size=5, max_size=9),
     st.integers(1, 3),
     st.sampled_from(["cosine", "euclidean"]),
+    st.sampled_from([2.0**-83, 1.0, 2.0**83]),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=150, deadline=None)
-def test_recall_with_ties_is_the_mean_over_orders(points, k, distance):
-    """A lattice is full of ties, zero rows, and classes of one."""
+@settings(max_examples=200, deadline=None)
+def test_recall_with_ties_is_the_mean_over_orders(points, k, distance, scale, dtype):
+    """A lattice is full of ties, zero rows, and classes of one; some rows lie far out, and the scale is anything."""
     table = torch.tensor(points)
-    F, labels = table[:, :2].double(), table[:, 2]
+    F, labels = (table[:, :2] * table[:, 3:] * scale).to(dtype), table[:, 2]
     counts = labels.unique(return_counts=True)[1]
     if counts.max() < 2:
         with pytest.raises(ValueError, match="labels"):
@@ -79,6 +84,25 @@ def test_recall_with_ties_is_the_mean_over_orders(points, k, distance):
         return
     expected = oracle.recall(F, labels, k, distance)
     assert em.recall_at_k(F, labels, k=k, distance=distance) == pytest.approx(expected, abs=SAME_IN_FLOAT64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_recall_without_ties_is_that_of_all_pairs(distance, dtype):
+    """Rows far out, a common offset and a tiny scale: rounding makes no ties of what the features tell apart."""
+    F, labels = rows(30, 6)
+    F[0] *= 3000
+    F[1] += 1e4
+    for made in (F, F * 1e-25, F + 100):
+        made = made.to(dtype)
+        expected = oracle.recall(made, labels, 1, distance)
+        assert em.recall_at_k(made, labels, distance=distance) == pytest.approx(expected, abs=SAME_IN_FLOAT64)
+
+
+def test_recall_is_not_shortened_by_autocast():
+    F, labels = rows(200, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert em.recall_at_k(F.float(), labels) == em.recall_at_k(F, labels)
 
 
 def test_recall_does_not_depend_on_how_it_is_cut(monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import torch
 
@@ -45,6 +46,16 @@ def separability(F, labels):
     return sum(values) / len(values)
 
 
+def nearness(a, b, distance):
+    """As fractions, in which nothing is rounded: −‖a − b‖², or the square of the cosine with its sign."""
+    a, b = ([Fraction(value) for value in row.tolist()] for row in (a, b))
+    if distance == "euclidean":
+        return -sum((x - z) ** 2 for x, z in zip(a, b, strict=True))
+    product = sum(x * z for x, z in zip(a, b, strict=True))
+    size = sum(x * x for x in a) * sum(z * z for z in b)
+    return product * abs(product) / size if size else Fraction(0)
+
+
 def recall(F, labels, k, distance):
     """Every order of the rows tied at the k-th place counts alike."""
     hits = []
@@ -52,10 +63,10 @@ def recall(F, labels, k, distance):
         others = [j for j in range(len(F)) if j != i]
         if not any(labels[j] == labels[i] for j in others):
             continue
-        far = {j: -cosine(F[i], F[j]) if distance == "cosine" else float((F[i] - F[j]).norm()) for j in others}
-        edge = sorted(far.values())[k - 1]
-        closer = [j for j in others if far[j] < edge - 1e-9]
-        tied = [j for j in others if abs(far[j] - edge) <= 1e-9]
+        near = {j: nearness(F[i], F[j], distance) for j in others}
+        edge = sorted(near.values(), reverse=True)[k - 1]
+        closer = [j for j in others if near[j] > edge]
+        tied = [j for j in others if near[j] == edge]
         chosen = list(itertools.combinations(tied, k - len(closer)))
         hits.append(sum(any(labels[j] == labels[i] for j in [*closer, *some]) for some in chosen) / len(chosen))
     return sum(hits) / len(hits)

@@ -54,7 +54,7 @@ def equivalent_recall(
     own = moments.square * size + moments.c1**2 * spike + 3 * moments.c2**2 * spike**2
     root = own.sqrt()
 
-    def rows(chosen: slice) -> Tensor:
+    def rows(chosen: Tensor) -> Tensor:
         K = equivalent_kernel(x[chosen], x, beta, gamma=gamma, moments=moments)
         return K / root[chosen, None] / root
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from local_elasticity.emergence.checks import check_finite, checked_labels
 from local_elasticity.emergence.features import Batches, FeatureStream
+from local_elasticity.engine.guard import held_still
 
 Distance = Literal["cosine", "euclidean"]
 BLOCK = 2**23
 """Entries of the similarity matrix that are held at a time."""
 
 TIE = 8
-"""Similarities within this many units in the last place, of the largest one possible, are ties."""
+"""Units in the last place that rounding may cost a product of short rows; the root of their length is added."""
 
-Rows = Callable[[slice], Tensor]
-"""Rows of a similarity matrix, [b, n]."""
+Rows = Callable[[Tensor], Tensor]
+"""Which rows of a similarity matrix, [b] → those rows, [b, n], in memory of their own."""
 
 
 def recall_at_k(
@@ -31,10 +35,13 @@ def recall_at_k(
     chance, not whatever comes first. Rows whose class has no other member are not asked, though others may find them;
     where there is no class with two members, that is an error. A zero row has cosine 0 with all others.
 
-    Rows of the similarity matrix are made a block at a time, so that memory stays at n·p however large n is.
+    Rows of the similarity matrix are made a block at a time, so that memory stays at n·p however large n is. They are
+    made in float32 for features up to that precision; where it cannot tell the neighbours of a row apart, that row is
+    made again in float64, and a tie is what float64 cannot tell. Neither the scale of the features nor a few rows far
+    out change what the others find.
 
     Args:
-        features: [n, p], or a `FeatureStream`; compared in their own precision (float32 stays float32).
+        features: [n, p], or a `FeatureStream`.
         labels: a class for each row.
         k: how many neighbours are looked at, at most n − 1.
         distance: `"cosine"` or `"euclidean"`.
@@ -46,54 +53,101 @@ def recall_at_k(
     features, labels = _read(features, labels)
     if distance not in ("cosine", "euclidean"):
         raise ValueError(f'distance: "cosine" or "euclidean", not {distance!r}')
-    if distance == "cosine":
-        norms = features.norm(dim=1, keepdim=True)
-        vectors, offset, largest = torch.where(norms > 0, features / norms, 0), None, 1.0
-    else:
-        vectors = features - features.mean(0)
-        offset = vectors.square().sum(1) / 2
-        largest = float(offset.max()) * 2
-
-    def rows(chosen: slice) -> Tensor:
-        products = vectors[chosen] @ vectors.T
-        return products if offset is None else products.sub_(offset)
-
-    return recall_of_rows(rows, labels, k=k, tolerance=TIE * torch.finfo(vectors.dtype).eps * largest)
+    vectors = _unit(features.double()) if distance == "cosine" else _centred(features.double())
+    precisions = (torch.float64,) if features.dtype == torch.float64 else (torch.float32, torch.float64)
+    with held_still(features.device, None), torch.no_grad():
+        return _recall([_nearness(vectors.to(dtype), distance) for dtype in precisions], labels, k)
 
 
 def recall_of_rows(rows: Rows, labels: Tensor, *, k: int = 1, tolerance: float = 0.0) -> float:
     """Recall@k, leave-self-out, for any similarity whose rows can be made a block at a time (larger is nearer).
 
     >>> K = torch.tensor([[9.0, 2.0, 1.0], [2.0, 9.0, 3.0], [1.0, 3.0, 9.0]])
-    >>> recall_of_rows(lambda chosen: K[chosen].clone(), torch.tensor([0, 0, 1]))
+    >>> recall_of_rows(lambda chosen: K[chosen], torch.tensor([0, 0, 1]))
     0.5
+    """
+    nearness = Nearness(rows, lambda chosen, near: torch.full_like(chosen, tolerance, dtype=torch.float64))
+    return _recall([nearness], labels, k)
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """A similarity, and how far apart two values of chosen rows may be and yet be equal, [b], given a neighbour of
+    each row about which they lie, [b].
+    """
+
+    rows: Rows
+    rounding: Callable[[Tensor, Tensor], Tensor]
+
+
+def _recall(finer: Sequence[Nearness], labels: Tensor, k: int) -> float:
+    """By a similarity in one precision or more, each finer than the one before: rows whose neighbours one cannot tell
+    apart are left to the next, and what the last cannot tell are ties.
     """
     n = len(labels)
     if not 1 <= k < n:
         raise ValueError(f"k: from 1 to {n - 1} other rows, not {k}")
     _, index, counts = labels.unique(return_inverse=True, return_counts=True)
-    asked = counts[index] > 1
-    if not bool(asked.any()):
+    asked = torch.nonzero(counts[index] > 1).flatten()
+    if not len(asked):
         raise ValueError("labels: no class has two rows, so nothing can be retrieved")
-    height = max(1, BLOCK // n)
     hits = torch.zeros(n, dtype=torch.float64, device=labels.device)
-    for start in range(0, n, height):
-        chosen = slice(start, min(start + height, n))
-        block = rows(chosen)
-        own = torch.arange(chosen.start, chosen.stop, device=block.device)
-        block[own - start, own] = -torch.inf
-        hits[chosen] = _hits(block, index, index[chosen], k, tolerance)
+    left = asked
+    for nearness in finer:
+        unclear = []
+        for chosen in left.split(max(1, BLOCK // n)):
+            hits[chosen], tied = _hits(nearness, index, chosen, k, guess=nearness is finer[-1])
+            unclear.append(chosen[tied])
+        left = torch.cat(unclear)
     return float(hits[asked].mean())
 
 
-def _hits(block: Tensor, labels: Tensor, own: Tensor, k: int, tolerance: float) -> Tensor:
-    """Whether each row finds its class, or with which chance where there are ties, [b]."""
-    top, nearest = block.topk(min(k + 1, block.shape[1])) if k > 1 else _first_two(block)
+def _nearness(vectors: Tensor, distance: Distance) -> Nearness:
+    """⟨x, x′⟩, less ‖x′‖²/2 for the Euclidean distance; both are right to some units in the last place of ‖x‖² + ‖x′‖²,
+    of x′ as near as the nearest.
+    """
+    squares = vector_norm(vectors, dim=1).square()
+    precision = torch.finfo(vectors.dtype)
+    units = (TIE + math.sqrt(vectors.shape[1])) * precision.eps
+
+    def rows(chosen: Tensor) -> Tensor:
+        products = vectors[chosen] @ vectors.T
+        return products if distance == "cosine" else products.sub_(squares / 2)
+
+    return Nearness(rows, lambda chosen, near: units * (squares[chosen] + squares[near]) + precision.tiny)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows of length 1, or 0; first divided by their largest entry, so that no square leaves the range of floats."""
+    scaled = rows / _or_one(vector_norm(rows, torch.inf, dim=1, keepdim=True))
+    return scaled.div_(_or_one(vector_norm(scaled, dim=1, keepdim=True)))
+
+
+def _centred(rows: Tensor) -> Tensor:
+    """Around the median, which a few rows far out do not move, and with 1 as the largest entry."""
+    centred = rows - rows.median(0).values
+    return centred.div_(_or_one(vector_norm(centred, torch.inf)))
+
+
+def _or_one(sizes: Tensor) -> Tensor:
+    """To divide by: nothing is 0."""
+    return torch.where(sizes > 0, sizes, 1)
+
+
+def _hits(nearness: Nearness, labels: Tensor, chosen: Tensor, k: int, *, guess: bool) -> tuple[Tensor, Tensor]:
+    """Whether each of the chosen rows finds its class, [b], and which of them rounding leaves open; where we are to
+    guess, those have the chance that they find it.
+    """
+    block = nearness.rows(chosen)
+    block[torch.arange(len(chosen), device=block.device), chosen] = -torch.inf
+    top, nearest = block.topk(k + 1) if k > 1 else _first_two(block)
+    own = labels[chosen]
     hits = (labels[nearest[:, :k]] == own[:, None]).any(1).double()
-    unclear = torch.nonzero(top[:, k - 1] - top[:, -1] <= tolerance).flatten() if top.shape[1] > k else own[:0]
-    if len(unclear):
-        hits[unclear] = _chance(block[unclear], labels, own[unclear], k, top[unclear, k - 1], tolerance)
-    return hits
+    rounding = nearness.rounding(chosen, nearest[:, k - 1])
+    unclear = torch.nonzero(top[:, k - 1] - top[:, -1] <= rounding).flatten()
+    if guess and len(unclear):
+        hits[unclear] = _chance(block[unclear], labels, own[unclear], k, top[unclear, k - 1], rounding[unclear])
+    return hits, unclear
 
 
 def _first_two(block: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,11 +159,11 @@ def _first_two(block: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([first, second], 1), where
 
 
-def _chance(block: Tensor, labels: Tensor, own: Tensor, k: int, edge: Tensor, tolerance: float) -> Tensor:
+def _chance(block: Tensor, labels: Tensor, own: Tensor, k: int, edge: Tensor, rounding: Tensor) -> Tensor:
     """The chance that one of k neighbours is of the class, where those at the edge are drawn at random."""
     same = labels == own[:, None]
-    above = block > edge[:, None] + tolerance
-    tied = (block >= edge[:, None] - tolerance) & ~above
+    above = block > (edge + rounding)[:, None]
+    tied = (block >= (edge - rounding)[:, None]) & ~above
     places = k - above.sum(1)
     among, good = tied.sum(1).double(), (tied & same).sum(1).double()
     miss = torch.ones_like(among)

@@ -139,7 +139,7 @@ def _recall(cosines: Tensor, labels: Tensor, pair: tuple[int, int]) -> float:
     """Recall@1 among the images of two digits, from the cosines of all."""
     rows = torch.nonzero((labels == pair[0]) | (labels == pair[1])).flatten()
     block = cosines[rows][:, rows]
-    return recall_of_rows(lambda chosen: block[chosen].clone(), labels[rows], tolerance=1e-6)
+    return recall_of_rows(lambda chosen: block[chosen], labels[rows], tolerance=1e-6)
 
 
 def _rounded(values: object) -> list[float]:
