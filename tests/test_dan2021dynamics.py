@@ -89,7 +89,7 @@ def run_of(kl, released, *, l1=None):
     l1 = l1 or kl
     root = tuple(partial(lambda t, f: np.sqrt(f(t)), f=f) for f in kl)
     measures = {"kl": every(kl), "root_kl": every(root), "l1": every(l1), "l2": every(l1), "logits": every(l1)}
-    both = {**measures, "released_kl": every(released)}
+    both = {**measures, "released_kl": every(released), "released_l1": every(released)}
     probes = {step: {"similarity": both} for step in ("sgd", "adam")}
     accuracy = (0.33 + 0.5 * np.minimum(1, 2 * t)).tolist()
     steps = (100 * t).tolist()
@@ -107,6 +107,7 @@ def test_verdicts_follow_the_curves():
     assert verdicts["inter_decreases"] == "holds"
     assert verdicts["inter_decreases_released"] == "fails"
     assert verdicts["not_by_definition_1"] == "fails"
+    assert verdicts["not_by_definition_1_released"] == "holds"
     assert verdicts["norms_alike"] == "holds"
     assert verdicts["early"] == "holds"
     assert verdicts["starts_at_one"] == "holds"
@@ -115,6 +116,21 @@ def test_verdicts_follow_the_curves():
     assert verdicts["intra_larger"] == verdicts["inter_decreases"] == verdicts["sharper"] == "fails"
     mixed = judge(Runs.of([run_of(falls, flat), run_of(reversed_order, flat)]))
     assert mixed[0].verdict == "depends"
+
+
+def test_sharper_and_early_are_said_of_locality_only():
+    """Less of the reverse order is no locality, and a rise of inter/intra is no fall of it."""
+    flat = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
+    less, more = ((lambda t: 1 + 0 * t, lambda t, top=top: 1 + top * np.minimum(1, 8 * t)) for top in (1, 4))
+    rises = run_of(less, flat, l1=more)
+    claims = {claim.id: claim for claim in judge(Runs.of([rises] * 3))}
+    assert claims["sharper"].verdict == claims["early"].verdict == "fails"
+    assert "Definition 2 in 0, its root in 0 of 3" in claims["sharper"].evidence
+    assert "falls in 0 of 3 runs" in claims["early"].evidence
+    assert claims["early"].effect is None
+    local = (lambda t: 1 + 0 * t, lambda t: 1 - 0.8 * np.minimum(1, 8 * t))
+    claims = {claim.id: claim for claim in judge(Runs.of([rises, run_of(local, flat, l1=more)]))}
+    assert claims["sharper"].verdict == claims["early"].verdict == "depends"
 
 
 def test_spearman_is_scipys():

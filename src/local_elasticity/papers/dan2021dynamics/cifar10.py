@@ -5,7 +5,7 @@ from local_elasticity.papers.dan2021dynamics.classification import Classificatio
 
 class CIFAR10(Classification):
     name = "dan2021dynamics/cifar10"
-    title = "S_rel of class pairs while ResNet-18 learns CIFAR-10 plane, car, ship: four panels"
+    title = "S_rel of class pairs while ResNet-18 learns CIFAR-10 plane, car, ship: five panels"
     dataset = "cifar10-plane-car-ship"
     classes = {"plane": 0, "car": 1, "ship": 8}  # noqa: RUF012 (read only)
     accuracy = 0.78

@@ -5,7 +5,7 @@ from local_elasticity.papers.dan2021dynamics.classification import Classificatio
 
 class CIFAR100(Classification):
     name = "dan2021dynamics/cifar100"
-    title = "S_rel of class pairs while ResNet-18 learns CIFAR-100 motorcycle, orange, wardrobe: four panels"
+    title = "S_rel of class pairs while ResNet-18 learns CIFAR-100 motorcycle, orange, wardrobe: five panels"
     dataset = "cifar100"
     classes = {"motorcycle": 48, "orange": 53, "wardrobe": 94}  # noqa: RUF012 (read only)
     accuracy = 0.94

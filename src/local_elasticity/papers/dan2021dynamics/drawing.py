@@ -1,4 +1,4 @@
-"""The four panels side by side, and loss and accuracy, over seeds."""
+"""The panels side by side, and loss and accuracy, over seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw_panels(runs: Runs, panels: Mapping[str, tuple[str, str]], reduction: st
         grid = made.subplots(len(runs.classes), len(panels), sharex=True, sharey="col")
         for column, (title, (step, measure)) in zip(grid.T, panels.items(), strict=True):
             values = runs.values(step, measure, reduction)
-            column[0].set_title("\n".join(title.rsplit(", ", 1)))
+            column[0].set_title(title.replace(", ", "\n"))
             for i, axes in enumerate(column):
                 _draw_source(axes, runs, values[:, :, i])
             column[0].set_ylim(0, _ceiling(values))

@@ -79,18 +79,17 @@ def _kl_of_probabilities(before: Tensor, after: Tensor) -> Tensor:
 
 MEASURES: tuple[Callable[[Response], Tensor], ...] = (kl, root_kl, l1, l2, logits, released_kl, released_l1)
 
-REDUCTIONS = ("mean", "mean apart", "median apart")
-"""Definition 3 (all k² pairs, self-pairs included); without self-pairs; the median without self-pairs."""
+REDUCTIONS = ("mean", "median apart")
+"""Definition 3 (all k² pairs, self-pairs included); the median without self-pairs."""
 
 
 def smoothed(S: np.ndarray, labels: np.ndarray) -> dict[str, list[list[float | None]]]:
     """One number for every pair of classes under each reduction, [classes, classes]: rows are sources.
 
     >>> import numpy as np
-    >>> smoothed(np.array([[1.0, 0.5, 0.2], [0.7, 1.0, 0.4], [0.3, 0.1, 1.0]]), np.array([0, 0, 1]))["mean apart"]
+    >>> smoothed(np.array([[1.0, 0.5, 0.2], [0.7, 1.0, 0.4], [0.3, 0.1, 1.0]]), np.array([0, 0, 1]))["median apart"]
     [[0.6, 0.3], [0.2, None]]
     """
-    apart = np.where(np.eye(len(S), dtype=bool), np.nan, S)
     classes = np.unique(labels)
 
     def reduced(values: np.ndarray, function: Callable[[np.ndarray], np.floating]) -> list[list[float | None]]:
@@ -98,8 +97,5 @@ def smoothed(S: np.ndarray, labels: np.ndarray) -> dict[str, list[list[float | N
         known = [[block[np.isfinite(block)] for block in row] for row in blocks]
         return [[round(float(function(block)), 6) if len(block) else None for block in row] for row in known]
 
-    return {
-        "mean": reduced(S, np.mean),
-        "mean apart": reduced(apart, np.mean),
-        "median apart": reduced(apart, np.median),
-    }
+    apart = np.where(np.eye(len(S), dtype=bool), np.nan, S)
+    return {"mean": reduced(S, np.mean), "median apart": reduced(apart, np.median)}

@@ -8,7 +8,7 @@ from local_elasticity.papers.dan2021dynamics.classification import Classificatio
 
 class SVHN(Classification):
     name = "dan2021dynamics/svhn"
-    title = "S_rel of class pairs while ResNet-18 learns SVHN 0, 2, 4: four panels"
+    title = "S_rel of class pairs while ResNet-18 learns SVHN 0, 2, 4: five panels"
     dataset = "svhn-0-2-4"
     classes = {"0": 0, "2": 2, "4": 4}  # noqa: RUF012 (read only)
     accuracy = 0.87
