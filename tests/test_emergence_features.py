@@ -43,6 +43,9 @@ def test_measures_stream_over_a_loader(form):
     assert em.alignment(stream, form=form) == pytest.approx(em.alignment(F, labels, form=form), rel=SAME_IN_FLOAT64)
     assert em.separability(stream) == pytest.approx(em.separability(F, labels), rel=SAME_IN_FLOAT64)
     assert em.recall_at_k(stream) == em.recall_at_k(F, labels)
+    assert em.cluster_agreement(stream) == em.cluster_agreement(F, labels)
+    for of_task in (em.train_unseen_similarity, em.train_unseen_second_moment):
+        assert of_task(stream, None, stream) == of_task(F, labels, F)
     moved = em.stream_features(lambda x: 2 * x, stream.loader)
     assert em.elasticity(stream, moved) == pytest.approx(float(F.square().mean()), rel=SAME_IN_FLOAT64)
 

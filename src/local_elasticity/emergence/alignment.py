@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import checked_features, checked_labels
+from local_elasticity.emergence.checks import check_stream, checked_features, checked_labels
 from local_elasticity.emergence.features import Batches
 
 Form = Literal["raw", "normalized", "cosine", "centred_cosine"]
@@ -147,8 +147,7 @@ def _batches(features: Tensor | Batches, labels: Tensor | None, name: str) -> It
         rows = checked_features(name, features)
         yield rows, checked_labels(torch.zeros(len(rows)) if labels is None else labels, len(rows)).to(rows.device)
         return
-    if labels is not None:
-        raise ValueError("labels: a stream brings its own; leave them out")
+    check_stream(name, features, labels)
     for batch, classes in features:
         rows = checked_features(name, batch)
         yield rows, checked_labels(classes, len(rows)).to(rows.device)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,15 +15,31 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}: a positive number is wanted, not {value!r}")
 
 
+def check_not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: a number of at least 0 is wanted, not {value!r}")
+
+
 def check_finite(name: str, values: Tensor) -> None:
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"{name}: it holds NaN or infinity; leave such rows out")
 
 
+def check_stream(name: str, stream: object, labels: Tensor | None, *, labels_name: str = "labels") -> None:
+    """What is no tensor must be batches (features, labels), and then there are no other labels."""
+    if isinstance(stream, np.ndarray) or not isinstance(stream, Iterable):
+        raise TypeError(
+            f"{name}: a tensor [n, p] or a stream of features is wanted, not {type(stream).__name__}; "
+            "torch.as_tensor makes a tensor"
+        )
+    if labels is not None:
+        raise ValueError(f"{labels_name}: a stream brings its own; pass None for these")
+
+
 def checked_features(name: str, features: Tensor) -> Tensor:
     """[n, p] with n at least 1, in float64."""
     if not isinstance(features, Tensor):
-        raise TypeError(f"{name}: a tensor [n, p] or a stream of features is wanted, not {type(features).__name__}")
+        raise TypeError(f"{name}: a tensor [n, p] is wanted, not {type(features).__name__}; torch.as_tensor makes one")
     if features.ndim != 2 or not features.numel():
         raise ValueError(f"{name}: shape [n, p] is wanted, not {tuple(features.shape)}; flatten what follows the rows")
     check_finite(name, features)

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from local_elasticity.emergence.checks import checked_features, checked_labels
+from local_elasticity.emergence.features import Batches, gathered
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class ClusterAgreement:
     nmi: float
 
 
-def cluster_agreement(features: Tensor, labels: Tensor, *, seed: int = 0, starts: int = 4) -> ClusterAgreement:
+def cluster_agreement(
+    features: Tensor | Batches, labels: Tensor | None = None, *, seed: int = 0, starts: int = 4
+) -> ClusterAgreement:
     """K-means with as many clusters as there are classes: accuracy (Hungarian matching) and NMI.
 
     Constant features make one cluster: accuracy is the largest class's share and NMI 0. One class alone is an error.
@@ -28,6 +31,7 @@ def cluster_agreement(features: Tensor, labels: Tensor, *, seed: int = 0, starts
     >>> cluster_agreement(F, torch.tensor([7, 7, 3, 3]))
     ClusterAgreement(accuracy=1.0, nmi=1.0)
     """
+    features, labels = gathered(features, labels)
     rows = checked_features("features", features)
     classes = checked_labels(labels, len(rows)).cpu().numpy()
     names, truth = np.unique(classes, return_inverse=True)

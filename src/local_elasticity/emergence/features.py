@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.emergence.checks import check_stream
 from local_elasticity.engine.guard import mode_of
 from local_elasticity.shapes import Float
 
@@ -63,6 +64,23 @@ class FeatureStream:
         """All features and labels, in memory."""
         features, labels = zip(*self, strict=True)
         return torch.cat(features), torch.cat(labels)
+
+
+def gathered(
+    features: Tensor | Batches, labels: Tensor | None, *, name: str = "features", labels_name: str = "labels"
+) -> tuple[Tensor, Tensor]:
+    """Features and labels in memory, whether they came as tensors or as a stream, which brings its own labels.
+
+    >>> gathered([(torch.ones(2, 3), torch.tensor([0, 1]))] * 2, None)[1]
+    tensor([0, 1, 0, 1])
+    """
+    if not isinstance(features, Tensor):
+        check_stream(name, features, labels, labels_name=labels_name)
+        stream = features if isinstance(features, FeatureStream) else FeatureStream(lambda rows: rows, features)
+        return stream.gathered()
+    if labels is None:
+        raise ValueError(f"{labels_name}: a class for each row is wanted")
+    return features, labels
 
 
 def stream_features(model: Callable[..., Any], loader: Iterable[Any], *, layer: str | None = None) -> FeatureStream:

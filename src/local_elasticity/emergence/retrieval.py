@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from local_elasticity.emergence.checks import check_finite, checked_labels
-from local_elasticity.emergence.features import Batches, FeatureStream
+from local_elasticity.emergence.features import Batches, gathered
 from local_elasticity.engine.guard import held_still
 
 Distance = Literal["cosine", "euclidean"]
@@ -174,13 +174,7 @@ def _chance(block: Tensor, labels: Tensor, own: Tensor, k: int, edge: Tensor, ro
 
 
 def _read(features: Tensor | Batches, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    if not isinstance(features, Tensor):
-        if labels is not None:
-            raise ValueError("labels: a stream brings its own; leave them out")
-        stream = features if isinstance(features, FeatureStream) else FeatureStream(lambda rows: rows, features)
-        features, labels = stream.gathered()
-    if labels is None:
-        raise ValueError("labels: a class for each row is wanted")
+    features, labels = gathered(features, labels)
     if features.ndim != 2 or not features.numel():
         raise ValueError(f"features: shape [n, p] is wanted, not {tuple(features.shape)}")
     check_finite("features", features)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from local_elasticity.emergence.checks import checked_features
-from local_elasticity.shapes import Float
+from local_elasticity.emergence.features import Batches, gathered
 
 
-def train_unseen_similarity(X: Float[Tensor, "n d"], y: Tensor, unseen: Float[Tensor, "m d"]) -> float:
+def train_unseen_similarity(X: Tensor | Batches, y: Tensor | None, unseen: Tensor | Batches) -> float:
     """s = βᵀμ, β = Cov(x, y) of the training data, μ the mean of the unseen class.
 
     For labels of two values it has a sign: the side of the task's boundary on which the class lies. For whole-number
@@ -19,22 +19,23 @@ def train_unseen_similarity(X: Float[Tensor, "n d"], y: Tensor, unseen: Float[Te
     centred x is |βᵀμ| (our own extension; the paper has two classes).
 
     Args:
-        X: training inputs, or features of them, [n, d]; centre the data around the mean of the whole domain first.
-        y: labels, [n]; classes may differ in size. One class alone is an error.
-        unseen: rows of one class that was not trained on, [m, d]; one row will do.
+        X: training inputs, or features of them, [n, d], or a `FeatureStream`; centre the data around the mean of the
+            whole domain first.
+        y: labels, [n], None for a stream; classes may differ in size. One class alone is an error.
+        unseen: rows of one class that was not trained on, [m, d], or a `FeatureStream`; one row will do.
 
     >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     >>> train_unseen_similarity(X, torch.tensor([1, -1]), torch.tensor([[2.0, 5.0]]))
     2.0
     """
     B, centre = task_covariance(X, y)
-    mean = checked_features("unseen", unseen).mean(0)
+    mean = _rows("unseen", unseen).mean(0)
     if B.shape[1] == 1:
         return float(B[:, 0] @ mean)
     return math.sqrt(2) * float((B.T @ (mean - centre)).norm())
 
 
-def train_unseen_second_moment(X: Float[Tensor, "n d"], y: Tensor, unseen: Float[Tensor, "m d"]) -> float:
+def train_unseen_second_moment(X: Tensor | Batches, y: Tensor | None, unseen: Tensor | Batches) -> float:
     """E b² over the rows of the unseen class, b = βᵀx: s² + βᵀΣβ, which elasticity follows where classes are wide.
 
     >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
@@ -42,14 +43,15 @@ def train_unseen_second_moment(X: Float[Tensor, "n d"], y: Tensor, unseen: Float
     2.0
     """
     B, centre = task_covariance(X, y)
-    rows = checked_features("unseen", unseen)
+    rows = _rows("unseen", unseen)
     if B.shape[1] == 1:
         return float((rows @ B).square().mean())
     return 2 * float(((rows - centre) @ B).square().sum(1).mean())
 
 
-def task_covariance(X: Float[Tensor, "n d"], y: Tensor) -> tuple[Tensor, Tensor]:
+def task_covariance(X: Tensor | Batches, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Cov(x, y) as [d, 1] for labels of two values, Cov(x, onehot y) as [d, K] for K > 2 classes; and the mean of X."""
+    X, y = gathered(X, y, name="X", labels_name="y")
     rows = checked_features("X", X)
     if y.shape != rows.shape[:1]:
         raise ValueError(f"y: one label for each of the {len(rows)} rows of X is wanted, not shape {tuple(y.shape)}")
@@ -64,3 +66,8 @@ def task_covariance(X: Float[Tensor, "n d"], y: Tensor) -> tuple[Tensor, Tensor]
         targets = (y[:, None] == names).double()
     centred = targets.to(rows.device) - targets.mean(0).to(rows.device)
     return (rows - rows.mean(0)).T @ centred / len(rows), rows.mean(0)
+
+
+def _rows(name: str, features: Tensor | Batches) -> Tensor:
+    """[n, d] in float64; the labels of a stream are not looked at."""
+    return checked_features(name, features if isinstance(features, Tensor) else gathered(features, None, name=name)[0])
