@@ -19,6 +19,12 @@ bad[0, 0] = torch.nan
 v = torch.ones(4, dtype=torch.float64)
 net = nn.Linear(3, 2)
 
+
+def theory(**options):
+    settings = {"step_size": 1.0, "n": 8, "inputs": 4, "width": 6, "beta_norm": 2.0}
+    return em.Theory(em.ACTIVATIONS["relu"], **(settings | options))
+
+
 BAD = {
     "single-class labels": (lambda: em.one_step(network, X, torch.ones(8)), "y: all labels are alike"),
     "unbalanced labels": (lambda: em.one_step(network, X, torch.tensor([1.0] * 5 + [-1.0] * 3)), "y - y.mean"),
@@ -52,11 +58,25 @@ BAD = {
     "features of images": (lambda: em.alignment(F[:, :, None], labels), "features: shape"),
     "other rows after": (lambda: em.elasticity(F, F[:3]), "after: it must hold the same rows"),
     "labels beside a stream": (lambda: em.alignment([(F, labels)], labels), "labels: a stream brings its own"),
+    "task labels beside a stream": (
+        lambda: em.train_unseen_similarity([(F, labels)], labels, F),
+        "y: a stream brings its own",
+    ),
     "similarity of one class": (lambda: em.train_unseen_similarity(F, labels * 0, F), "y: all labels are alike"),
     "real labels of many values": (lambda: em.train_unseen_similarity(F, labels.double(), F), "must be whole numbers"),
     "unknown layer": (lambda: em.feature_extractor(net, "fc"), "layer: 'fc' is not one of"),
     "layer of a callable": (lambda: em.feature_extractor(len, "fc"), "layer: only an nn.Module"),
-    "negative mean": (lambda: em.operator_norm_bound(3, 3, -1.0), "mean_norm: a norm"),
+    "negative mean": (lambda: em.operator_norm_bound(3, 3, -1.0), "mean_norm: a number of at least 0"),
+    "mean of NaN": (lambda: em.operator_norm_bound(3, 3, float("nan")), "mean_norm: a number of at least 0"),
+    "theory of a negative step": (lambda: theory(step_size=-1.0), "step_size: a number of at least 0"),
+    "theory of NaN": (lambda: theory(beta_norm=float("nan")), "beta_norm: a number of at least 0"),
+    "theory of no examples": (lambda: theory(n=0), "n: a positive number"),
+    "s beyond the norms": (lambda: theory().alignment(2.0, 4.5), "s: no larger than .* = 4 is possible"),
+    "s of NaN": (lambda: theory().elasticity(2.0, float("nan")), "s: no larger than"),
+    "leading s beyond": (lambda: theory().leading_elasticity(2.0, -4.5), "s: no larger than"),
+    "means beyond their norms": (lambda: theory().product((1.0, 0.0), (1.0, 0.0), 1.5), "inner: no larger than"),
+    "no direction": (lambda: em.unseen_classes("II", 0.5, 0 * v), "v: its norm: a positive number"),
+    "distance of NaN": (lambda: em.unseen_classes("II", 0.5, v, distance=float("nan")), "distance: a number"),
     "flat values": (lambda: em.rise_curve([1.0]), "values: at least two"),
     "NaN values": (lambda: em.rise_curve([1.0, float("nan")]), "values: they hold NaN"),
     "s falls": (lambda: em.half_rise([1.0, 0.0], [0.0, 1.0]), "s: as many rising numbers"),
@@ -80,11 +100,25 @@ def test_wrong_kinds_are_refused():
         em.feature_extractor(3)
     with pytest.raises(TypeError, match="features: a tensor"):
         em.alignment([("a", labels)])
+    for measure in (em.alignment, em.recall_at_k, em.cluster_agreement):
+        with pytest.raises(TypeError, match="features: a tensor .* not ndarray"):
+            measure(F.numpy(), labels)
+    with pytest.raises(TypeError, match="X: a tensor .* not ndarray"):
+        em.train_unseen_similarity(F.numpy(), labels, F)
+    with pytest.raises(TypeError, match="unseen: a tensor .* not ndarray"):
+        em.train_unseen_similarity(F, labels, F.numpy())
 
 
 def test_a_shuffling_loader_is_noticed():
     with pytest.raises(ValueError, match="must not shuffle"):
         em.elasticity([(F, labels)], [(F, labels.flip(0))])
+
+
+def test_precision_is_the_networks():
+    x = torch.randn(8, 4)
+    assert torch.equal(network(x), network(x.double()))
+    classes = torch.arange(8) % 2
+    assert em.relative_on_unseen(network, x, classes) == em.relative_on_unseen(network, x.double(), classes)
 
 
 def test_more_inputs_than_examples_are_fine():

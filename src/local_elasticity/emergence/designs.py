@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import check_positive
+from local_elasticity.emergence.checks import check_not_negative, check_positive
 from local_elasticity.shapes import Float, Int
 
 TRUNCATION = 2.0
@@ -152,6 +152,8 @@ def unseen_classes(
         raise ValueError(f"t: from 0 to 1, not {t}")
     if len(v) < 2:
         raise ValueError("v: a direction across it needs at least two dimensions")
+    check_positive("v: its norm", float(v.norm()))
+    check_not_negative("distance", distance)
     check_positive("deviation", deviation)
     check_positive("per_class", per_class)
     means = _means(design, t, v, distance, generator_for("across", seed))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import check_finite, check_positive
+from local_elasticity.emergence.checks import check_finite, check_not_negative, check_positive
 
 CONSTANT = 1.1
 """C in the bound, for noise of unit covariance."""
@@ -37,7 +37,6 @@ def operator_norm_bound(n: int, d: int, mean_norm: float, *, constant: float = C
     """
     if n < 1 or d < 1:
         raise ValueError(f"n, d: both must be at least 1, not {n} and {d}")
-    if mean_norm < 0:
-        raise ValueError(f"mean_norm: a norm is not negative, as {mean_norm} is")
+    check_not_negative("mean_norm", mean_norm)
     check_positive("constant", constant)
     return math.sqrt(n) * mean_norm + constant * (math.sqrt(n) + math.sqrt(d))

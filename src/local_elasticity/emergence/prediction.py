@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.emergence.activation import Activation, Moments, hermite_rule
+from local_elasticity.emergence.checks import check_not_negative, check_positive
 from local_elasticity.emergence.one_step import Step
 
 OUTER, INNER = 64, 8
@@ -24,6 +25,10 @@ GRID, REACH = 801, 8.0
 
 LEAST_VARIANCE = 1e-6
 """V is clipped here: 1 + 2γ g r + … can be negative at far nodes."""
+
+
+SLACK = 1e-6
+"""A product may be larger than the norms allow by this share, from rounding."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,12 @@ class Theory:
     width: int
     beta_norm: float
     outer_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("n", "inputs", "width"):
+            check_positive(name, getattr(self, name))
+        for name in ("step_size", "beta_norm", "outer_norm"):
+            check_not_negative(name, getattr(self, name))
 
     @classmethod
     def of_step(cls, step: Step, n: int) -> Theory:
@@ -92,6 +103,9 @@ class Theory:
         V = τ²[1 + 2γ g r + g²(γ²‖β‖² + (η²/N) V′ d/n)].
         """
         (norm1, s1), (norm2, s2) = first, second
+        self._check_class(norm1, s1)
+        self._check_class(norm2, s2)
+        _check_product("inner", inner, "‖μ₁‖‖μ₂‖", norm1 * norm2)
         covariance = [[norm1**2, inner, s1], [inner, norm2**2, s2], [s1, s2, self.beta_norm**2]]
         m1, m2, r, weights = _projections(torch.tensor(covariance, dtype=torch.float64) / self.inputs)
         g, outer = hermite_rule(OUTER)
@@ -104,6 +118,7 @@ class Theory:
 
     def elasticity(self, mean_norm: float, s: float, *, deviation: float = 1.0) -> float:
         """LE = E(σ(h + γ g b′) − σ(h))², h ~ N(0, ‖μ‖²/d + τ²), b′ ~ N(s, τ²(‖β‖² + V′ d/(n c₁²)))."""
+        self._check_class(mean_norm, s)
         spread = self.beta_norm**2 + self.moments.slope_variance * self.inputs / (self.n * self.moments.c1**2)
         nodes, inner = hermite_rule(2 * INNER)
         b = s + deviation * math.sqrt(spread) * nodes
@@ -120,17 +135,29 @@ class Theory:
 
         c₁(τ) is taken under z ~ N(0, τ² + ‖μ‖²/d), and E σ = 0 is needed there.
         """
+        self._check_class(mean_norm, s)
         outer = self._outer_moments(mean_norm, deviation)
         return self.gamma**2 * outer.c1**2 * s**2
 
     def leading_elasticity(self, mean_norm: float, s: float, *, deviation: float = 1.0) -> float:
         """LE ≈ (η²/N) m₂ [c₁²(s² + τ²‖β‖²) + τ² V′ d/n], for small steps: it rises as (ηs)², like ΔA, from a floor."""
+        self._check_class(mean_norm, s)
         outer = self._outer_moments(mean_norm, deviation)
         floor = deviation**2 * (self.gamma**2 * self.beta_norm**2 + self.rest_variance)
         return outer.m2 * (self.gamma**2 * s**2 + floor)
 
     def _outer_moments(self, mean_norm: float, deviation: float) -> Moments:
         return self.activation.moments(deviation**2 + mean_norm**2 / self.inputs)
+
+    def _check_class(self, mean_norm: float, s: float) -> None:
+        check_not_negative("mean_norm", mean_norm)
+        _check_product("s", s, "‖β‖‖μ‖", self.beta_norm * mean_norm)
+
+
+def _check_product(name: str, value: float, bound: str, largest: float) -> None:
+    """Cauchy and Schwarz, with room for rounding."""
+    if not abs(value) <= largest + SLACK * (1 + largest):
+        raise ValueError(f"{name}: no larger than {bound} = {largest:.6g} is possible, not {value!r}")
 
 
 def _projections(covariance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

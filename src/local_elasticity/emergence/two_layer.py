@@ -66,8 +66,8 @@ class TwoLayer:
         return self.W.shape[0]
 
     def features(self, x: Float[Tensor, "b d"]) -> Float[Tensor, "b N"]:
-        """F = σ(Wx), the features of each row."""
-        return self.activation.function(x @ self.W.T)
+        """F = σ(Wx), the features of each row, in the network's precision."""
+        return self.activation.function(x.to(self.W.dtype) @ self.W.T)
 
     def __call__(self, x: Float[Tensor, "b d"]) -> Float[Tensor, " b"]:
         return self.features(x) @ self.a / math.sqrt(self.width)

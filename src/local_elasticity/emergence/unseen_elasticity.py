@@ -63,6 +63,7 @@ def relative_on_unseen(
             raise ValueError("y: say what each example is stepped towards; only two classes of a TwoLayer have ±1")
         y = torch.where(classes == names[1], 1.0, -1.0).to(x.dtype)
     if isinstance(network, TwoLayer):
+        x, y = x.to(network.W.dtype), y.to(network.W.dtype)
         update = update or SGD(math.sqrt(network.width))
         network = Problem.of(network.module(), "half_mse")
     if update is None:
