@@ -1,13 +1,47 @@
-"""What theory and the abstract promise, at full size over eight seeds; docs/results has the figures."""
+"""What theory and the abstract promise: at half the size over three seeds, and (slow) at full size over eight;
+docs/results has the figures.
+"""
 
 import numpy as np
 import pytest
 
-from local_elasticity.papers.emergence2024 import alignment, emergence, metric_learning, rank_one, retrieval
+import local_elasticity.emergence as em
+from local_elasticity.papers.emergence2024 import alignment, emergence, metric_learning, rank_one, retrieval, sweep
+from local_elasticity.papers.emergence2024.judging import explained, mean_of, spearman
 from local_elasticity.papers.experiment import Unit
 
-pytestmark = pytest.mark.slow
 SEEDS = range(8)
+HALF = {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 6}
+
+
+def turned(design):
+    """Three seeds of a design at half the size."""
+    found = []
+    for seed in range(3):
+        variant = sweep.Variant(design)
+        trained = sweep.trained(variant, HALF, seed)
+        rows = [
+            sweep.sides(trained, seen)
+            | sweep.features_row(seen)
+            | sweep.theory_row(trained, seen)
+            | {"recall": em.recall_at_k(seen.after, seen.labels)}
+            for seen in sweep.turning(variant, HALF, trained, seed)
+        ]
+        found.append(sweep.columns(rows))
+    return found
+
+
+def test_at_half_the_size_what_is_promised_shows_already():
+    runs = turned("II")
+    for name in ("alignment", "elasticity", "recall"):
+        assert min(spearman(run["s"], run[name]) for run in runs) > 0.95, name
+    for name in ("alignment", "elasticity"):
+        assert explained(mean_of(runs, name), mean_of(runs, f"theory {name}")) > 0.98, name
+    gap = em.rise_curve(mean_of(runs, "alignment")) - em.rise_curve(mean_of(runs, "elasticity"))
+    assert np.abs(gap).max() < 0.05
+    one_side = turned("IIIb")
+    assert np.diff(mean_of(one_side, "recall")[[0, -1]]) < retrieval.RISE
+    assert (np.diff(mean_of(one_side, "alignment")) > 0).all()
 
 
 def claims_of(experiment, parts, scale="paper"):
@@ -24,29 +58,34 @@ def claims_of(experiment, parts, scale="paper"):
     return {claim.id: claim for claim in experiment.find(found).claims}
 
 
+@pytest.mark.slow
 def test_design_two_rises_and_theory_gives_it():
     claims = claims_of(alignment.Alignment(), [alignment.MAIN])
     for name in ("alignment", "elasticity", "theory"):
         assert claims[name].verdict == "holds", claims[name].evidence
 
 
+@pytest.mark.slow
 def test_rise_curves_coincide():
     claims = claims_of(emergence.Emergence(), ["relu"])
     assert claims["identical"].verdict == "holds", claims["identical"].evidence
     assert claims["identical"].effect < 0.05
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_gradient_falls_like_the_root_of_the_dimension():
     claims = claims_of(rank_one.RankOne(), ["relu"])
     assert claims["operator"].effect == pytest.approx(-0.5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_recall_rises_but_not_on_one_side():
     claims = claims_of(retrieval.Retrieval(), [retrieval.MAIN, retrieval.SAME_SIDE])
     for name in ("recall", "same_side"):
         assert claims[name].verdict == "holds", claims[name].evidence
 
 
+@pytest.mark.slow
 def test_centred_alignment_goes_with_recall_in_metric_learning():
     experiment = metric_learning.MetricLearning()
     settings = experiment.scales["small"]
