@@ -105,6 +105,18 @@ def test_users_own_settings_come_back():
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_a_precision_set_above_still_reaches_below():
+    """What followed a setting before a measurement follows it afterwards."""
+    torch.backends.fp32_precision = "tf32"
+    try:
+        le.respond(le.Problem.of(nn.Linear(2, 1), "mse"), (torch.randn(3, 2), torch.randn(3)))
+        assert torch.backends.mkldnn.conv.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"
+
+
 @pytest.mark.parametrize(
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )
