@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -142,11 +143,19 @@ def test_fresh_adam_is_nearly_the_sign():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("step_size", [0, -1e-3, float("nan"), float("inf"), "fast"])
+@pytest.mark.parametrize("step_size", [0, -1e-3, float("nan"), float("inf"), "fast", True])
 @pytest.mark.parametrize("rule", [le.SGD, le.Adam])
 def test_step_sizes_are_positive_and_finite(rule, step_size):
     with pytest.raises(ValueError, match="step_size"):
         rule(step_size)
+    with pytest.raises(ValueError, match="weight_decay: a finite number, zero or more"):
+        rule(1e-3, weight_decay="a")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_step_size_may_be_a_number_of_numpy():
+    assert le.SGD(np.float32(0.5)) == le.SGD(0.5)
+    assert isinstance(le.Adam(np.float32(0.5)).step_size, float)
 
 
 def _same(a, b):

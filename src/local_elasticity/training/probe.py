@@ -14,7 +14,7 @@ from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.guard import held_still
-from local_elasticity.engine.inputs import read_sources, read_targets
+from local_elasticity.engine.inputs import given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import resolve_engine, respond
@@ -61,10 +61,12 @@ class Prober:
         """Check everything before training begins; errors name the argument and say what to do."""
         named, of_features = _named(measures)
         resolve_engine(engine, approximate)
-        labels = None
+        labels, labelled = None, any(name.startswith("stiffness") for name in named)
+        if given_twice(sources, targets, labelled=labelled):
+            targets = None
         with problem.moment() as moment:
             sources = read_sources(sources, moment.device, moment.dtype)
-            if targets is not None and any(name.startswith("stiffness") for name in named):
+            if targets is not None and labelled:
                 targets, labels = read_sources(targets, moment.device, moment.dtype)
             elif targets is not None:
                 targets = read_targets(targets, moment.device, moment.dtype)
