@@ -164,3 +164,18 @@ def test_compiled_and_parallel_wrappers_are_looked_through():
     model = nn.Linear(2, 1)
     assert le.Problem.of(torch.compile(model), "mse").model is model
     assert le.Problem.of(nn.DataParallel(model), "mse").model is model
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_the_default_device_does_not_matter(engine, activation):
+    net = nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, 3))
+    problem, x, y, x2 = le.Problem.of(net, "cross_entropy"), torch.randn(20, 4), torch.arange(20) % 3, torch.randn(5, 4)
+    with torch.device("meta"):
+        S = le.relative(le.respond(problem, (x, y), x2, update=le.SGD(0.1), engine=engine), change=le.kl)
+        walk = le.respond_in_sequence(problem, (x, y), x2)
+        K = le.ntk(problem, x)
+    assert S.isfinite().all()
+    assert walk.target_change.isfinite().all()
+    assert K.isfinite().all()

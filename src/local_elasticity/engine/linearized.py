@@ -129,7 +129,7 @@ class LinearizedRunner:
         if job.targets_are_sources:
             return loss_gradient, target_change, own_change(target_change, start)
         own = along(factors_along(job.moment, self.layout, tape, examples, every_output(tape)))
-        rows = torch.arange(stop - start)
+        rows = torch.arange(stop - start, device=own.device)
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
     def _along(self, gradients: Factors) -> Callable[[Factors], Tensor]:

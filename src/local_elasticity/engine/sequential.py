@@ -247,8 +247,8 @@ def _response(
 
 def _checked_record(record: Any, job: Job) -> Tensor:
     if record is None:
-        return torch.ones(job.n, dtype=torch.bool)
-    recorded = torch.as_tensor(record, dtype=torch.bool).cpu()
+        return torch.ones(job.n, dtype=torch.bool, device="cpu")
+    recorded = torch.as_tensor(record, dtype=torch.bool, device="cpu")
     if recorded.shape != (job.n,) or not recorded.any():
         raise ValueError(f"record: a boolean for each of {job.n} steps is wanted, at least one of them true")
     return recorded

@@ -136,7 +136,7 @@ class StructuredRunner:
         """Each row's change at its own batch, [c, B, k]."""
         own = tree_map(lambda leaf: leaf.flatten(0, 1), take(self.job.source_inputs, slice(start, stop)))
         changes: Tensor = self._changes(steps, own).unflatten(1, (stop - start, self.job.batch))
-        rows = torch.arange(stop - start)
+        rows = torch.arange(stop - start, device=changes.device)
         return changes[rows, rows]
 
 
