@@ -79,7 +79,7 @@ def test_few_sources_are_not_raced():
     assert one.target_change.shape == (1, 3, 2)
 
 
-@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
 def test_memory_is_bounded_by_a_setting(engine):
     """With room for next to nothing the answer is the same, one example at a time."""
     problem, sources = problem_and_sources(12)

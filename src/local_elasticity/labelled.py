@@ -99,7 +99,8 @@ def similarity(
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     if name in OF_PROBLEM:
-        S, own, floor = OF_PROBLEM[name](problem, sources, targets), None, None
+        S = OF_PROBLEM[name](problem, sources, targets, memory=memory, progress=progress)
+        own = floor = None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
     else:
         response = respond(

@@ -15,6 +15,7 @@ from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.respond import resolve_engine
+from local_elasticity.engine.tape import with_layout
 from local_elasticity.engine.update import SGD, Update
 
 TRIED, MANY = 8, 32
@@ -103,7 +104,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     few = take(job.target_inputs, slice(0, TRIED))
     for _ in range(2):
         began = _now(job)
-        factors = jacobian_factors(job.moment, runner.layout, few)[1]
+        factors = with_layout(job.moment, few, lambda layout: jacobian_factors(job.moment, layout, few)[1])
         passes = _now(job) - began
     began = _now(job)
     inner(factors, factors)

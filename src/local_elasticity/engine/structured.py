@@ -93,7 +93,8 @@ class StructuredRunner:
                 f"engine: Structured cannot follow the parameter {self.layout.left_over[0]}, which is not the weight "
                 "or bias of one linear layer, convolution or batch norm; use engine='auto'"
             )
-        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, 1024))
+        fitting = max(1, job.memory // job.footprint.forward())
+        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
         self.pairs = max(1, _tile_bytes(job) // (TENSORS_A_PAIR * job.footprint.largest))
         self.at_once = min(job.m, max(1, min(self.pairs, 64)))
         self.chunk = max(1, min(job.n, self.pairs // self.at_once))

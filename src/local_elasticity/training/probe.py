@@ -127,7 +127,8 @@ class Prober:
         targets = (self.targets, self.target_labels) if labelled and self.targets is not None else self.targets
         if self._others():
             targets = self.sources if labelled else self.sources[0]
-        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets))
+        options = {"memory": self.memory, "progress": False}
+        mine = together(lambda: OF_PROBLEM[measure](self.problem, share(self.sources), targets, **options))
         return gathered_rows(mine, self.n)
 
     def _others(self) -> bool:
