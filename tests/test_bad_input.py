@@ -213,8 +213,8 @@ def test_auto_falls_back_to_the_loop_and_says_so(model, caplog):
     with caplog.at_level("INFO", logger="local_elasticity"):
         response = le.respond(odd, sources)
     assert response.engine == "looped"
-    assert any("vmap cannot take this model" in note for note in response.notes)
-    assert "vmap cannot take this model" in caplog.text
+    assert any("vmapped cannot take this model" in note for note in response.notes)
+    assert "vmapped cannot take this model" in caplog.text
     assert torch.allclose(response.target_change, le.respond(odd, sources, engine="looped").target_change, atol=1e-6)
 
 
