@@ -10,6 +10,7 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.engine import memory as memory_module
 from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.jacobian import jacobian_factors
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.looped import LoopedRunner
@@ -78,7 +79,7 @@ def test_few_sources_are_not_raced():
     assert one.target_change.shape == (1, 3, 2)
 
 
-@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
 def test_memory_is_bounded_by_a_setting(engine):
     """With room for next to nothing the answer is the same, one example at a time."""
     problem, sources = problem_and_sources(12)
@@ -221,3 +222,39 @@ def test_a_model_without_a_hash_is_measured():
     problem = le.Problem.of(Scaled(2.0), "half_mse", params={"w": torch.randn(3, 2)})
     response = le.respond(problem, (torch.randn(4, 3), torch.randn(4, 2)))
     assert response.target_change.shape == (4, 4, 2)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("engine", ["structured", "vmapped"])
+def test_estimate_computes_few_rows(engine, monkeypatch):
+    problem, sources = problem_and_sources(300)
+    kind = {"structured": StructuredRunner, "vmapped": VmappedRunner}[engine]
+    rows, computed = kind.rows, []
+
+    def counted(self, start, stop):
+        computed.append(stop - start)
+        return rows(self, start, stop)
+
+    monkeypatch.setattr(kind, "rows", counted)
+    le.estimate(problem, sources, engine=engine)
+    assert 0 < sum(computed) < 50
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_estimate_makes_few_jacobians(monkeypatch):
+    problem, sources = problem_and_sources(300)
+    examples = []
+
+    def counted(moment, layout, inputs):
+        examples.append(len(inputs))
+        return jacobian_factors(moment, layout, inputs)
+
+    monkeypatch.setattr("local_elasticity.engine.linearized.jacobian_factors", counted)
+    assert le.estimate(problem, sources, approximate=True).engine == "linearized"
+    assert sum(examples) < 50
+
+
+def test_estimate_measures_half_precision_as_respond_does():
+    net, x, y = nn.Linear(20, 1).bfloat16(), torch.randn(50, 20), torch.randn(50)
+    cost = le.estimate(le.Problem.of(net, "mse"), (x, y), engine="linearized")
+    assert cost.bytes >= 4 * 50 * 50

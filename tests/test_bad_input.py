@@ -45,7 +45,14 @@ BAD_MEASUREMENTS = {
     "no update": ((x, y), None, {"update": 0.1}, TypeError, "update: le.SGD"),
     "uneven batches": ((x, y), None, {"source_batch_size": 4}, ValueError, "leave 2 out"),
     "empty batches": ((x, y), None, {"source_batch_size": 0}, ValueError, "source_batch_size"),
+    "batches of a float": ((x, y), None, {"source_batch_size": 2.0}, ValueError, "source_batch_size: a positive whole"),
     "no memory": ((x, y), None, {"memory": 0}, ValueError, "memory"),
+    "memory in words": ((x, y), None, {"memory": "2GB"}, ValueError, "memory: a positive number of bytes"),
+    "memory not a number": ((x, y), None, {"memory": float("nan")}, ValueError, "memory: a positive number of bytes"),
+    "whole numbers": ((x.long(), y), None, {}, ValueError, "sources: the model does not take one example of int64"),
+    "wrong features": ((x[:, :2], y), None, {}, ValueError, r"sources: the model does not take .* float32 \(1, 2\)"),
+    "wrong features of targets": ((x, y), x[:, :2], {}, ValueError, "targets: the model does not take"),
+    "an engine's class": ((x, y), None, {"engine": le.Looped}, TypeError, "engine: a name or an engine such as"),
 }
 
 
@@ -54,6 +61,12 @@ def test_respond_says_what_is_wrong(name):
     sources, targets, options, kind, words = BAD_MEASUREMENTS[name]
     with pytest.raises(kind, match=words):
         le.respond(problem(), sources, targets, **options)
+
+
+@pytest.mark.parametrize("call", [le.respond, le.estimate, le.respond_in_sequence, le.ntk, le.stiffness])
+def test_a_model_is_not_a_problem(call):
+    with pytest.raises(TypeError, match=r"problem: le.Problem.of\(model, loss\) is wanted, not Sequential"):
+        call(net(), (x, y), x)
 
 
 @pytest.mark.parametrize("name", ["no sources", "a source short", "not finite", "unknown engine", "no update"])
@@ -120,6 +133,15 @@ def test_a_loss_that_is_not_scalar():
     elementwise = le.Problem.of(net(), lambda outputs, labels: (outputs[:, 0] - labels).expand(2))
     with pytest.raises(ValueError, match="loss: it returns .* not a scalar"):
         le.respond(elementwise, (x, y))
+    squeezed = le.Problem.of(net(), lambda outputs, labels: (outputs[:, 0] - labels).square().squeeze())
+    with pytest.raises(ValueError, match="loss: it returns shape .2,. for 2 examples, not a scalar"):
+        le.respond(squeezed, (x, y))
+
+
+def test_a_loss_that_does_not_depend_on_the_outputs():
+    for loss in (lambda outputs, labels: labels.sum(), lambda outputs, labels: outputs.detach().sum()):
+        with pytest.raises(ValueError, match="loss: it does not depend on the outputs"):
+            le.respond(le.Problem.of(net(), loss), (x, y))
 
 
 def test_outputs_that_are_not_a_tensor():
@@ -191,8 +213,8 @@ def test_auto_falls_back_to_the_loop_and_says_so(model, caplog):
     with caplog.at_level("INFO", logger="local_elasticity"):
         response = le.respond(odd, sources)
     assert response.engine == "looped"
-    assert any("vmap cannot take this model" in note for note in response.notes)
-    assert "vmap cannot take this model" in caplog.text
+    assert any("vmapped cannot take this model" in note for note in response.notes)
+    assert "vmapped cannot take this model" in caplog.text
     assert torch.allclose(response.target_change, le.respond(odd, sources, engine="looped").target_change, atol=1e-6)
 
 
@@ -226,6 +248,8 @@ def test_measures_say_what_is_wrong():
         le.stiffness(problem(), (x, y), form="tan")
     with pytest.raises(ValueError, match="reduce"):
         le.ntk(problem(), x, reduce="sum")
+    with pytest.raises(ValueError, match="level: a share between 0 and 1"):
+        le.class_pairs(torch.eye(3), [0, 0, 1], level=95)
     with pytest.raises(ValueError, match="square"):
         le.symmetrized(torch.zeros(2, 3))
 
@@ -239,3 +263,61 @@ def test_classes_are_checked_and_may_be_of_any_whole_number_type():
         le.respond(problem, (x, y + 1))
     with pytest.raises(ValueError, match="sources: cross_entropy wants one class for each example"):
         le.respond(problem, (x, torch.nn.functional.one_hot(y)))
+
+
+def test_a_loss_of_your_own_may_be_called_cross_entropy():
+    def cross_entropy(outputs, labels):
+        return (outputs - labels).square().mean()
+
+    own = le.Problem.of(nn.Linear(3, 2), cross_entropy)
+    S = le.similarity(own, (x, torch.ones(6, 2).long()))
+    assert "source_class" not in S.coords
+    assert (
+        "source_class"
+        in le.similarity(le.Problem.of(nn.Linear(3, 2), nn.functional.cross_entropy), (x, torch.arange(6) % 2)).coords
+    )
+
+
+def by_place(labels):
+    torch.manual_seed(1)
+    images = nn.Conv2d(1, 3, 3, padding=1).double()
+    return le.Problem.of(images, "cross_entropy"), (torch.randn(4, 1, 2, 2).double(), labels)
+
+
+def test_logits_of_many_places_are_not_one_distribution():
+    response = le.respond(*by_place(torch.randint(0, 3, (4, 2, 2))))
+    assert response.kind == "logits_by_place"
+    assert le.relative(response).isfinite().all()
+    with pytest.raises(ValueError, match="kl needs a distribution, but the outputs have more than one axis"):
+        le.relative(response, change=le.kl)
+    with pytest.raises(ValueError, match="as_probabilities: the outputs have more than one axis"):
+        response.as_probabilities()
+    with pytest.raises(ValueError, match="as_probabilities: the outputs have more than one axis"):
+        le.similarity(*by_place(torch.randint(0, 3, (4, 2, 2))), measure="relative_l1")
+    one_place = le.Problem.of(nn.Conv2d(1, 3, 2), "cross_entropy")
+    at_one = le.respond(one_place, (torch.randn(4, 1, 2, 2), torch.zeros(4, 1, 1).long()))
+    assert at_one.as_probabilities().kind == "probabilities"
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_places_without_a_class_are_left_out_by_every_engine(batch):
+    labels = torch.randint(0, 3, (4, 2, 2))
+    labels[0, 0], labels[1, 1, 1] = -100, -100
+    problem, sources = by_place(labels)
+    update = le.SGD(1e-6)
+    looped = le.respond(problem, sources, update=update, engine="looped", source_batch_size=batch)
+    for engine in ("vmapped", "structured", "linearized"):
+        other = le.respond(problem, sources, update=update, engine=engine, source_batch_size=batch)
+        assert torch.allclose(other.loss_gradient, looped.loss_gradient)
+        assert torch.allclose(other.target_change, looped.target_change, rtol=1e-5)
+
+
+def test_classes_of_places_are_checked():
+    labels = torch.zeros(4, 2, 2).long()
+    with pytest.raises(ValueError, match="sources: label 7 is outside the model's 3 outputs"):
+        le.respond(*by_place(labels + 7))
+    with pytest.raises(ValueError, match="one class for each example and place, not labels of shape"):
+        le.respond(*by_place(labels[:, 0]))
+    labels[2] = -100
+    with pytest.raises(ValueError, match="sources: an example has the label -100 at every place"):
+        le.respond(*by_place(labels))

@@ -43,6 +43,7 @@ def test_lists():
         (["run", "he2020local/fig9"], "NAME: 'he2020local/fig9' is not one of"),
         (["run", "he2020local/fig1", "--scale", "huge"], "--scale: 'huge'"),
         (["run", "he2020local/fig1", "--device", "cuda:77"], "--device: 'cuda:77'"),
+        (["watch", "a.pt", "--model", "nets:make", "--data", "digits", "--device", "gpu"], "--device: 'gpu'"),
         (["run", "he2020local/fig1", "--reading", "as_wished"], "--reading"),
         (["run", "he2020local/fig1", "--seeds", "0"], "--seeds"),
         (["run", "he2020local/fig1", "--seeds", "many"], "--seeds"),
@@ -56,6 +57,14 @@ def test_mistakes_are_one_line_and_status_two(arguments, words, tmp_path):
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_looks_at_its_folder_first(tmp_path):
+    (tmp_path / "taken").write_text("")
+    answer = command("demo", "--out", "taken", check=False, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stderr.strip() == "error: --out: taken is a file; choose a folder"
+    assert not answer.stdout
 
 
 def test_verbose_shows_the_traceback(tmp_path):

@@ -80,6 +80,36 @@ def test_dicts_with_labels_are_sources():
     assert torch.allclose(from_dataset.target_change, from_tensors.target_change)
 
 
+SAME = {
+    "arrays": lambda: 2 * (x.double().numpy(),),
+    "tensors of another precision": lambda: 2 * (x.double(),),
+    "arrays wrapped twice": lambda: (torch.from_numpy(shared := x.double().numpy()), shared),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_targets_that_are_the_sources_are_known_as_such(form):
+    problem = le.Problem.of(net(), "cross_entropy")
+    inputs, again = SAME[form]()
+    assert le.respond(problem, (inputs, y), again).targets_are_sources
+    S = le.similarity(problem, (inputs, y), again)
+    assert S.attrs["targets_are_sources"]
+    assert S.le.classes().pairs.sum() == 9 * 8
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: DataLoader(data, batch_size=4, shuffle=True)])
+def test_one_dataset_may_be_both_sources_and_targets(wrap, tmp_path):
+    problem, data = le.Problem.of(net(), "cross_entropy"), wrap(TensorDataset(x, y))
+    response = le.respond(problem, data, data)
+    assert response.targets_are_sources
+    assert torch.equal(response.source_change, response.target_change.diagonal().T)
+    for options in ({}, {"store": tmp_path / "S.zarr"}, {"measure": "stiffness_cos"}):
+        S = le.similarity(problem, data, data, **options)
+        assert S.attrs["targets_are_sources"]
+        assert S.le.classes().pairs.sum() == 9 * 8
+    assert not le.respond(problem, (x, y), x.clone()).targets_are_sources
+
+
 def test_odd_datasets_are_refused():
     problem = le.Problem.of(net(), "cross_entropy")
     with pytest.raises(TypeError, match="each item of a Dataset"):

@@ -274,3 +274,21 @@ def test_bootstrap_intervals_cover():
         hits += row.low <= 1 <= row.high
     z = (hits / 200 - 0.95) / (0.95 * 0.05 / 200) ** 0.5
     assert abs(z) < 4
+
+
+LONG = {
+    "ntk": lambda problem, x, y, **options: le.ntk(problem, x, **options),
+    "stiffness": lambda problem, x, y, **options: le.stiffness(problem, (x, y), **options),
+    "activation": lambda problem, x, y, **options: le.activation(problem, x, **options),
+    "by name": lambda problem, x, y, **options: le.similarity(problem, (x, y), measure="stiffness_sign", **options),
+    "another": lambda problem, x, y, **options: le.similarity(problem, (x, y), measure="activation", **options),
+}
+
+
+@pytest.mark.parametrize("measure", LONG)
+def test_long_measures_show_their_progress(measure):
+    net, seen = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), []
+    problem, x, y = le.Problem.of(net, "cross_entropy"), torch.randn(9, 3), torch.arange(9) % 2
+    LONG[measure](problem, x, y, memory=300, progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 1
+    assert seen[-1] == (9, 9)

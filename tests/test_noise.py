@@ -145,9 +145,30 @@ def test_half_precision_models_are_measured_in_float32():
     assert response.target_change.dtype == torch.float32
     assert torch.allclose(le.relative(response).double(), le.relative(truth), atol=RESOLVED_ERROR)
     assert "half precision" in response.notes[0]
-    raw = le.respond(problem, (x, y), update=le.SGD(1e-6), engine="looped")
+    raw = le.respond(problem.to(torch.bfloat16), (x, y), update=le.SGD(1e-6), engine="looped")
     assert raw.target_change.dtype == torch.float32
     assert le.relative(raw).isnan().all()
+
+
+@pytest.mark.parametrize("options", [{"approximate": True}, {"engine": "looped"}, {"engine": "vmapped"}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_lifted_whatever_the_engine(dtype, options):
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3)).to(dtype)
+    x, y = torch.randn(20, 8), torch.arange(20) % 3
+    response = le.respond(le.Problem.of(net, "cross_entropy"), (x, y), update=le.SGD(1e-2), **options)
+    assert le.relative(response).isfinite().all()
+    assert "half precision" in response.notes[0]
+
+
+def test_half_precision_is_lifted_by_every_measure_and_walk():
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)).bfloat16()
+    x, y = torch.randn(20, 8), torch.arange(20) % 3
+    problem = le.Problem.of(net, "cross_entropy")
+    assert le.ntk(problem, x).dtype == torch.float32
+    assert le.stiffness(problem, (x, y)).dtype == torch.float32
+    assert le.relative(le.respond_in_sequence(problem, (x, y), x, update=le.SGD(1e-2))).isfinite().all()
+    for measure in ("stiffness_cos", "activation"):
+        assert le.similarity(problem, (x, y), measure=measure).dtype == "float32"
 
 
 def test_a_model_that_cannot_run_in_float64_stays_unresolved_and_says_so():

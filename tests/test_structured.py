@@ -12,7 +12,7 @@ from local_elasticity.engine.job import Job
 from local_elasticity.engine.structured import StructuredRunner, two_layer_runner
 from local_elasticity.engine.two_layer import TwoLayerRunner
 from tests.test_engines import assert_same_rows
-from tests.tolerances import SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
+from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
 
 ACTIVATIONS = [
     nn.ReLU,
@@ -127,6 +127,21 @@ def test_random_architectures_agree_with_the_loop(drawn, step_size, decay, batch
     ):
         error = (got - wanted).flatten(1).norm(dim=1)
         assert (error <= SAME_IN_FLOAT64 * wanted.flatten(1).norm(dim=1) + rounding).all()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(networks(), st.sampled_from([1e-7, 1e-3, 0.3]), st.sampled_from([0.0, 0.1]))
+def test_random_architectures_are_right_in_float32(drawn, step_size, decay):
+    """What is called resolved in float32 is what the loop finds in float64."""
+    net, shape, outputs = drawn
+    if not _fits(net, shape):
+        return
+    problem, update = le.Problem.of(net.float(), "half_mse"), le.SGD(step_size, weight_decay=decay)
+    sources, x2 = (torch.randn(6, *shape), torch.randn(6, outputs)), torch.randn(5, *shape)
+    found = le.relative(le.respond(problem, sources, x2, update=update, engine="structured")).double()
+    wanted = le.relative(le.respond(problem.to(torch.float64), sources, x2, update=update, engine="looped"))
+    known = found.isfinite() & wanted.isfinite()
+    assert ((found - wanted).abs() / wanted.clamp_min(1))[known].le(RESOLVED_ERROR).all()
 
 
 @settings(max_examples=100, deadline=None)

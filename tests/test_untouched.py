@@ -125,6 +125,18 @@ def test_users_own_settings_come_back():
         torch.backends.mha.set_fastpath_enabled(True)
 
 
+def test_a_precision_set_above_still_reaches_below():
+    """What followed a setting before a measurement follows it afterwards."""
+    torch.backends.fp32_precision = "tf32"
+    try:
+        le.respond(le.Problem.of(nn.Linear(2, 1), "mse"), (torch.randn(3, 2), torch.randn(3)))
+        assert torch.backends.mkldnn.conv.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"
+
+
 @pytest.mark.parametrize(
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )
@@ -172,3 +184,18 @@ def test_compiled_and_parallel_wrappers_are_looked_through():
     model = nn.Linear(2, 1)
     assert le.Problem.of(torch.compile(model), "mse").model is model
     assert le.Problem.of(nn.DataParallel(model), "mse").model is model
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_the_default_device_does_not_matter(engine, activation):
+    net = nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, 3))
+    problem, x, y, x2 = le.Problem.of(net, "cross_entropy"), torch.randn(20, 4), torch.arange(20) % 3, torch.randn(5, 4)
+    with torch.device("meta"):
+        S = le.relative(le.respond(problem, (x, y), x2, update=le.SGD(0.1), engine=engine), change=le.kl)
+        walk = le.respond_in_sequence(problem, (x, y), x2)
+        K = le.ntk(problem, x)
+    assert S.isfinite().all()
+    assert walk.target_change.isfinite().all()
+    assert K.isfinite().all()

@@ -2,12 +2,13 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import local_elasticity as le
-from tests.cases import CASE_OF
+from tests.cases import CASE_OF, CASES
 from tests.test_engines import assert_same_rows
 from tests.tolerances import SAME_IN_FLOAT64
 
@@ -24,14 +25,13 @@ OPTIMIZERS = {
 }
 
 
-def trained(make_optimizer, steps):
+def trained(make_optimizer, steps, case=CASE_OF["tanh net, three outputs"]):
     """A case whose optimizer has lived through some steps."""
-    case = CASE_OF["tanh net, three outputs"]
-    model = copy.deepcopy(case.model)
+    model = copy.deepcopy(case.model).eval()
     optimizer = make_optimizer(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
-        case.oracle_loss(model(case.sources[0]), case.sources[1]).backward()
+        case.oracle_loss(case.call(model, case.sources[0]), case.sources[1]).backward()
         optimizer.step()
     return case, model, optimizer
 
@@ -39,12 +39,13 @@ def trained(make_optimizer, steps):
 def one_step_each(case, model, optimizer):
     """Deep-copy model and optimizer together, step the copies on each source."""
     changes = []
-    for x, y in zip(*case.sources, strict=True):
+    for i in range(case.n):
+        x, y = (case.take(part, slice(i, i + 1)) for part in case.sources)
         moved, moving = copy.deepcopy((model, optimizer))
         moving.zero_grad()
-        case.oracle_loss(moved(x[None]), y[None]).backward()
+        case.oracle_loss(case.call(moved, x), y).backward()
         moving.step()
-        changes.append((moved(case.targets) - model(case.targets)).detach())
+        changes.append((case.call(moved, case.targets) - case.call(model, case.targets)).detach().flatten(1))
     return torch.stack(changes)
 
 
@@ -65,6 +66,16 @@ def test_the_live_optimizer_steps_as_it_would(name, steps):
     assert _same(optimizer.state_dict(), state)
     assert all((p.grad is None) == (g is None) for p, g in zip(model.parameters(), gradients, strict=True))
     assert all(g is None or torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("name", ["sgd with everything", "adamw", "rmsprop"])
+def test_the_live_optimizer_steps_as_it_would_in_every_case(name, case):
+    case, model, optimizer = trained(OPTIMIZERS[name], 2, case)
+    problem = le.Problem.of(model, case.loss, **case.options)
+    update = le.FromOptimizer(optimizer)
+    response = le.respond(problem, case.sources, case.targets, update=update, engine="looped")
+    assert_same_rows(response.target_change, one_step_each(case, model, optimizer))
 
 
 def test_groups_have_step_sizes_of_their_own_and_others_do_not_move():
@@ -142,11 +153,19 @@ def test_fresh_adam_is_nearly_the_sign():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("step_size", [0, -1e-3, float("nan"), float("inf"), "fast"])
+@pytest.mark.parametrize("step_size", [0, -1e-3, float("nan"), float("inf"), "fast", True])
 @pytest.mark.parametrize("rule", [le.SGD, le.Adam])
 def test_step_sizes_are_positive_and_finite(rule, step_size):
     with pytest.raises(ValueError, match="step_size"):
         rule(step_size)
+    with pytest.raises(ValueError, match="weight_decay: a finite number, zero or more"):
+        rule(1e-3, weight_decay="a")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_step_size_may_be_a_number_of_numpy():
+    assert le.SGD(np.float32(0.5)) == le.SGD(0.5)
+    assert isinstance(le.Adam(np.float32(0.5)).step_size, float)
 
 
 def _same(a, b):

@@ -53,6 +53,8 @@ def demo(out: Annotated[Path, typer.Option(help="Folder for the figure and the r
 
     from local_elasticity.demo import run_demo
 
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out: {out} is a file; choose a folder")
     run_demo(out, Console())
 
 
@@ -181,10 +183,12 @@ def watch(
 
     from local_elasticity import SGD
     from local_elasticity.data.points import read_points
+    from local_elasticity.papers.runner import check_device
     from local_elasticity.report.figures import save_figure
     from local_elasticity.training.checkpoints import find_model
     from local_elasticity.training.checkpoints import watch as watch_checkpoints
 
+    check_device(device)
     if (out / "history.zarr").exists():
         raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
     net = find_model(model).to(device)

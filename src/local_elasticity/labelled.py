@@ -11,9 +11,9 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
-from local_elasticity.engine.inputs import read_sources
+from local_elasticity.engine.inputs import given_twice, read_sources
 from local_elasticity.engine.job import Engine
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.update import SGD, Update
@@ -82,14 +82,13 @@ def similarity(
     >>> S.dims, S.attrs["measure"], S.attrs["unresolved"]
     (('source', 'target'), 'kl', 0.0)
     """
-    if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem: le.Problem.of(model, loss) is wanted, not {type(problem).__name__}; a step needs a loss"
-        )
+    check_problem(problem)
     began = time.perf_counter()
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
     if isinstance(measure, str):
         check_name(measure)
+    if given_twice(sources, targets, labelled=name.startswith("stiffness")):
+        targets = None
     sources = _read_once(problem, sources)
     if source_labels is None and source_batch_size is None:
         source_labels = _class_labels(problem, sources[1])
@@ -101,7 +100,8 @@ def similarity(
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     if name in OF_PROBLEM:
-        S, own, floor = OF_PROBLEM[name](problem, sources, targets, memory), None, None
+        S = OF_PROBLEM[name](problem, sources, targets, memory=memory, progress=progress)
+        own = floor = None
         how: dict[str, Any] = {"targets_are_sources": targets is None}
     else:
         response = respond(
@@ -213,8 +213,7 @@ def _read_once(problem: Problem, sources: Any) -> Any:
 
 def _class_labels(problem: Problem, labels: Any) -> Any:
     """The sources' own labels, where the loss says that they are classes."""
-    classes = problem.loss_name == "cross_entropy" and getattr(labels, "ndim", 0) == 1
-    return labels if classes else None
+    return labels if problem.classifies and getattr(labels, "ndim", 0) == 1 else None
 
 
 @xr.register_dataarray_accessor("le")

@@ -13,12 +13,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from local_elasticity.engine.auto import Auto
-from local_elasticity.engine.inputs import count, read_sources, read_targets, same
+from local_elasticity.engine.inputs import count, read_sources, read_targets
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
-from local_elasticity.engine.respond import is_half, resolve_engine
+from local_elasticity.engine.respond import resolve_engine
 from local_elasticity.engine.update import Update
 from local_elasticity.engine.versions import versions
 from local_elasticity.measures.named import OF_PROBLEM, OfResponse
@@ -47,9 +46,7 @@ class Asked:
 
     def work(self, side: int | None) -> Work:
         """Read and checked, ready to be cut into blocks."""
-        engine, problem = resolve_engine(self.engine, self.approximate), self.problem
-        if isinstance(engine, Auto) and is_half(problem):
-            problem = problem.to(torch.float32)
+        engine, problem = resolve_engine(self.engine, self.approximate), self.problem.lifted()
         name = measure_name(self.measure)
         with problem.moment() as moment:
             sources = read_sources(self.sources, moment.device, moment.dtype)
@@ -58,8 +55,6 @@ class Asked:
                 reads = read_sources if name.startswith("stiffness") else read_targets
                 targets = reads(targets, moment.device, moment.dtype)
         n = count(sources[0]) // (self.source_batch_size or 1)
-        if targets is not None and same(targets, sources if name.startswith("stiffness") else sources[0]):
-            targets = None
         if targets is None and self.source_batch_size is not None:
             targets = sources[0]
         if name == "normalized_kernel" and targets is not None:

@@ -225,7 +225,7 @@ class AutoRunner:
         return [way] if self.job.moment.device.type == "cpu" else [_warming_up(way), way]
 
     def _vmapped(self, left: int) -> list[Way]:
-        torch.func.grad(torch.sum)(torch.ones(1))  # the import that the first use of torch.func brings
+        torch.func.grad(torch.sum)(torch.ones(1, device="cpu"))  # the import that the first use of torch.func brings
         kind = self.job.moment.device.type
         runner = VmappedRunner(self.job, target_before=self.target_before)
         chunk = max(1, min(runner.chunk, left // 4, int(self.job.n * TRIAL_SHARE[kind])))

@@ -28,7 +28,7 @@ def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     def resolved(table: Table) -> Tensor:
         rows = table.rows_done()
         before, at_targets = noise.source_before[: table.done], noise.target * rows.subtracted.max()
-        kind = job.moment.problem.kind
+        kind = job.kind
         return resolved_rows(kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
 
     def hopeless(table: Table) -> bool:

@@ -14,12 +14,13 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import LinearizedRunner
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.respond import resolve_engine
+from local_elasticity.engine.tape import with_layout
 from local_elasticity.engine.update import SGD, Update
 
-TRIED = 8
-"""Examples on which Jacobians are timed."""
+TRIED, MANY = 8, 32
+"""Examples on which Jacobians are timed; sizes of the chunks of rows that are timed, where the engine takes so many."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def estimate(
     >>> cost.engine in ("looped", "vmapped", "structured") and cost.seconds < 60
     True
     """
+    check_problem(problem)
     chosen = resolve_engine(engine, approximate)
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
@@ -65,7 +67,7 @@ def estimate(
         else:
             name = type(chosen).__name__.lower()
             seconds, reason = _linearized(job, runner) if isinstance(runner, LinearizedRunner) else _timed(job, runner)
-    result = job.n * job.m * runner.target_before[0].numel() * runner.target_before.element_size()
+    result = job.n * job.m * job.k * torch.finfo(job.moment.dtype).bits // 8
     return Estimate(name, seconds, result + min(runner.bytes, job.memory), reason)
 
 
@@ -84,13 +86,22 @@ def _race(job: Job, runner: AutoRunner) -> tuple[float, str]:
 
 
 def _timed(job: Job, runner: Runner) -> tuple[float, str]:
-    """The second of two chunks, scaled to all rows."""
-    rows = min(runner.chunk, job.n)
-    for _ in range(2):
-        began = _now(job)
-        runner.rows(0, rows)
-        took = _now(job) - began
-    return took * job.n / rows, f"timed on {rows} of {job.n} rows"
+    """A small chunk and a larger one: what a chunk takes whatever its size, and what each of its rows adds."""
+    largest = min(runner.chunk, job.n)
+    few, many = min(largest, TRIED), min(largest, MANY)
+    runner.rows(0, 1)
+    seconds = _seconds(job, runner, few)
+    if few == many:
+        return seconds * job.n / few, f"timed on {few} of {job.n} rows"
+    a_row = max(0.0, _seconds(job, runner, many) - seconds) / (many - few)
+    chunks = -(-job.n // largest)
+    return job.n * a_row + chunks * max(0.0, seconds - few * a_row), f"timed on {many} of {job.n} rows"
+
+
+def _seconds(job: Job, runner: Runner, rows: int) -> float:
+    began = _now(job)
+    runner.rows(0, rows)
+    return _now(job) - began
 
 
 def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
@@ -98,7 +109,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     few = take(job.target_inputs, slice(0, TRIED))
     for _ in range(2):
         began = _now(job)
-        factors = jacobian_factors(job.moment, runner.layout, few)[1]
+        factors = with_layout(job.moment, few, lambda layout: jacobian_factors(job.moment, layout, few)[1])
         passes = _now(job) - began
     began = _now(job)
     inner(factors, factors)
@@ -106,7 +117,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     tried = min(TRIED, job.m)
     blocks = -(-job.m // runner.block)
     examples = job.m if job.targets_are_sources and blocks == 1 else job.m + job.n * job.batch * blocks
-    pairs = job.n * job.m / runner.target_before.shape[1]
+    pairs = job.n * job.m / job.k
     return passes * examples / tried + products * pairs / tried**2, f"timed on {tried} of {examples} backward passes"
 
 

@@ -48,7 +48,7 @@ def flips(
     units, of = torch.unique(r, return_inverse=True)
     HT, VT = H[order][:, units].T.contiguous(), V[:, units].T.contiguous()
     total = s.new_zeros(len(V), len(Z), len(s))
-    for some in torch.arange(len(s)).chunk(GROUPS):
+    for some in torch.arange(len(s), device="cpu").chunk(GROUPS):
         at = slice(int(some[0]), int(some[-1]) + 1)
         sources = order[at]
         near = Z[j, r].abs() <= s[sources].abs().amax(0)[j] * _largest(g[sources], V)[r]

@@ -64,22 +64,28 @@ def vectorized() -> Iterator[None]:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """TF32 and other shortened float32 products off (CUDA, cuDNN and the CPU's oneDNN)."""
-    backends = [
+    """TF32 and other shortened float32 products off (CUDA, cuDNN and the CPU's oneDNN).
+
+    A setting that has no value of its own follows the one above it. They are turned off from the top down, so that only
+    those with a value of their own are written, and later put back.
+    """
+    settings: list[Any] = [
+        torch.backends,
+        torch.backends.cudnn,
+        torch.backends.mkldnn,
         torch.backends.cuda.matmul,
         torch.backends.cudnn.conv,  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn,
         torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
         torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
     ]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
+    with ExitStack() as stack:
+        for setting in settings:
+            was = setting.fp32_precision
+            if was != "ieee":
+                stack.callback(setattr, setting, "fp32_precision", was)
+                setting.fp32_precision = "ieee"
         yield
-    finally:
-        for backend, was in zip(backends, before, strict=True):
-            backend.fp32_precision = was
 
 
 @contextmanager

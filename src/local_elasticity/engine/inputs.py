@@ -61,13 +61,15 @@ def take(inputs: Inputs, rows: slice | int | Tensor | None) -> Inputs:
     return tree_map(lambda leaf: leaf[rows], inputs)
 
 
-def same(a: Inputs, b: Inputs) -> bool:
-    """Whether two inputs are the very same tensors in memory."""
-    (left, one), (right, other) = tree_flatten(a), tree_flatten(b)
-    return one == other and all(
-        x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
-        for x, y in zip(left, right, strict=True)
-    )
+def given_twice(sources: Any, targets: Any, *, labelled: bool = False) -> bool:
+    """Whether the targets are the very sources that were given: one Dataset or DataLoader, or the same tensors or
+    arrays in memory. To be asked before they are read, since reading may copy. `labelled` targets are pairs.
+    """
+    if isinstance(targets, (Dataset, DataLoader)):
+        return targets is sources
+    if not isinstance(sources, (tuple, list)) or len(sources) != 2:
+        return False
+    return _same(_as_tensors(sources if labelled else sources[0]), _as_tensors(targets))
 
 
 def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype) -> Inputs:
@@ -91,6 +93,16 @@ def _checked_leaf(leaf: Tensor, name: str, device: torch.device, dtype: torch.dt
     if not leaf.isfinite().all():
         raise ValueError(f"{name}: inputs contain NaN or infinity; remove those examples")
     return leaf.to(dtype)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two pytrees are made of the same places in memory."""
+    (left, one), (right, other) = tree_flatten(a), tree_flatten(b)
+    return one == other and all(_place(x) == _place(y) for x, y in zip(left, right, strict=True))
+
+
+def _place(leaf: Any) -> Any:
+    return (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _as_tensors(inputs: Any) -> Inputs:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.inputs import count, read_sources, read_targets, same, take
-from local_elasticity.engine.memory import Footprint, budget_of, footprint
+from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
+from local_elasticity.engine.loss import IGNORED, Kind
+from local_elasticity.engine.memory import Footprint, budget_of, footprint, is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.engine.update import Rule, Update
 from local_elasticity.shapes import Float
@@ -34,6 +36,8 @@ class Job:
     minibatches: bool
     memory: int
     footprint: Footprint
+    k: int
+    kind: Kind
 
     @classmethod
     def read(
@@ -50,11 +54,14 @@ class Job:
         if not isinstance(update, Update):
             raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
         inputs, labels = read_sources(sources, moment.device, moment.dtype)
-        target_inputs = inputs if targets is None else read_targets(targets, moment.device, moment.dtype)
+        shared = targets is None or given_twice(sources, targets)
+        target_inputs = inputs if shared else read_targets(targets, moment.device, moment.dtype)
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
-        one, target = take(inputs, slice(0, 1)), None if targets is None else take(target_inputs, slice(0, 1))
-        footprint_of_one = _check_network(moment, one, target, labels)
+        one, target = take(inputs, slice(0, 1)), None if shared else take(target_inputs, slice(0, 1))
+        outputs, footprint_of_one = _check_network(moment, one, target)
+        _check_classes(moment, labels, outputs)
+        _check_loss(moment, labels, outputs)
         return cls(
             moment=moment,
             update=update,
@@ -62,10 +69,12 @@ class Job:
             source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
             source_labels=labels.unflatten(0, (-1, batch)),
             target_inputs=target_inputs,
-            targets_are_sources=source_batch_size is None and same(inputs, target_inputs),
+            targets_are_sources=source_batch_size is None and shared,
             minibatches=source_batch_size is not None,
             memory=budget_of(memory, moment.device),
             footprint=footprint_of_one,
+            k=outputs[0].numel(),
+            kind=_kind(moment, outputs),
         )
 
     @property
@@ -143,7 +152,9 @@ class Runner(Protocol):
     subtracts: bool
     """Whether some of its rows are differences of two predictions."""
 
-    target_before: Tensor
+    @property
+    def target_before(self) -> Tensor:
+        """Predictions at the targets before any step, [m, k]."""
 
     @property
     def bytes(self) -> int:
@@ -167,15 +178,15 @@ class Engine(Protocol):
 
 
 def _check_batches(n: int, batch: int) -> None:
-    if batch < 1:
+    if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
         raise ValueError(f"source_batch_size: a positive whole number is wanted, not {batch!r}")
     if n % batch:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
 
-def _check_network(moment: Moment, source: Inputs, target: Inputs | None, labels: Tensor) -> Footprint:
+def _check_network(moment: Moment, source: Inputs, target: Inputs | None) -> tuple[Tensor, Footprint]:
     """Run one source and one target through the network; say plainly what does not fit."""
-    outputs, size = footprint(moment, source)
+    outputs, size = _taken(moment, source, "sources")
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
@@ -183,32 +194,60 @@ def _check_network(moment: Moment, source: Inputs, target: Inputs | None, labels
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
     if target is not None:
-        expected, size = footprint(moment, target)
+        expected, size = _taken(moment, target, "targets")
         if outputs.shape[1:] != expected.shape[1:]:
             raise ValueError(
                 f"targets: outputs have shape {tuple(expected.shape[1:])}, those of sources "
                 f"{tuple(outputs.shape[1:])}; sources and targets must give the same number of outputs"
             )
-    _check_classes(moment, labels, outputs)
-    loss = moment.loss(outputs, labels[:1])
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"loss: it returns {shape}, not a scalar; take the mean, for example loss.mean()")
-    return size
+    return outputs, size
+
+
+def _taken(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
+    """`footprint`, with an error that names the argument where the model does not take it."""
+    try:
+        return footprint(moment, one)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
+        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
+
+
+def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
+    """The loss of two examples is one number that depends on the outputs."""
+    two = labels[:2]
+    read = torch.cat([outputs.detach()] * len(two)).requires_grad_()
+    loss = moment.loss(read, two)
+    if not isinstance(loss, Tensor) or loss.ndim > 0:
+        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss: it returns {shape} for {len(two)} examples, not a scalar; take the mean, loss.mean()")
+    if not loss.requires_grad:
+        raise ValueError("loss: it does not depend on the outputs, or not differentiably, so that no step follows")
 
 
 def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
-    """Whole-number labels of the cross-entropy name one of the model's outputs."""
-    if moment.problem.loss_name != "cross_entropy" or labels.is_floating_point() or outputs.ndim != 2:
+    """Whole-number labels of the cross-entropy name one of the model's outputs, at every place that has a class."""
+    if not moment.problem.classifies or labels.is_floating_point() or outputs.ndim < 2:
         return
-    k = outputs.shape[1]
-    if labels.ndim != 1:
+    k, places = outputs.shape[1], outputs.shape[2:]
+    if labels.shape[1:] != places:
         raise ValueError(
-            f"sources: cross_entropy wants one class for each example, not labels of shape {tuple(labels.shape)}; "
-            "one-hot labels are read as probabilities where they are floats"
+            f"sources: cross_entropy wants one class for each example{' and place' if places else ''}, not labels of "
+            f"shape {tuple(labels.shape)}; one-hot labels are read as probabilities where they are floats"
         )
-    outside = labels[(labels < 0) | (labels >= k)]
+    labels = labels.long()
+    left_out = (labels == IGNORED) if places else torch.zeros_like(labels, dtype=torch.bool)
+    outside = labels[((labels < 0) & ~left_out) | (labels >= k)]
     if len(outside):
         raise ValueError(
             f"sources: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}"
         )
+    if bool(left_out.reshape(len(labels), -1).all(1).any()):
+        raise ValueError(f"sources: an example has the label {IGNORED} at every place, hence no loss; leave it out")
+
+
+def _kind(moment: Moment, outputs: Tensor) -> Kind:
+    """What the outputs are; logits with several axes are several distributions, of which no measure knows."""
+    several = sum(size > 1 for size in outputs.shape[1:]) > 1
+    return "logits_by_place" if moment.problem.kind == "logits" and several else moment.problem.kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -57,18 +57,14 @@ class LinearizedRunner:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
-        with torch.no_grad():
-            one = job.moment.predict(job.moment.params, take(job.target_inputs, slice(0, 1)))
-        k = one.shape[1]
-        factored = one.element_size() * explicit_columns(job.moment, self.layout)
+        factored = torch.finfo(job.moment.dtype).bits // 8 * explicit_columns(job.moment, self.layout)
         columns = factored if job.update.plain else job.footprint.parameters
-        self.per_example = 3 * k * columns + 2 * job.footprint.backward(k)
+        self.per_example = 3 * job.k * columns + 2 * job.footprint.backward(job.k)
         fitting = max(1, job.memory // 2 // self.per_example)
         self.block = min(job.m, fitting)
         self.chunk = max(1, min(job.n, fitting // job.batch))
         self.kept: Factors | None = None
         self.kernel: Tensor | None = None
-        self.target_before = self._first_pass()
 
     @property
     def bytes(self) -> int:
@@ -94,7 +90,8 @@ class LinearizedRunner:
         loss_gradient, target_change, source_change = found
         return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
 
-    def _first_pass(self) -> Tensor:
+    @cached_property
+    def target_before(self) -> Tensor:
         """Predictions at the targets, with their Jacobians where those are kept; in smaller blocks if memory ends."""
         while self.block == self.job.m:
             try:
@@ -132,7 +129,7 @@ class LinearizedRunner:
         if job.targets_are_sources:
             return loss_gradient, target_change, own_change(target_change, start)
         own = along(factors_along(job.moment, self.layout, tape, examples, every_output(tape)))
-        rows = torch.arange(stop - start)
+        rows = torch.arange(stop - start, device=own.device)
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
     def _along(self, gradients: Factors) -> Callable[[Factors], Tensor]:

@@ -21,7 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Kind = Literal["numbers", "logits", "probabilities", "binary_logits", "binary_probabilities"]
+Kind = Literal["numbers", "logits", "logits_by_place", "probabilities", "binary_logits", "binary_probabilities"]
+"""What k outputs are. Logits that have more than one axis, as those of every pixel or token, are `logits_by_place`."""
+
+IGNORED = -100
+"""The label that `cross_entropy` leaves out, as torch does, at places that have no class."""
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -63,9 +68,11 @@ NAMED = frozenset(function for function, _ in LOSSES.values())
 
 
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
-    """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other."""
+    """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other, or with places left out."""
     if loss is cross_entropy:
         soft = labels.is_floating_point()
+        if not soft and bool((labels == IGNORED).any()):
+            return None
         wanted = labels if soft else F.one_hot(labels.long(), outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
         places = outputs[0, 0].numel()
         return (outputs.softmax(1) * wanted.sum(1, keepdim=True) - wanted) / places
@@ -92,6 +99,16 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
     if not callable(loss):
         raise TypeError(f"loss: a name or a callable (outputs, labels) → scalar is wanted, not {type(loss).__name__}")
     return getattr(loss, "__name__", type(loss).__name__), loss, kind or "numbers"
+
+
+def no_distribution(kind: Kind) -> str:
+    """Why outputs of this kind are not read as one distribution, and what to do."""
+    if kind == "logits_by_place":
+        return (
+            "the outputs have more than one axis, so that there is a distribution for every place; pick one with "
+            "Problem.of(..., output=lambda out: out[:, :, 0]), or use a measure of plain numbers"
+        )
+    return 'the outputs are plain numbers; if they are logits, say so with Problem.of(..., kind="logits")'
 
 
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def budget_of(memory: int | None, device: torch.device) -> int:
     """The bytes a measurement may use: what was asked for, or a share of what is free."""
     if memory is None:
         return int(SHARE_OF_FREE * available(device))
-    if memory <= 0:
+    if isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < math.inf:
         raise ValueError(f"memory: a positive number of bytes is wanted, not {memory!r}")
     return int(memory)
 

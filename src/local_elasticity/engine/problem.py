@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from local_elasticity.engine.guard import held_still, mode_of
-from local_elasticity.engine.loss import NAMED, Kind, LossFunction, resolve_loss
+from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, resolve_loss
 from local_elasticity.shapes import Float
 
 Inputs = Any
@@ -83,10 +84,23 @@ class Problem:
         """The same problem computed in another precision; the model itself stays as it is."""
         return replace(self, dtype=dtype)
 
+    def lifted(self) -> Problem:
+        """In float32, where part of the model is in half precision and none was asked for: steps would drown in it."""
+        tensors = list(self.named_parameters().values())
+        if isinstance(self.model, nn.Module):
+            tensors += self.model.buffers()
+        half = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
+        return self.to(torch.float32) if half and self.dtype is None else self
+
     @property
     def loss_is_named(self) -> bool:
         """Whether the loss is one of those in `loss.py`, and not a callable of the user's."""
         return self.loss in NAMED
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the loss is the cross-entropy, ours or that of torch, so that its labels are classes."""
+        return self.loss in (cross_entropy, F.cross_entropy)
 
     @property
     def policy(self) -> str:
@@ -103,15 +117,15 @@ class Problem:
 
     @contextmanager
     def moment(self) -> Iterator[Moment]:
-        """The problem at this moment of training, for as long as the context lasts."""
-        parameters = self.named_parameters()
+        """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
+        problem, parameters = self.lifted(), self.named_parameters()
         device = _only_device(parameters)
         with held_still(device, self.model), mode_of(self.model, self.mode == "train"):
-            params = {name: self._cast(parameters[name].detach()) for name in self.steps}
-            constants = {name: self._cast(p.detach()) for name, p in parameters.items() if name not in params}
+            params = {name: problem._cast(parameters[name].detach()) for name in self.steps}
+            constants = {name: problem._cast(p.detach()) for name, p in parameters.items() if name not in params}
             if isinstance(self.model, nn.Module):
-                constants |= {name: self._cast(b.detach().clone()) for name, b in self.model.named_buffers()}
-            yield Moment(self, params, constants, device, next(iter(params.values())).dtype)
+                constants |= {name: problem._cast(b.detach().clone()) for name, b in self.model.named_buffers()}
+            yield Moment(problem, params, constants, device, next(iter(params.values())).dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         if tensor.is_inference():
@@ -152,6 +166,14 @@ class Moment:
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.problem.loss(outputs, labels)
+
+
+def check_problem(problem: Any) -> None:
+    """Raise a TypeError where a model was given in place of a problem."""
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem: le.Problem.of(model, loss) is wanted, not {type(problem).__name__}; a step needs a loss"
+        )
 
 
 def as_predictions(outputs: Tensor) -> Tensor:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.climb import respond_and_climb
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.structured import Structured
@@ -69,10 +66,9 @@ def respond(
     tensor([[1.0000, 1.0000],
             [0.5000, 1.0000]])
     """
+    check_problem(problem)
     chosen = resolve_engine(engine, approximate)
-    notes: tuple[str, ...] = ()
-    if isinstance(chosen, Auto) and is_half(problem):
-        problem, notes = problem.to(torch.float32), ("the model is in half precision; it is measured in float32",)
+    lifted = ("the model is in half precision; it is measured in float32",) if problem.lifted() is not problem else ()
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         with Progress(job.n, "updates", progress) as bar:
@@ -80,7 +76,7 @@ def respond(
                 response = respond_and_climb(job, chosen.runner(job), bar)
             else:
                 response = _respond(job, chosen, bar)
-    return replace(response, notes=(*notes, *response.notes, *_overflows(response)))
+    return replace(response, notes=(*lifted, *response.notes, *_overflows(response)))
 
 
 def _overflows(response: Response) -> list[str]:
@@ -97,7 +93,7 @@ def resolve_engine(engine: str | Engine, approximate: bool) -> Engine:
         if engine not in ENGINES:
             raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
         engine = ENGINES[engine]()
-    if not isinstance(engine, Engine):
+    if isinstance(engine, type) or not isinstance(engine, Engine):
         raise TypeError(f"engine: a name or an engine such as le.Looped() is wanted, not {engine!r}")
     return Linearized() if approximate and isinstance(engine, Auto) else engine
 
@@ -106,11 +102,3 @@ def _respond(job: Job, engine: Engine, bar: Progress) -> Response:
     runner = engine.runner(job)
     noise = Noise.measure(job, runner)
     return as_response(job, fill(job, runner, bar), noise, runner, type(engine).__name__.lower(), ())
-
-
-def is_half(problem: Problem) -> bool:
-    """Whether any part of the model is in half precision, which `auto` does not measure in."""
-    tensors = list(problem.named_parameters().values())
-    if isinstance(problem.model, nn.Module):
-        tensors += problem.model.buffers()
-    return problem.dtype is None and any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)

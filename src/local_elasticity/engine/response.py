@@ -8,7 +8,7 @@ from html import escape
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.loss import Kind
+from local_elasticity.engine.loss import Kind, no_distribution
 from local_elasticity.engine.update import Update
 from local_elasticity.shapes import Float
 
@@ -92,10 +92,7 @@ class Response:
             return self._softmax()
         if self.kind in ("probabilities", "binary_probabilities"):
             return self
-        raise ValueError(
-            "as_probabilities: the outputs are plain numbers; if they are logits, say so with "
-            'Problem.of(..., kind="logits")'
-        )
+        raise ValueError(f"as_probabilities: {no_distribution(self.kind)}")
 
     def _softmax(self) -> Response:
         source, target = self.source_before.softmax(-1), self.target_before.softmax(-1)

@@ -20,7 +20,7 @@ from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Problem, as_predictions
+from local_elasticity.engine.problem import Problem, as_predictions, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
@@ -53,7 +53,8 @@ def respond_in_sequence(
         targets: inputs at which every recorded step is read.
         update: `SGD`, with or without weight decay.
         record: which steps become rows, a boolean for each; all of them by default. The others move the weights too.
-        memory, progress: as for `respond`.
+        memory, progress: as for `respond`; a two-layer net is walked with the hidden units of every example at hand,
+            n + m of them, whatever `memory` says.
 
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1, bias=False)
@@ -63,6 +64,7 @@ def respond_in_sequence(
     tensor([[1., 0.],
             [0., 1.]])
     """
+    check_problem(problem)
     if not isinstance(update, SGD):
         raise ValueError(
             f"update: a walk takes steps of le.SGD, which has no state that would move along, not {update!r}"
@@ -235,7 +237,7 @@ def _response(
         source_noise=Noise(before, at_sources, at_targets).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
-        kind=job.moment.problem.kind,
+        kind=job.kind,
         update=job.update,
         engine=name,
         policy=job.moment.problem.policy,
@@ -245,8 +247,8 @@ def _response(
 
 def _checked_record(record: Any, job: Job) -> Tensor:
     if record is None:
-        return torch.ones(job.n, dtype=torch.bool)
-    recorded = torch.as_tensor(record, dtype=torch.bool).cpu()
+        return torch.ones(job.n, dtype=torch.bool, device="cpu")
+    recorded = torch.as_tensor(record, dtype=torch.bool, device="cpu")
     if recorded.shape != (job.n,) or not recorded.any():
         raise ValueError(f"record: a boolean for each of {job.n} steps is wanted, at least one of them true")
     return recorded

@@ -93,7 +93,8 @@ class StructuredRunner:
                 f"engine: Structured cannot follow the parameter {self.layout.left_over[0]}, which is not the weight "
                 "or bias of one linear layer, convolution or batch norm; use engine='auto'"
             )
-        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, 1024))
+        fitting = max(1, job.memory // job.footprint.forward())
+        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
         self.pairs = max(1, _tile_bytes(job) // (TENSORS_A_PAIR * job.footprint.largest))
         self.at_once = min(job.m, max(1, min(self.pairs, 64)))
         self.chunk = max(1, min(job.n, self.pairs // self.at_once))
@@ -136,7 +137,7 @@ class StructuredRunner:
         """Each row's change at its own batch, [c, B, k]."""
         own = tree_map(lambda leaf: leaf.flatten(0, 1), take(self.job.source_inputs, slice(start, stop)))
         changes: Tensor = self._changes(steps, own).unflatten(1, (stop - start, self.job.batch))
-        rows = torch.arange(stop - start)
+        rows = torch.arange(stop - start, device=changes.device)
         return changes[rows, rows]
 
 

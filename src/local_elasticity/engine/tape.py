@@ -141,7 +141,7 @@ class Layout:
         tape = _record(moment, leaves, take(inputs, _telling(moment, inputs)), known=None)
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
-        cotangents[1] = torch.linspace(1, 2, cotangents.shape[1]).to(cotangents)
+        cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         expected = torch.autograd.grad(
             predictions,
             list(leaves.values()),

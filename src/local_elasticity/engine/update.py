@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -53,8 +54,8 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
-        _check_weight_decay(self.weight_decay)
+        object.__setattr__(self, "step_size", _checked("step_size", self.step_size))
+        object.__setattr__(self, "weight_decay", _checked("weight_decay", self.weight_decay, zero=True))
 
     @property
     def plain(self) -> bool:
@@ -88,10 +89,9 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
-        _check_weight_decay(self.weight_decay)
-        if not self.eps > 0:
-            raise ValueError(f"eps: a positive number is wanted, not {self.eps!r}")
+        object.__setattr__(self, "step_size", _checked("step_size", self.step_size))
+        object.__setattr__(self, "eps", _checked("eps", self.eps))
+        object.__setattr__(self, "weight_decay", _checked("weight_decay", self.weight_decay, zero=True))
 
     @property
     def plain(self) -> bool:
@@ -247,11 +247,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and value.ndim else value
 
 
-def _check_step_size(step_size: float) -> None:
-    if not (isinstance(step_size, (int, float)) and math.isfinite(step_size) and step_size > 0):
-        raise ValueError(f"step_size: a positive, finite number is wanted, not {step_size!r}")
-
-
-def _check_weight_decay(weight_decay: float) -> None:
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"weight_decay: a finite number, zero or more, is wanted, not {weight_decay!r}")
+def _checked(name: str, value: Any, *, zero: bool = False) -> float:
+    """A finite number that is positive, or zero where that may be, as a float."""
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        wanted = "a finite number, zero or more," if zero else "a positive, finite number"
+        raise ValueError(f"{name}: {wanted} is wanted, not {value!r}")
+    return float(value)

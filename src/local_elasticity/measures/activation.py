@@ -11,16 +11,22 @@ from torch.overrides import TorchFunctionMode
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.shapes import Float
 
 
 def activation(
-    model: Problem | nn.Module, x: Any, x2: Any = None, *, memory: int | None = None
+    model: Problem | nn.Module,
+    x: Any,
+    x2: Any = None,
+    *,
+    memory: int | None = None,
+    progress: ProgressOption = None,
 ) -> Float[Tensor, "n m"]:
     """⟨a(x), a(x′)⟩ / (‖a(x)‖ ‖a(x′)‖), a(x) ∈ {0, 1} marking the ReLU units that are on, of all layers together.
 
     Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on. `memory` are bytes
-    for the forward passes, by default half of what is free.
+    for the forward passes, by default half of what is free; `progress` is as for `respond`, in examples.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
@@ -33,12 +39,14 @@ def activation(
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype)
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
-        one = _patterns(moment, left, memory)
-        other = one if x2 is None else _patterns(moment, right, memory)
+        total = count(left) + (0 if x2 is None else count(right))
+        with Progress(total, "examples", progress) as bar:
+            one = _patterns(moment, left, memory, bar)
+            other = one if x2 is None else _patterns(moment, right, memory, bar)
         return one @ other.T / (one.sum(1)[:, None] * other.sum(1)).sqrt()
 
 
-def _patterns(moment: Moment, inputs: Any, memory: int | None) -> Float[Tensor, "b units"]:
+def _patterns(moment: Moment, inputs: Any, memory: int | None, bar: Progress) -> Float[Tensor, "b units"]:
     at_once = examples_at_once(moment, inputs, memory)
     parts = []
     for i in range(0, count(inputs), at_once):
@@ -47,6 +55,7 @@ def _patterns(moment: Moment, inputs: Any, memory: int | None) -> Float[Tensor, 
         if not seen.patterns:
             raise ValueError("model: no ReLU was met in its forward pass, so there is no activation pattern")
         parts.append(torch.cat([pattern.flatten(1) for pattern in seen.patterns], dim=1).to(moment.dtype))
+        bar.advance(len(parts[-1]))
     return torch.cat(parts)
 
 

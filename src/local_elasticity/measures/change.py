@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.loss import Kind
+from local_elasticity.engine.loss import Kind, no_distribution
 from local_elasticity.shapes import Float
 
 Change = Callable[..., Tensor]
@@ -64,10 +64,7 @@ def kl(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"], kind: K
         return _kl_of_probabilities(before, difference)
     if kind == "binary_probabilities":
         return _kl_of_probabilities(torch.cat([before, 1 - before], -1), torch.cat([difference, -difference], -1))
-    raise ValueError(
-        "change: kl needs a distribution, but the outputs are plain numbers; if they are logits, say so with "
-        'Problem.of(..., kind="logits")'
-    )
+    raise ValueError(f"change: kl needs a distribution, but {no_distribution(kind)}")
 
 
 def for_kind(change: Change, kind: Kind) -> Change:

@@ -10,7 +10,8 @@ from torch import Tensor
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, from_upper, inner, inner_trace, jacobian_factors
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.engine.problem import Moment, Problem, check_problem
+from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.measures.relative import resolved
@@ -100,6 +101,7 @@ def ntk(
     *,
     reduce: Literal["trace"] | None = "trace",
     memory: int | None = None,
+    progress: ProgressOption = None,
 ) -> Tensor:
     """The empirical neural tangent kernel Θ(x, x′) = J(x) J(x′)ᵀ, J = ∂f/∂w over the parameters that step.
 
@@ -109,6 +111,7 @@ def ntk(
         x, x2: inputs; x2 defaults to x.
         reduce: `"trace"` over outputs, [n, m]; None for all of [n, m, k, k].
         memory: bytes for the Jacobians; by default half of what is free.
+        progress: as for `respond`, in rows of the kernel.
 
     >>> import torch, local_elasticity as le
     >>> le.ntk(le.Problem.of(torch.nn.Linear(2, 1), "mse"), torch.eye(2))  # x·x′ + 1
@@ -117,6 +120,7 @@ def ntk(
     """
     if reduce not in ("trace", None):
         raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
+    check_problem(problem)
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype)
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
@@ -125,13 +129,15 @@ def ntk(
         def kernel_with(layout: Layout) -> Tensor:
             rows = _rows_at_once(moment, layout, left, memory)
             strips = []
-            for i in range(0, count(left), rows):
-                J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
-                strip = [_products(J, J, reduce)] if square else []
-                for j in range(i + rows if square else 0, count(right), rows):
-                    other = jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1]
-                    strip.append(_products(J, other, reduce))
-                strips.append(torch.cat(strip, dim=1))
+            with Progress(count(left), "rows", progress) as bar:
+                for i in range(0, count(left), rows):
+                    J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
+                    strip = [_products(J, J, reduce)] if square else []
+                    for j in range(i + rows if square else 0, count(right), rows):
+                        other = jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1]
+                        strip.append(_products(J, other, reduce))
+                    strips.append(torch.cat(strip, dim=1))
+                    bar.advance(len(strips[-1]))
             return from_upper(strips, rows) if square else torch.cat(strips)
 
         return with_layout(moment, left, kernel_with)

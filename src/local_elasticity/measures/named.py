@@ -15,12 +15,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.activation import activation
 from local_elasticity.measures.change import kl, manhattan
@@ -29,7 +28,7 @@ from local_elasticity.measures.relative import noise_floor, relative, source_cha
 from local_elasticity.measures.stiffness import stiffness
 
 OfResponse = Callable[[Response], Tensor]
-OfProblem = Callable[[Problem, Any, Any, int | None], Tensor]
+OfProblem = Callable[..., Tensor]
 
 
 def _distribution(response: Response) -> Response:
@@ -52,13 +51,11 @@ OF_RESPONSE: dict[str, OfResponse] = {
 """What needs the response to updates."""
 
 OF_PROBLEM: dict[str, OfProblem] = {
-    "stiffness_cos": lambda problem, sources, targets, memory: stiffness(problem, sources, targets, memory=memory),
-    "stiffness_sign": lambda problem, sources, targets, memory: stiffness(
-        problem, sources, targets, form="sign", memory=memory
-    ),
-    "activation": lambda problem, sources, targets, memory: activation(problem, sources[0], targets, memory=memory),
+    "stiffness_cos": partial(stiffness, form="cos"),
+    "stiffness_sign": partial(stiffness, form="sign"),
+    "activation": lambda problem, sources, targets, **options: activation(problem, sources[0], targets, **options),
 }
-"""What needs the network itself and takes no step: (problem, sources, targets or None, bytes or None)."""
+"""What needs the network itself and takes no step: (problem, sources, targets or None, memory=, progress=)."""
 
 OWN_CHANGE: dict[str, OfResponse] = {
     "relative": source_change,

@@ -90,7 +90,7 @@ def _change_of_noise(change: Change, before: Tensor, noise: Tensor) -> Tensor:
     k = noise.shape[-1]
     if k == 1:
         return change(before, noise)
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (4, k), generator=generator) * 2 - 1
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = torch.randint(0, 2, (4, k), generator=generator, device="cpu") * 2 - 1
     signs[0, ::2], signs[0, 1::2] = 1, -1
     return torch.stack([change(before, sign * noise) for sign in signs.to(noise)]).amax(0)

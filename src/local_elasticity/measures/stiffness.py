@@ -10,7 +10,8 @@ from torch import Tensor
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Problem, check_problem
+from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.shapes import Float
 
@@ -22,6 +23,7 @@ def stiffness(
     *,
     form: Literal["cos", "sign"] = "cos",
     memory: int | None = None,
+    progress: ProgressOption = None,
 ) -> Float[Tensor, "n m"]:
     """The cosine or the sign of ⟨∇ℓ(x), ∇ℓ(x′)⟩ for every pair; their class-wise means are the published stiffness.
 
@@ -29,6 +31,7 @@ def stiffness(
         sources, targets: (inputs, labels) both, since the loss of the target enters; targets default to sources.
         form: `"cos"` or `"sign"`.
         memory: bytes for the gradients; by default half of what is free.
+        progress: as for `respond`, in rows.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False), "half_mse")
@@ -38,6 +41,7 @@ def stiffness(
     """
     if form not in ("cos", "sign"):
         raise ValueError(f'form: "cos" or "sign", not {form!r}')
+    check_problem(problem)
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
@@ -52,10 +56,12 @@ def stiffness(
                 return factors_along(moment, layout, tape, inputs, cotangents)
 
             strips = []
-            for i in range(0, count(left[0]), rows):
-                one = gradients(left, i)
-                blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
-                strips.append(torch.cat(blocks, dim=1))
+            with Progress(count(left[0]), "rows", progress) as bar:
+                for i in range(0, count(left[0]), rows):
+                    one = gradients(left, i)
+                    blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
+                    strips.append(torch.cat(blocks, dim=1))
+                    bar.advance(len(strips[-1]))
             return torch.cat(strips)
 
         cosine = with_layout(moment, left[0], cosine_with)

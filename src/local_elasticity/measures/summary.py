@@ -72,6 +72,8 @@ def class_pairs(
     reduction = _reduction(reduce, weights)
     if self_pairs not in ("exclude", "include"):
         raise ValueError(f'self_pairs: "exclude" or "include", not {self_pairs!r}')
+    if not 0 < level < 1:
+        raise ValueError(f"level: a share between 0 and 1 is wanted, such as 0.95, not {level!r}")
     counted = np.ones_like(values, dtype=bool)
     if square and self_pairs == "exclude":
         np.fill_diagonal(counted, False)

@@ -163,6 +163,11 @@ def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, d
         raise ValueError(f"--reading: {experiment.name} has {', '.join(experiment.readings)}, not {reading!r}")
     if seeds < 1:
         raise ValueError(f"--seeds: at least one is wanted, not {seeds}")
+    check_device(device)
+
+
+def check_device(device: str) -> None:
+    """Raise a ValueError where there is no such device here."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -78,7 +78,8 @@ class Work:
         targets = self._targets(at, columns)
         with threads_set(self.threads):
             if self.name in OF_PROBLEM:
-                return _array(OF_PROBLEM[self.name](self.problem, sources, targets, self.memory)), None
+                S = OF_PROBLEM[self.name](self.problem, sources, targets, memory=self.memory, progress=False)
+                return _array(S), None
             response = self.respond(sources, targets)
             if self._normalises:
                 return self._normalized(response, at)

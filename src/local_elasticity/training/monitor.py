@@ -268,7 +268,7 @@ class Monitor:
     def _classes(self, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
         prober = self._prober
         labels = prober.sources[1]
-        if source_labels is None and prober.problem.loss_name == "cross_entropy" and labels.ndim == 1:
+        if source_labels is None and prober.problem.classifies and labels.ndim == 1:
             source_labels = labels
         if target_labels is None and prober.targets is None:
             target_labels = source_labels

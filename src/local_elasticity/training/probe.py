@@ -15,12 +15,12 @@ from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.guard import held_still
-from local_elasticity.engine.inputs import count, read_sources, read_targets, take
+from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.respond import is_half, resolve_engine, respond
+from local_elasticity.engine.respond import resolve_engine, respond
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OfResponse, check_name
@@ -67,10 +67,12 @@ class Prober:
         """Check everything before training begins; errors name the argument and say what to do."""
         named, of_features = _named(measures)
         resolve_engine(engine, approximate)
-        labels = None
+        labels, labelled = None, any(_labelled(name) for name in named)
+        if given_twice(sources, targets, labelled=labelled):
+            targets = None
         with problem.moment() as moment:
             sources = read_sources(sources, moment.device, moment.dtype)
-            if targets is not None and any(_labelled(name) for name in named):
+            if targets is not None and labelled:
                 targets, labels = read_sources(targets, moment.device, moment.dtype, "targets")
             elif targets is not None:
                 _check_unlabelled(targets, sources[0])
@@ -127,13 +129,12 @@ class Prober:
     def _small_response(self) -> Response:
         """The response of the first sources at the first targets, repeated to the size of the whole."""
         engine = resolve_engine(self.engine, self.approximate)
-        auto = isinstance(engine, Auto)
         response = respond(
-            self.problem.to(torch.float32) if auto and is_half(self.problem) else self.problem,
+            self.problem,
             _few(self.sources),
             _few(self.targets),
             update=self.update,
-            engine=Looped() if auto else engine,
+            engine=Looped() if isinstance(engine, Auto) else engine,
             memory=self.memory,
             progress=False,
         )
@@ -166,7 +167,7 @@ class Prober:
         return _of_response(measure, response)
 
     def _of_problem(self, measure: str, sources: Any, targets: Any) -> Tensor:
-        return OF_PROBLEM[measure](self.problem, sources, targets, self.memory)
+        return OF_PROBLEM[measure](self.problem, sources, targets, memory=self.memory, progress=False)
 
     def _targets(self, measure: str) -> Any:
         """As a measure of the problem wants them: with labels, where it reads those; None for the sources."""

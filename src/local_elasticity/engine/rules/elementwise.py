@@ -204,7 +204,8 @@ def _parts(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(x: Any, like: Any) -> Tensor:
-    return base_of(x) if isinstance(x, Tensor) else torch.as_tensor(x).to(base_of(like))
+    base = base_of(like)
+    return base_of(x) if isinstance(x, Tensor) else torch.as_tensor(x, dtype=base.dtype, device=base.device)
 
 
 def _spread_over(delta: Tensor, base: Tensor) -> Tensor:
