@@ -295,8 +295,8 @@ def test_measures_that_look_at_all_pairs_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def _damage(path, at, how):
-    file = path / "similarity" / "c" / str(at[0]) / str(at[1])
+def _damage(path, chunk, how):
+    file = path / chunk
     content = bytearray(file.read_bytes())
     if how == "truncated":
         del content[10:]
@@ -311,17 +311,55 @@ def test_damaged_chunks_are_found_and_computed_again(tmp_path, how, caplog):
     path = tmp_path / "s.zarr"
     le.similarity(problem(), (x, y), update=SGD, store=path, block=4)
     before = chunks(path)
-    _damage(path, (1, 2), how)
+    _damage(path, "similarity/c/1/2", how)
     assert verify(path)["damaged"] == [(1, 2)]
     answer = CliRunner().invoke(app, ["verify-store", str(path)])
     assert answer.exit_code == 1
     assert "damaged: (1, 2)" in answer.stdout
-    if how == "truncated":
-        with pytest.raises(ValueError, match=r"damaged.*verify-store"):
-            le.load(path)
+    with pytest.raises(ValueError, match=r"damaged: block \(1, 2\) is not what was written"):
+        le.load(path)
+    lazy = le.load(path, lazy=True)
+    assert np.isfinite(lazy[:4].values).all()
+    with pytest.raises(ValueError, match=r"damaged: block \(1, 2\)"):
+        _ = lazy[5].values
     le.similarity(problem(), (x, y), update=SGD, store=path)
     assert "block (1, 2)" in caplog.text
     assert chunks(path) == before
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "removed"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_damaged_labels_are_not_handed_out(tmp_path, how, lazy):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    S = le.similarity(problem(), (x, y), update=SGD, store=path, block=4)
+    S.le.save(tmp_path / "whole.zarr")
+    for store, chunk, words in (
+        (path, "source_change/c/1", r"block \(1, 1\)"),
+        (path, "source_class/c/0", "source_class|labels"),
+        (tmp_path / "whole.zarr", "source_change/c/0", "source_change|labels"),
+    ):
+        _damage(store, chunk, how)
+        with pytest.raises(ValueError, match=f"is damaged.*{words}"):
+            le.load(store, lazy=lazy)
+    with pytest.raises(ValueError, match="source_class|labels"):
+        verify(path)
+
+
+@pytest.mark.parametrize("array", ["similarity", "block_digest", "source_change"])
+@pytest.mark.parametrize("how", ["truncated", "removed"])
+def test_damaged_descriptions_are_a_clear_error(tmp_path, array, how):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path, block=4)
+    _damage(path, f"{array}/zarr.json", how)
+    for call in (
+        lambda: le.load(path),
+        lambda: verify(path),
+        lambda: le.similarity(problem(), (x, y), update=SGD, store=path),
+    ):
+        with pytest.raises(ValueError, match="cannot be read as a zarr store"):
+            call()
 
 
 def test_verify_store_says_that_all_is_well(tmp_path):
@@ -362,7 +400,7 @@ def test_a_foreign_schema_is_refused(tmp_path):
     group = zarr.open_group(path, mode="r+")
     group.attrs[OURS] = {**group.attrs[OURS], "schema": 7}
     for call in (lambda: le.load(path), lambda: le.similarity(problem(), (x, y), update=SGD, store=path)):
-        with pytest.raises(ValueError, match="schema 7, and this version reads schema 1"):
+        with pytest.raises(ValueError, match="schema 7, and this version reads schema 2"):
             call()
 
 
@@ -428,6 +466,6 @@ def test_settled_ways_give_the_same_bits_again(tmp_path, racing):
     plan = BlockStore.open(tmp_path / "s.zarr").record["plan"]
     assert plan["settled"]["kind"] in ("looped", "vmapped", "structured")
     before = chunks(tmp_path / "s.zarr")
-    _damage(tmp_path / "s.zarr", (0, 1), "flipped")
+    _damage(tmp_path / "s.zarr", "similarity/c/0/1", "flipped")
     run(tmp_path / "s.zarr")
     assert chunks(tmp_path / "s.zarr") == before

@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
-SCHEMA = 1
+SCHEMA = 2
 OURS = "local_elasticity"
 """The attribute of the zarr group that says whose it is: schema, provenance, plan, whether it is finished."""
 
@@ -77,6 +77,8 @@ class BlockStore:
         self.record: dict[str, Any] = dict(group.attrs[OURS])  # type: ignore[arg-type]
         self.grid = Grid(**self.record["grid"])
         self.own: str | None = self.record["own"]
+        self.arrays = {name: group[name] for name in ("similarity", "block_digest", self.own) if name}
+        self._sound: set[At] = set()
 
     @classmethod
     def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: str | None, record: Any) -> None:
@@ -100,26 +102,35 @@ class BlockStore:
             compressors=None,
             dimension_names=("source_block", "target_block", "byte"),
         )
-        group.attrs[OURS] = {"schema": SCHEMA, "finished": False, "grid": vars(grid), "own": own, **record}
+        labels = {str(name): label_digest(values.values) for name, values in coords.coords.items()}
+        about: dict[str, Any] = {"schema": SCHEMA, "finished": False, "grid": vars(grid), "own": own, "labels": labels}
+        group.attrs[OURS] = {**about, **record}
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> BlockStore:
-        """A store of ours; a FileNotFoundError or ValueError says what else it is."""
+        """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
         try:
             group = zarr.open_group(path, mode="r+" if write else "r")
             ours = group.attrs.get(OURS)
         except Exception as error:
-            raise ValueError(f"path: {path} cannot be read as a zarr store ({_first_line(error)})") from error
-        if not isinstance(ours, dict) or "similarity" not in group:
+            raise _unreadable(path, error) from error
+        if not isinstance(ours, dict):
             raise ValueError(f"path: {path} is a zarr store, but holds no similarity of local_elasticity")
         if ours.get("schema") != SCHEMA:
             raise ValueError(
                 f"path: {path} has schema {ours.get('schema')!r}, and this version reads schema {SCHEMA}; use the "
                 "version of local_elasticity that wrote it"
             )
-        return cls(path, group)
+        try:
+            return cls(path, group)
+        except Exception as error:
+            raise _unreadable(path, error) from error
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self._array("similarity").dtype)
 
     @property
     def finished(self) -> bool:
@@ -142,12 +153,18 @@ class BlockStore:
             ) from error
 
     def read(self, at: At) -> tuple[Array, Array | None]:
-        """A block and its sources' own values, as they are on disk."""
-        rows, columns = self.grid.region(at)
-        values = np.asarray(self._array("similarity")[rows, columns])
-        if self.own is None or not self.grid.holds_own(at):
-            return values, None
-        return values, np.asarray(self._array(self.own)[rows])
+        """A block and its sources' own values, compared with their digest the first time that they are read."""
+        try:
+            found = self._on_disk(at)
+            if at not in self._sound and _digest(*found) != self._noted(at):
+                raise ValueError("other bytes")
+        except Exception as error:  # zarr raises what its codecs raise
+            raise ValueError(
+                f"path: {self.path} is damaged: block {at} is not what was written ({_first_line(error)}); the same "
+                "le.similarity(..., store=path) computes it again"
+            ) from error
+        self._sound.add(at)
+        return found
 
     def own_values(self) -> Array:
         """The sources' own values, of all blocks that are there."""
@@ -157,12 +174,12 @@ class BlockStore:
     def state(self, at: At) -> str:
         """`"finished"`, `"missing"`, or `"damaged"` where what is there is not what was written."""
         try:
-            digest = np.asarray(self._array("block_digest")[at]).tobytes()
-            if not any(digest):
+            if not any(self._noted(at)):
                 return "missing"
-            return "finished" if _digest(*self.read(at)) == digest else "damaged"
+            self.read(at)
         except Exception:  # zarr raises what its codecs raise
             return "damaged"
+        return "finished"
 
     def finish(self, attrs: dict[str, Any]) -> None:
         """Note down how the whole was made; from here on it is a result."""
@@ -170,8 +187,19 @@ class BlockStore:
         self.record["finished"] = True
         self.group.attrs[OURS] = self.record
 
+    def _on_disk(self, at: At) -> tuple[Array, Array | None]:
+        rows, columns = self.grid.region(at)
+        values = np.asarray(self._array("similarity")[rows, columns])
+        if self.own is None or not self.grid.holds_own(at):
+            return values, None
+        return values, np.asarray(self._array(self.own)[rows])
+
+    def _noted(self, at: At) -> bytes:
+        """The digest that was written with a block; zeros where it is not finished."""
+        return np.asarray(self._array("block_digest")[at]).tobytes()
+
     def _array(self, name: str) -> zarr.Array[Any]:
-        found = self.group[name]
+        found = self.arrays[name]
         assert isinstance(found, zarr.Array)
         return found
 
@@ -206,6 +234,15 @@ def _digest(values: Array, own: Array | None) -> bytes:
     if own is not None:
         digest.update(np.ascontiguousarray(own).data)
     return digest.digest()
+
+
+def label_digest(values: Array) -> str:
+    """Of what a coordinate says, however it is kept."""
+    return hashlib.sha256(repr(values.tolist()).encode()).hexdigest()
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    return ValueError(f"path: {path} cannot be read as a zarr store ({type(error).__name__}: {_first_line(error)})")
 
 
 def _first_line(error: BaseException) -> str:

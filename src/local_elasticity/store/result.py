@@ -16,7 +16,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
-from local_elasticity.store.blocks import BlockStore, Grid
+from local_elasticity.store.blocks import BlockStore, Grid, label_digest
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
@@ -60,26 +60,22 @@ def read(
             f"path: {path} is not finished: {done} of {len(blocks)} blocks are there; the same le.similarity(..., "
             "store=path) goes on with it"
         )
-    stored = xr.open_zarr(path, consolidated=False, chunks=None).drop_vars("block_digest")
-    S = stored["similarity"]
-    if store.grid.symmetric:
-        S = S.copy(data=indexing.LazilyIndexedArray(Mirrored(store)))
+    labels = {**_labels(store), **_own(store)}
+    S = xr.DataArray(indexing.LazilyIndexedArray(Blocks(store)), labels, ("source", "target"), "similarity")
     S = part(S) if part else S
     if lazy is None:
         lazy = S.nbytes > SHARE_OF_FREE * available(torch.device("cpu"))
-    try:
-        S = S if lazy else S.load()
-        labels = {name: c.load() for name, c in S.coords.items()}
-    except Exception as error:  # zarr raises what its codecs raise
-        raise ValueError(f"path: {path} is damaged ({error}); `local-elasticity verify-store` tells where") from error
-    S.attrs = {name: json.loads(value) for name, value in S.attrs.items()}
-    result: xr.DataArray = S.assign_coords({**labels, **_strings(labels, "OT", str)})
-    return result
+    S = S if lazy else S.load()
+    S.attrs = {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+    return S
 
 
 def verify(path: str | Path) -> dict[str, list[tuple[int, int]]]:
-    """The blocks that are `finished`, `missing` and `damaged`, every byte of every block read."""
+    """The blocks that are `finished`, `missing` and `damaged`, every byte of every block read; labels that are damaged
+    are a ValueError.
+    """
     store = BlockStore.open(Path(path))
+    _labels(store)
     found: dict[str, list[tuple[int, int]]] = {"finished": [], "missing": [], "damaged": []}
     for at in store.grid.blocks():
         found[store.state(at)].append(at)
@@ -96,29 +92,60 @@ def attrs_as_stored(attrs: dict[Any, Any]) -> dict[str, str]:
     return {str(name): json.dumps(value) for name, value in attrs.items()}
 
 
-class Mirrored(BackendArray):
-    """A symmetric matrix of which only the blocks on and above the diagonal are on disk."""
+class Blocks(BackendArray):
+    """The matrix, read from its blocks; those below the diagonal of a symmetric one are others' mirror images."""
 
     def __init__(self, store: BlockStore) -> None:
-        array: Any = store.group["similarity"]
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        self.side = store.grid.side
+        self.store, self.shape, self.dtype = store, (store.grid.n, store.grid.m), store.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         support = indexing.IndexingSupport.OUTER
         return indexing.explicit_indexing_adapter(key, self.shape, support, self._read)
 
     def _read(self, key: tuple[Any, Any]) -> Any:
-        """The half that is there, completed by its transpose."""
-        places = [np.atleast_1d(np.arange(size)[part]) for size, part in zip(self.shape, key, strict=True)]
-        rows, columns = places
-        there = self.array.oindex[rows, columns]
-        below = rows[:, None] // self.side > columns // self.side
-        if below.any():
-            there = np.where(below, self.array.oindex[columns, rows].T, there)
-        return there.reshape(
-            [len(p) for p, part in zip(places, key, strict=True) if np.ndim(part) or isinstance(part, slice)]
-        )
+        """The rows and columns asked for, block by block."""
+        side = self.store.grid.side
+        rows, columns = (np.atleast_1d(np.arange(size)[part]) for size, part in zip(self.shape, key, strict=True))
+        values = np.empty((len(rows), len(columns)), dtype=self.dtype)
+        for i in np.unique(rows // side):
+            for j in np.unique(columns // side):
+                here, there = np.flatnonzero(rows // side == i), np.flatnonzero(columns // side == j)
+                block = self._block(int(i), int(j))
+                values[_places(here, there)] = block[_places(rows[here] - i * side, columns[there] - j * side)]
+        return values[tuple(slice(None) if np.ndim(part) or isinstance(part, slice) else 0 for part in key)]
+
+    def _block(self, i: int, j: int) -> Any:
+        mirrored = self.store.grid.symmetric and i > j
+        return self.store.read((j, i))[0].T if mirrored else self.store.read((i, j))[0]
+
+
+def _places(rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
+    """Where some rows and columns meet: slices, which are copied faster, where they follow one another."""
+    if (np.diff(rows) == 1).all() and (np.diff(columns) == 1).all():
+        return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    return np.ix_(rows, columns)
+
+
+def _labels(store: BlockStore) -> dict[str, Any]:
+    """The coordinates; a ValueError where one is not what was written."""
+    digests = store.record["labels"]
+    try:
+        with xr.open_zarr(store.path, consolidated=False, chunks=None) as stored:
+            found = {name: stored.variables[name].load() for name in digests}
+    except Exception as error:  # zarr raises what its codecs raise
+        raise ValueError(f"path: {store.path} is damaged: its labels cannot be read ({error})") from error
+    for name, digest in digests.items():
+        if label_digest(found[name].values) != digest:
+            raise ValueError(f"path: {store.path} is damaged: {name} is not what was written; remove the store")
+    return {**found, **_strings(found, "OT", str)}
+
+
+def _own(store: BlockStore) -> dict[str, Any]:
+    """The sources' own values, which are kept with some of the blocks."""
+    if store.own is None:
+        return {}
+    holders = sorted(at for at in store.grid.blocks() if store.grid.holds_own(at))
+    return {store.own: ("source", np.concatenate([store.read(at)[1] for at in holders]))}
 
 
 def _strings(coords: Any, kinds: str, dtype: type) -> dict[Any, Any]:
