@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import local_elasticity as le
 from local_elasticity.__main__ import app
 from local_elasticity.store.blocks import OURS, BlockStore, Grid
+from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.result import verify
 from local_elasticity.store.work import Work
 from tests.tolerances import SAME_IN_FLOAT32, STRUCTURED_IN_FLOAT32
@@ -268,6 +270,103 @@ def test_what_differs_is_said(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=words):
             call()
     assert len(verify(path)["finished"]) == 3
+
+
+class Divided(nn.Module):
+    """The same weights, whatever they are divided by."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.net, self.by = network(), by
+
+    def forward(self, x):
+        return self.net(x) / self.by
+
+
+class Scaled:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, response):
+        return self.by * le.relative(response)
+
+
+def _scaled(by):
+    return lambda response: by * le.relative(response)
+
+
+def _with_default(by):
+    def measure(response, by=by):
+        return by * le.relative(response)
+
+    return measure
+
+
+def _on_a_line(by):
+    return (lambda response: le.relative(response), lambda response: 2 * le.relative(response))[by - 1]
+
+
+def _smoothed(by):
+    return le.Problem.of(network(), partial(nn.functional.cross_entropy, label_smoothing=by / 4), kind="logits")
+
+
+@pytest.mark.parametrize(
+    ("what", "made"),
+    [
+        ("measure", lambda by: {"measure": partial(le.relative, change=le.euclidean if by == 1 else le.manhattan)}),
+        ("measure", lambda by: {"measure": _scaled(by)}),
+        ("measure", lambda by: {"measure": Scaled(by)}),
+        ("measure", lambda by: {"measure": _with_default(by)}),
+        ("measure", lambda by: {"measure": _on_a_line(by)}),
+        ("network", lambda by: {"problem": le.Problem.of(Divided(by), "cross_entropy")}),
+        ("output", lambda by: {"problem": le.Problem.of(network(), "cross_entropy", output=lambda out: out / by)}),
+        ("loss", lambda by: {"problem": _smoothed(by)}),
+    ],
+)
+def test_what_functions_and_modules_hold_belongs_to_it(tmp_path, what, made):
+    x, y = data()
+
+    def run(by):
+        return le.similarity(
+            **{"problem": problem(), **made(by)}, sources=(x, y), update=SGD, store=tmp_path / "s.zarr"
+        )
+
+    first = run(1)
+    assert run(1).identical(first)
+    with pytest.raises(ValueError, match=f"another measurement: {what}.* differ"):
+        run(2)
+
+
+def test_what_no_fingerprint_shows_is_measured(tmp_path, monkeypatch):
+    x, y = data()
+    weighed = lambda out: out * torch.tensor([1.0, 1.0, float(os.environ["WEIGHT"])])
+    read_elsewhere = le.Problem.of(network(), "cross_entropy", output=weighed)
+    for measure in ("kernel", "normalized_kernel", "stiffness_cos"):
+        monkeypatch.setenv("WEIGHT", "1")
+        given = {"sources": (x, y), "measure": measure, "update": SGD, "store": tmp_path / f"{measure}.zarr"}
+        le.similarity(read_elsewhere, **given)
+        le.similarity(read_elsewhere, **given)
+        monkeypatch.setenv("WEIGHT", "9")
+        with pytest.raises(ValueError, match="other values when they are measured again"):
+            le.similarity(read_elsewhere, **given)
+
+
+def fingerprint_of_many():
+    return fingerprint([Scaled(2), Divided(3), _scaled(4), {"a", "b", "c"}, SGD])
+
+
+def test_a_fingerprint_is_the_same_in_every_process():
+    script = [sys.executable, "-c", "from tests import test_store; print(test_store.fingerprint_of_many())"]
+    for seed in ("1", "2"):
+        there = subprocess.run(
+            script, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
+        assert there.stdout.strip() == fingerprint_of_many()
+
+
+def test_what_cannot_be_fingerprinted_is_said(caplog):
+    fingerprint(torch.Generator())
+    assert "Generator cannot be fingerprinted" in caplog.text
 
 
 def test_the_state_of_a_live_optimizer_belongs_to_it(tmp_path):

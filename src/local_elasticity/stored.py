@@ -23,6 +23,7 @@ from local_elasticity.engine.versions import versions
 from local_elasticity.measures.named import OF_PROBLEM, OfResponse
 from local_elasticity.store import provenance
 from local_elasticity.store.blocks import Grid
+from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.plan import LARGEST_SIDE, Plan
 from local_elasticity.store.result import as_stored, attrs_as_stored, read
 from local_elasticity.store.resume import fill
@@ -72,12 +73,12 @@ class Asked:
         return {
             "measure": measure,
             **provenance.of_problem(work.problem),
-            "sources": provenance.of_data(work.sources[0]),
-            "labels": provenance.of_data(work.sources[1]),
-            "targets": provenance.of_data(work.targets),
-            **{f"{axis}_labels": provenance.of_data(values) for axis, values in classes.items()},
+            "sources": fingerprint(work.sources[0]),
+            "labels": fingerprint(work.sources[1]),
+            "targets": fingerprint(work.targets),
+            **{f"{axis}_labels": fingerprint(values) for axis, values in classes.items()},
             "update": provenance.of_update(self.update) if of_response else "",
-            "engine": repr(work.engine) if of_response else "",
+            "engine": provenance.of_rule(work.engine) if of_response else "",
             "source_batch_size": str(self.source_batch_size),
         }
 

@@ -23,6 +23,12 @@ logger = logging.getLogger("local_elasticity")
 
 Array = np.ndarray
 
+MEASURED_AGAIN = 8
+"""Sources and targets whose stored pairs are measured again before a store is gone on with."""
+
+ROUNDING = 0.05
+"""By how much those may differ, on average: they are computed in other chunks than before."""
+
 
 def fill(
     path: Path,
@@ -48,7 +54,9 @@ def fill(
         store = BlockStore.open(path, write=True)
         _warn_of_versions(store, versions)
         plan = Plan.read(store.record["plan"])
-        unresolved = _compute(store, plan.applied(work), progress)
+        work = plan.applied(work)
+        _measures_the_same_or_refused(store, work)
+        unresolved = _compute(store, work, progress)
         if not store.finished:
             store.finish(describe(plan, unresolved))
 
@@ -96,6 +104,24 @@ def _same_or_refused(store: BlockStore, provenance: Fingerprints, side: int | No
         )
     if side not in (None, store.grid.side):
         raise ValueError(f"block: {store.path} was begun with blocks of {store.grid.side}; leave block out, or keep it")
+
+
+def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
+    """What no fingerprint shows, such as a file that a function reads, shows in what is measured."""
+    first = next((at for at in store.grid.blocks() if store.state(at) == "finished"), None)
+    if first is None:
+        return
+    if work.name == "normalized_kernel":
+        work = work.with_diagonal(store.own_values())
+    there = store.read(first)[0][:MEASURED_AGAIN, :MEASURED_AGAIN]
+    here = work.corner(first, MEASURED_AGAIN)
+    known = np.isfinite(there) & np.isfinite(here)
+    if np.abs(here - there)[known].sum() > ROUNDING * np.abs(there)[known].sum():
+        raise ValueError(
+            f"store: {store.path} holds another measurement: its pairs have other values when they are measured again, "
+            "though weights, data and settings are the same; look for what the model, the loss or the measure reads "
+            "from elsewhere, choose another path, or remove it"
+        )
 
 
 def _warn_of_versions(store: BlockStore, versions: dict[str, str]) -> None:

@@ -72,7 +72,14 @@ class Work:
 
     def block(self, at: At) -> tuple[Array, Array | None]:
         """The values of one block, and its sources' own."""
-        rows, columns = self.grid.region(at)
+        return self._values(at, *self.grid.region(at))
+
+    def corner(self, at: At, few: int) -> Array:
+        """The first rows and columns of a block."""
+        rows, columns = (slice(part.start, min(part.stop, part.start + few)) for part in self.grid.region(at))
+        return self._values(at, rows, columns)[0]
+
+    def _values(self, at: At, rows: slice, columns: slice) -> tuple[Array, Array | None]:
         batch = self.source_batch_size or 1
         sources = copied(self.sources, slice(rows.start * batch, rows.stop * batch))
         targets = self._targets(at, columns)
@@ -82,7 +89,7 @@ class Work:
                 return _array(S), None
             response = self.respond(sources, targets)
             if self._normalises:
-                return self._normalized(response, at)
+                return self._normalized(response, at, rows, columns)
             own = OWN_CHANGE[self.name](response) if self.name in OWN_CHANGE else None
             return _array(self.measured(response)), None if own is None else _array(own)
 
@@ -111,14 +118,14 @@ class Work:
             return None
         return copied(self.sources if self.name.startswith("stiffness") else self.sources[0], columns)
 
-    def _normalized(self, response: Response, at: At) -> tuple[Array, Array | None]:
+    def _normalized(self, response: Response, at: At, rows: slice, columns: slice) -> tuple[Array, Array | None]:
         """K(x, x′)/√(K(x, x) K(x′, x′)); blocks on the diagonal bring the numbers to divide by."""
         K = kernel(response)
         if at[0] == at[1]:
             return _array(normalized(K)), _array(K.diagonal())
         assert self.diagonal is not None
-        rows, columns = (torch.from_numpy(self.diagonal[part]).to(K) for part in self.grid.region(at))
-        return _array(normalized(K, source_diagonal=rows, target_diagonal=columns)), None
+        here, there = (torch.from_numpy(self.diagonal[part]).to(K) for part in (rows, columns))
+        return _array(normalized(K, source_diagonal=here, target_diagonal=there)), None
 
 
 def compute_block(work: Work, at: At) -> tuple[Array, Array | None]:

@@ -1,0 +1,191 @@
+"""Fingerprints: any Python value as a short text that is the same in every process for as long as the value is.
+
+A value is taken apart, and its parts in turn, down to numbers, texts and bytes. What libraries define counts by its
+name, since their versions are noted elsewhere; what a user defines counts by its code.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import logging
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger("local_elasticity")
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+EMPTY = types.CellType()
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that say nothing of what a module computes, or are looked at by themselves; `training` is one of them."""
+
+
+def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
+    """Of a tensor its bytes; of a function its code, defaults, and what it closes over and names; of an object or a
+    module its class and attributes. What is in `apart` is not looked at.
+
+    What can be read in none of these ways, such as a random generator, counts by its type, and a warning says so.
+
+    >>> from functools import partial
+    >>> def scaled(c): return lambda x: c * x
+    >>> fingerprint(scaled(1)) == fingerprint(scaled(1)), fingerprint(scaled(1)) == fingerprint(scaled(2))
+    (True, False)
+    >>> fingerprint(partial(round, ndigits=1)) == fingerprint(partial(round, ndigits=2))
+    False
+    """
+    known = {id(one): (one, "apart") for one in apart}
+
+    def read(one: Any) -> str:
+        if isinstance(one, PLAIN):
+            return f"{type(one).__name__} {one!r}"
+        if id(one) not in known:
+            known[id(one)] = one, "inside itself"
+            text = "\n".join([_name(type(one)), *map(read, parts(one))])
+            known[id(one)] = one, hashlib.sha256(text.encode()).hexdigest()[:16]
+        return known[id(one)][1]
+
+    return hashlib.sha256(read(value).encode()).hexdigest()[:16]
+
+
+@functools.singledispatch
+def parts(value: Any) -> Iterable[Any]:
+    """What a value is made of: here, of an object, its class and attributes."""
+    if hasattr(value, "__dict__") or hasattr(value, "__slots__"):
+        return _name(value), type(value), _attributes(value)
+    if " at 0x" not in repr(value):
+        return (repr(value),)
+    if not hasattr(value, "__qualname__"):
+        kind = _name(type(value))
+        logger.warning("store: a %s cannot be fingerprinted; the same call goes on even where it has changed", kind)
+    return (_name(value),)
+
+
+@parts.register
+def _(value: Tensor) -> Iterable[Any]:
+    content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return str(value.dtype), tuple(value.shape), hashlib.sha256(content.data).hexdigest()
+
+
+@parts.register
+def _(value: np.ndarray) -> Iterable[Any]:
+    plain = value.dtype.kind in "biufc"
+    content = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest() if plain else value.tolist()
+    return str(value.dtype) if plain else "", value.shape, content
+
+
+@parts.register(list)
+@parts.register(tuple)
+def _(value: Iterable[Any]) -> Iterable[Any]:
+    return value
+
+
+@parts.register(set)
+@parts.register(frozenset)
+def _(value: Iterable[Any]) -> Iterable[Any]:
+    return sorted(map(fingerprint, value))
+
+
+@parts.register
+def _(value: Mapping) -> Iterable[Any]:  # type: ignore[type-arg]
+    return [part for item in value.items() for part in item]
+
+
+@parts.register
+def _(value: functools.partial) -> Iterable[Any]:  # type: ignore[type-arg]
+    return value.func, value.args, value.keywords
+
+
+@parts.register
+def _(value: types.MethodType) -> Iterable[Any]:
+    return value.__func__, value.__self__
+
+
+@parts.register
+def _(value: types.FunctionType) -> Iterable[Any]:
+    held = [cell.cell_contents for cell in value.__closure__ or () if cell != EMPTY]
+    if _of_a_library(value):
+        return _name(value), held
+    named = {name: value.__globals__[name] for name in _globals(value.__code__) if name in value.__globals__}
+    return value.__code__, value.__defaults__, value.__kwdefaults__, held, named
+
+
+@parts.register
+def _(value: types.CodeType) -> Iterable[Any]:
+    return value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_freevars
+
+
+@parts.register
+def _(value: types.ModuleType) -> Iterable[Any]:
+    return (value.__name__,)
+
+
+@parts.register
+def _(value: type) -> Iterable[Any]:
+    if _of_a_library(value):
+        return (_name(value),)
+    return _name(value), value.__bases__, dict(_members(value))
+
+
+@parts.register
+def _(value: property) -> Iterable[Any]:
+    return value.fget, value.fset
+
+
+@parts.register(staticmethod)
+@parts.register(classmethod)
+def _(value: Any) -> Iterable[Any]:
+    return (value.__func__,)
+
+
+@parts.register
+def _(value: nn.Module) -> Iterable[Any]:
+    attributes = {name: held for name, held in _attributes(value).items() if name not in OF_EVERY_MODULE}
+    return type(value), attributes, value._parameters, value._buffers, value._modules
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """All of them where the class is a user's from the root on. Where a library has a hand in it, private ones may lead
+    to all that a run consists of: they count where they are plain, and those of a library's own class not at all.
+    """
+    kind = type(value)
+    slots = [name for one in kind.__mro__ for name in getattr(one, "__slots__", ()) if hasattr(value, name)]
+    held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+    if not any(_of_a_library(one) for one in kind.__mro__ if one is not object):
+        return held
+    private = () if _of_a_library(kind) else (*PLAIN, Tensor)
+    return {name: one for name, one in held.items() if name[0] != "_" or isinstance(one, private)}
+
+
+def _members(value: type) -> Iterator[tuple[str, Any]]:
+    """Methods, and attributes that a class gives to its objects."""
+    for name, member in vars(value).items():
+        if not name.startswith("__") or isinstance(member, types.FunctionType):
+            yield name, member
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """The global names that code reads, its inner functions' included."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals(inner)
+
+
+def _name(value: Any) -> str:
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+
+
+def _of_a_library(value: Any) -> bool:
+    top = str(value.__module__).partition(".")[0]
+    file = str(getattr(sys.modules.get(value.__module__), "__file__", None))
+    return top in (*sys.stdlib_module_names, "local_elasticity") or "site-packages" in file or "dist-packages" in file
