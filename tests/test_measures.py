@@ -5,12 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
 import local_elasticity as le
 from tests.cases import CASE_OF, CASES
+from tests.oracles.bootstrap import interval
 from tests.oracles.loop import dense_ntk
 
 RESPONSE_CASES = [case for case in CASES if case.loss != "mse"]
@@ -233,6 +237,48 @@ def test_class_pairs_reduces_each_block():
         assert first.unresolved == pytest.approx(1 / 16)
         assert len(table) == 4
     assert list(table.columns) == ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    m=st.integers(1, 40),
+    digits=st.integers(0, 8),
+    missing=st.floats(0, 0.9),
+    spread=st.floats(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_intervals_are_those_of_resamples_written_out(n, m, digits, missing, spread, seed):
+    rng = np.random.default_rng(seed)
+    S = (rng.lognormal(sigma=spread, size=(n, 1)) * rng.normal(size=(n, m))).round(digits)
+    S[rng.random((n, m)) < missing] = np.nan
+    weights = rng.uniform(1, 2, n)
+    for reduce in ("median", "mean", "trimmed", "ratio_of_sums"):
+        row = le.class_pairs(S, ["a"] * n, ["b"] * m, reduce=reduce, source_change=weights, resamples=20, seed=seed)
+        expected = interval(S, reduce, weights, np.random.default_rng(seed), 20) if row.pairs[0] else (np.nan,) * 3
+        np.testing.assert_allclose(row[["value", "low", "high"]].to_numpy()[0], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_many_pairs_are_read_class_by_class():
+    """Of a result on disk no more is in memory than the sources of a class."""
+    rng = np.random.default_rng(0)
+    S, read = rng.normal(size=(60, 60)).astype("float32"), []
+
+    class OnDisk(BackendArray):
+        shape, dtype = S.shape, S.dtype
+
+        def __getitem__(self, key):
+            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+        def _read(self, key):
+            read.append(S[key].size)
+            return S[key]
+
+    classes = np.arange(60) % 3
+    coords = {"source_class": ("source", classes), "target_class": ("target", classes)}
+    lazy = xr.DataArray(indexing.LazilyIndexedArray(OnDisk()), coords, ("source", "target"))
+    assert le.class_pairs(lazy).equals(le.class_pairs(S, classes, self_pairs="include"))
+    assert read == [20 * 60] * 3
 
 
 def test_self_pairs_count_only_when_asked():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,10 +20,10 @@ UNRESOLVED_WORTH_A_WARNING = 0.25
 TRIMMED_SHARE = 0.1
 """`trimmed` leaves out this share of the pairs at either end."""
 
-NUMBERS_AT_ONCE = 10**7
-"""Resampled similarities that are held at a time."""
+NUMBERS_AT_ONCE = 10**5
+"""Counts of resampled pairs that are held at a time."""
 
-Reduce = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+REDUCTIONS = ("median", "mean", "trimmed", "ratio_of_sums")
 
 
 def class_pairs(
@@ -45,6 +44,8 @@ def class_pairs(
     `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval (sources and targets are
     resampled, since pairs that share one are not independent), `pairs` how many pairs entered, `unresolved` the share
     that had no value. Means of ratios are ruled by the one source that barely moved, so the median is the default.
+    Resamples are not written out: one is how often it drew each source and target, which makes its sums products of
+    matrices, and its median is looked for among the pairs near the middle.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -69,27 +70,21 @@ def class_pairs(
     import pandas as pd
 
     values, rows, columns, weights, square = _read(S, source_labels, target_labels, source_change)
-    reduction = _reduction(reduce, weights)
-    if self_pairs not in ("exclude", "include"):
-        raise ValueError(f'self_pairs: "exclude" or "include", not {self_pairs!r}')
-    if not 0 < level < 1:
-        raise ValueError(f"level: a share between 0 and 1 is wanted, such as 0.95, not {level!r}")
-    counted = np.ones_like(values, dtype=bool)
-    if square and self_pairs == "exclude":
-        np.fill_diagonal(counted, False)
+    _check(reduce, self_pairs, weights, level)
     rng = np.random.default_rng(seed)
     table = []
     for a in np.unique(rows):
+        i = np.flatnonzero(rows == a)
+        strip = np.asarray(values[i])
         for b in np.unique(columns):
-            i, j = np.flatnonzero(rows == a), np.flatnonzero(columns == b)
-            pairs = counted[np.ix_(i, j)]
-            block = np.where(pairs, values[np.ix_(i, j)], np.nan)
-            weight = None if weights is None else weights[i]
-            low, high = _interval(block, weight, reduction, level, resamples, rng)
+            j = np.flatnonzero(columns == b)
+            block, pairs = _block(strip[:, j], i, j, others_only=square and self_pairs == "exclude")
             resolved = int(np.isfinite(block).sum())
-            unresolved = 1 - resolved / pairs.sum() if pairs.any() else np.nan
-            value = float(reduction(block[None], weight)[0])
-            table.append((_plain(a), _plain(b), value, low, high, resolved, unresolved))
+            draws = _draws(rng, block.shape, resamples if resolved else 0)
+            found = _reduced(block, reduce, None if weights is None else weights[i], *draws)
+            low, high = _quantiles(found[1:], level)
+            unresolved = 1 - resolved / pairs if pairs else np.nan
+            table.append((_plain(a), _plain(b), float(found[0]), low, high, resolved, unresolved))
     names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
     frame = pd.DataFrame(table, columns=names)
     if (frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any():
@@ -103,8 +98,10 @@ def class_pairs(
 
 def _read(
     S: Any, source_labels: Any, target_labels: Any, source_change: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, bool]:
-    """Values, row labels, column labels, denominators, and whether the diagonal holds self-pairs."""
+) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]:
+    """Values (not read yet where they are on disk), row labels, column labels, denominators, and whether the diagonal
+    holds self-pairs.
+    """
     square = None
     if hasattr(S, "coords"):
         source_labels = S["source_class"].values if source_labels is None else source_labels
@@ -114,7 +111,8 @@ def _read(
         square = bool(S.attrs.get("targets_are_sources", False))
     if source_labels is None:
         raise ValueError("source_labels: give a class for every source")
-    values, rows = _array(S).astype(float), _array(source_labels)
+    values = S.variable if hasattr(S, "coords") else _array(S)
+    rows = _array(source_labels)
     columns = rows if target_labels is None else _array(target_labels)
     if values.shape != (len(rows), len(columns)):
         raise ValueError(
@@ -123,81 +121,110 @@ def _read(
     if square is None:
         square = len(rows) == len(columns) and bool((rows == columns).all())
     weights = None if source_change is None else _array(source_change).astype(float)
-    return np.where(np.isfinite(values), values, np.nan), rows, columns, weights, square
+    return values, rows, columns, weights, square
 
 
-def _reduction(reduce: Reduction, weights: np.ndarray | None) -> Reduce:
-    if reduce not in _REDUCTIONS:
-        raise ValueError(f"reduce: {reduce!r} is not one of {', '.join(_REDUCTIONS)}")
+def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level: float) -> None:
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce: {reduce!r} is not one of {', '.join(REDUCTIONS)}")
     if reduce == "ratio_of_sums" and weights is None:
         raise ValueError(
             "source_change: ratio_of_sums needs the denominators, le.source_change(response), or a result of "
             "le.similarity, which carries them"
         )
-    return _REDUCTIONS[reduce]
+    if self_pairs not in ("exclude", "include"):
+        raise ValueError(f'self_pairs: "exclude" or "include", not {self_pairs!r}')
+    if not 0 < level < 1:
+        raise ValueError(f"level: a share between 0 and 1 is wanted, such as 0.95, not {level!r}")
 
 
-def _median(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    return _quietly(np.nanmedian, blocks)
+def _block(values: np.ndarray, i: np.ndarray, j: np.ndarray, *, others_only: bool) -> tuple[np.ndarray, int]:
+    """The similarities of two classes, NaN where there is none, and how many pairs they are, with or without those of
+    an example and itself.
+    """
+    block = values.astype(np.result_type(values.dtype, np.float32))
+    block[~np.isfinite(block)] = np.nan
+    if not others_only:
+        return block, block.size
+    both, row, column = np.intersect1d(i, j, return_indices=True)
+    block[row, column] = np.nan
+    return block, block.size - len(both)
 
 
-def _mean(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    return _quietly(np.nanmean, blocks)
+def _draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> list[np.ndarray]:
+    """How often each source, [r, n], and each target, [r, m], is in a resample; the first one has all of them once."""
+    drawn: list[list[np.ndarray]] = [[np.ones(size)] for size in shape]
+    for _ in range(resamples):
+        for counts, size in zip(drawn, shape, strict=True):
+            counts.append(np.bincount(rng.integers(size, size=size), minlength=size))
+    return [np.array(counts, dtype=float) for counts in drawn]
 
 
-def _trimmed(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    flat = np.sort(blocks.reshape(len(blocks), -1), axis=1)
-    count = np.isfinite(flat).sum(1, keepdims=True)
-    cut = np.floor(TRIMMED_SHARE * count)
-    place = np.arange(flat.shape[1])
-    kept = np.where((place >= cut) & (place < count - cut), flat, np.nan)
-    return _quietly(np.nanmean, kept[:, None])
+def _reduced(
+    block: np.ndarray, reduce: Reduction, weight: np.ndarray | None, sources: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """The reduction in every resample, [r]; NaN where it has no pair with a value."""
+    if reduce in ("median", "trimmed"):
+        return _middle(block, 0.5 if reduce == "median" else TRIMMED_SHARE, sources, targets)
+    known = np.isfinite(block)
+    if reduce == "ratio_of_sums":
+        assert weight is not None
+        sources = sources * np.where(known.any(1), weight, 0.0)
+    above = _sums(np.where(known, block, 0).astype(float), sources, targets)
+    return _ratio(above, _sums(known, sources, targets))
 
 
-def _ratio_of_sums(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    assert weight is not None
-    below = np.where(np.isfinite(blocks), weight[..., None], 0.0).sum((-2, -1))
-    above = np.nansum(blocks * weight[..., None], axis=(-2, -1))
-    ratio: np.ndarray = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
-    return ratio
+def _sums(values: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Σ of values over the pairs of every resample, [r]."""
+    sums: np.ndarray = ((sources @ values) * targets).sum(1)
+    return sums
 
 
-_REDUCTIONS: dict[str, Reduce] = {
-    "median": _median,
-    "mean": _mean,
-    "trimmed": _trimmed,
-    "ratio_of_sums": _ratio_of_sums,
-}
+def _middle(block: np.ndarray, share: float, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The mean without a share of the pairs at either end, in every resample; at a half, the median."""
+    total = _sums(np.isfinite(block), sources, targets)
+    cut = np.minimum(np.floor(share * total), (total - 1) // 2).clip(0)
+    inside, below = _candidates(block, share, cut, total, sources, targets)
+    i, j = np.nonzero(inside)
+    order = np.argsort(block[i, j])
+    i, j = i[order], j[order]
+    values = block[i, j].astype(float)
+    means = []
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, len(values)))
+    for start in range(0, len(total), at_once):
+        some = slice(start, start + at_once)
+        counts = np.column_stack([below[some], sources[some][:, i] * targets[some][:, j]])
+        ranks = counts.cumsum(1).clip(cut[some, None], (total - cut)[some, None])
+        kept = np.diff(ranks)
+        means.append(_ratio(kept @ values, kept.sum(1)))
+    return np.concatenate(means)
 
 
-def _interval(
-    block: np.ndarray,
-    weight: np.ndarray | None,
-    reduction: Reduce,
-    level: float,
-    resamples: int,
-    rng: np.random.Generator,
-) -> tuple[float, float]:
-    """Percentiles of the reduction over resampled sources and targets."""
-    if not np.isfinite(block).any() or resamples < 1:
+def _candidates(
+    block: np.ndarray, share: float, cut: np.ndarray, total: np.ndarray, sources: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs in a range of values, widened until it holds all that any resample keeps, and how many are below it."""
+    margin = 0.05
+    while True:
+        levels = max(0.0, share - margin), min(1.0, 1 - share + margin)
+        low, high = np.nanquantile(block, levels) if total[0] else (0.0, 0.0)
+        below, upto = (_sums(part, sources, targets) for part in (block < low, block <= high))
+        if ((below <= cut) & (upto >= total - cut)).all():
+            return (block >= low) & (block <= high), below
+        margin *= 2
+
+
+def _quantiles(found: np.ndarray, level: float) -> tuple[float, float]:
+    if not np.isfinite(found).any():
         return np.nan, np.nan
-    n, m = block.shape
-    draws = [(rng.integers(n, size=n), rng.integers(m, size=m)) for _ in range(resamples)]
-    at_once = max(1, NUMBERS_AT_ONCE // block.size)
-    parts = []
-    for start in range(0, resamples, at_once):
-        i, j = (np.stack(part) for part in zip(*draws[start : start + at_once], strict=True))
-        parts.append(reduction(block[i[:, :, None], j[:, None, :]], None if weight is None else weight[i]))
-    low, high = np.nanquantile(np.concatenate(parts), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-def _quietly(function: Callable[..., np.ndarray], blocks: np.ndarray) -> np.ndarray:
-    """A NaN-aware function over the last two axes, NaN where there is nothing, without a warning."""
-    result = np.full(len(blocks), np.nan)
-    some = np.isfinite(blocks).any((-2, -1))
-    result[some] = function(blocks[some], axis=(-2, -1))
-    return result
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """NaN where there is nothing to divide by."""
+    ratio: np.ndarray = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+    return ratio
 
 
 def _array(values: Any) -> np.ndarray:
