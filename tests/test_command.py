@@ -47,6 +47,11 @@ def test_lists():
         (["run", "he2020local/fig1", "--reading", "as_wished"], "--reading"),
         (["run", "he2020local/fig1", "--seeds", "0"], "--seeds"),
         (["run", "he2020local/fig1", "--seeds", "many"], "--seeds"),
+        (["estimate", "--model", "fnn-8", "--sources", "0"], "--sources"),
+        (["estimate", "--model", "fnn-8", "--targets", "0"], "--targets"),
+        (["estimate", "--model", "fnn-8", "--landmarks", "-5"], "--landmarks"),
+        (["estimate", "--model", "fnn-8", "--workers", "0"], "--workers"),
+        (["estimate", "--model", "fnn-8", "--device", "abc"], "--device: 'abc'"),
         (["run"], "NAME"),
         (["walk"], "walk"),
     ],
@@ -65,6 +70,14 @@ def test_demo_looks_at_its_folder_first(tmp_path):
     assert answer.returncode == 2
     assert answer.stderr.strip() == "error: --out: taken is a file; choose a folder"
     assert not answer.stdout
+
+
+def test_a_missing_extra_is_one_line(tmp_path):
+    script = "import sys; sys.modules['ray'] = None; from local_elasticity.__main__ import main; main()"
+    arguments = ["run", "he2020local/fig1", "--scale", "smoke", "--ray", "local"]
+    answer = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stderr == 'error: workers: Ray is not installed; pip install "local-elasticity[ray]"\n'
 
 
 def test_verbose_shows_the_traceback(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
@@ -16,6 +16,7 @@ from local_elasticity.scale.cost import Cost
 rates = st.floats(1e-7, 1e-2)
 
 
+@settings(deadline=None)
 @given(start=rates, source=rates, target=rates, pair=rates)
 def test_what_made_the_measurements_is_found_again(start, source, target, pair):
     truth = Cost(start, source, target, pair)
@@ -40,6 +41,30 @@ def test_a_measured_cost_is_positive_and_names_the_engine():
     assert found.engine == "structured"
     assert np.isfinite(found.seconds(1000, 1000))
     assert found.seconds(1000, 1000) > 0
+
+
+def test_half_a_minute_is_enough_for_slow_networks(monkeypatch):
+    """Time passes only where responses are timed."""
+    truth, now, timed, raced = Cost(0.1, 1e-2, 1e-4, 1e-3), [0.0], [], []
+
+    def took(problem, pair, targets, update, engine):
+        seconds = truth.seconds(len(pair[1]), len(targets))
+        now[0] += seconds
+        timed.append((len(pair[1]), len(targets)))
+        return seconds
+
+    read = cost.Job.read
+    monkeypatch.setattr(cost, "_timed", took)
+    monkeypatch.setattr(cost.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cost.Job, "read", lambda *given: (raced.append(len(given[2])), read(*given))[1])
+    problem = le.Problem.of(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), "mse"
+    )
+    found = Cost.measure(problem, (torch.randn(1024, 4), torch.randn(1024)))
+    assert now[0] < cost.SECONDS_TO_MEASURE
+    assert len(set(timed)) >= 6
+    assert raced == [cost.RACED]
+    assert found.seconds(5000, 5000) == pytest.approx(truth.seconds(5000, 5000), rel=0.01)
 
 
 def test_too_few_sources_are_refused():

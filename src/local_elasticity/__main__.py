@@ -25,7 +25,26 @@ app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130
 USERS_MISTAKE = 2
-USERS_MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ConnectionError)
+USERS_MISTAKES = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    PermissionError,
+    ConnectionError,
+    ImportError,
+)
+"""An ImportError is an extra that is not installed."""
+
+
+def _device(name: str) -> str:
+    from local_elasticity.papers.runner import check_device
+
+    check_device(name)
+    return name
+
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …", callback=_device)]
 
 
 def _show_version(wanted: bool) -> None:
@@ -83,7 +102,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; by default runs/NAME-SCALE-READING.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
+    device: Device = "cpu",
     reading: Annotated[
         str, typer.Option(help="as_defined (the paper's definitions), as_printed, or as_released (the authors' code).")
     ] = "as_defined",
@@ -176,19 +195,17 @@ def watch(
     per_class: Annotated[int, typer.Option(help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
     from rich.console import Console
 
     from local_elasticity import SGD
     from local_elasticity.data.points import read_points
-    from local_elasticity.papers.runner import check_device
     from local_elasticity.report.figures import save_figure
     from local_elasticity.training.checkpoints import find_model
     from local_elasticity.training.checkpoints import watch as watch_checkpoints
 
-    check_device(device)
     if (out / "history.zarr").exists():
         raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
     net = find_model(model).to(device)
@@ -238,14 +255,14 @@ def estimate(
         str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model; or fnn-40960, linear-…, resnet-…, cnn.")
     ],
     shape: Annotated[str, typer.Option(help="Of one input, with commas between.")] = "1,28,28",
-    sources: Annotated[int, typer.Option(help="n")] = 60_000,
-    targets: Annotated[int | None, typer.Option(help="m; by default the sources.")] = None,
+    sources: Annotated[int, typer.Option(min=1, help="n")] = 60_000,
+    targets: Annotated[int | None, typer.Option(min=1, help="m; by default the sources.")] = None,
     loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "mse",
-    landmarks: Annotated[int, typer.Option(help="For the plan that is linear in n.")] = 256,
-    workers: Annotated[int, typer.Option(help="Cores or GPUs like the one that is measured on.")] = 8,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    landmarks: Annotated[int, typer.Option(min=1, help="For the plan that is linear in n.")] = 256,
+    workers: Annotated[int, typer.Option(min=1, help="Cores or GPUs like the one that is measured on.")] = 8,
+    device: Device = "cpu",
 ) -> None:
-    """What a similarity matrix would take: a few small ones are timed here (half a minute) and scaled up."""
+    """What a similarity matrix would take: a few small ones are timed here (about half a minute) and scaled up."""
     from rich.console import Console
     from rich.table import Table
 

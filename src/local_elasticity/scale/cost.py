@@ -29,6 +29,12 @@ SIZES = ((1, 16), (1, 128), (8, 16), (8, 128), (16, 64), (32, 32), (32, 128), (6
 """(sources, targets) that are timed, for as long as there are so many and time is left."""
 
 SECONDS_TO_MEASURE = 20.0
+FEWEST = 4
+"""Sizes that are timed however long they take, since the cost has as many numbers."""
+
+RACED = 256
+"""Targets that engines race on: the fewest at which `auto` tries all of its ways."""
+
 DRIVER_BYTES_A_SECOND = 200e6
 """What the driver is assumed to receive and write; not measured."""
 
@@ -67,24 +73,27 @@ class Cost:
         update: Update = SGD(1e-3),  # noqa: B008 (frozen)
         engine: str | Engine = "auto",
     ) -> Cost:
-        """Time small responses among these sources, and fit; half a minute at most.
+        """Time small responses among these sources, and fit: those that half a minute has room for, at least four.
 
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(4, 1), "mse")
         >>> Cost.measure(problem, (torch.randn(128, 4), torch.randn(128))).seconds(1000, 1000) < 60
         True
         """
+        began = time.monotonic()
         with problem.moment() as moment:
             inputs, labels = read_sources(sources, moment.device, moment.dtype)
             chosen = _settled(moment, (inputs, labels), update, resolve_engine(engine, False))
-        began, measured = time.monotonic(), []
+        measured: list[tuple[int, int, float]] = []
         for n, m in SIZES:
-            if max(n, m) > count(inputs) or time.monotonic() - began > SECONDS_TO_MEASURE:
+            left = SECONDS_TO_MEASURE - (time.monotonic() - began)
+            too_long = len(measured) >= FEWEST and 2 * cls.fit(measured).seconds(n, m) > left
+            if max(n, m) > count(inputs) or too_long:
                 continue
             pair, targets = (take(inputs, slice(0, n)), labels[:n]), take(inputs, slice(0, m))
             took = min(_timed(problem, pair, targets, update, chosen) for _ in range(2))
             measured.append((n, m, took))
-        if len(measured) < 4:
+        if len(measured) < FEWEST:
             raise ValueError(f"sources: {count(inputs)} are too few to fit a cost to; give at least 128")
         name = chosen.settled.engine if isinstance(chosen, Auto) and chosen.settled else type(chosen).__name__.lower()
         return replace(cls.fit(measured), engine=name)
@@ -110,7 +119,7 @@ def _settled(moment: Any, pair: tuple[Any, Any], update: Update, engine: Engine)
     """The way that `auto` takes for many rows, so that small ones are timed on the same."""
     if not isinstance(engine, Auto):
         return engine
-    job = Job.read(moment, pair, None, update)
+    job = Job.read(moment, pair, take(pair[0], slice(0, RACED)), update)
     runner = engine.runner(job)
     done = 0
     while runner.trials and done < job.n:
