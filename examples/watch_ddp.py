@@ -31,4 +31,5 @@ for epoch in range(4):
 
 if dist.get_rank() == 0:
     print(le.training.locality(monitor.frame(resamples=0)).round(3).to_string(index=False))
+dist.barrier()
 dist.destroy_process_group()
