@@ -8,8 +8,9 @@ gradients by vmap, or one by one where vmap fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.engine.tape import Layout, Matrices, Tape
 from local_elasticity.shapes import Float
+
+WORTH_HALVING = 256
+"""Examples from which on blocks of a symmetric kernel are large enough to be fast."""
 
 SYMMETRIC_BLOCKS = 4
 """Strips into which a symmetric product is cut, so that only 10 of 16 blocks are computed."""
@@ -122,17 +126,40 @@ def factors_along(
     moment: Moment, layout: Layout, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
 ) -> Factors:
     """Jᵀ g of every example, for r cotangents g of its own."""
-    outer: list[Outer] = []
-    explicit: Matrices = {}
+    layers = [*_understood(layout, tape, cotangents), *_left_over(moment, layout, inputs, cotangents)]
+    explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
+    return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
+
+
+def _understood(layout: Layout, tape: Tape, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
+    """The same for the parameters that the tape understands, a layer at a time."""
     for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
         if layout.factored.issuperset(use.names):
-            outer.append(Outer(use.weight, use.bias, *use.places(q)))
+            yield Factors((Outer(use.weight, use.bias, *use.places(q)),), {})
         else:
-            explicit |= use.gradients(q)
+            yield Factors((), use.gradients(q))
+
+
+def _left_over(moment: Moment, layout: Layout, inputs: Inputs, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
+    """The same for those that are left over, where there are any."""
     if layout.left_over:
         jacobian = _left_over_jacobian(moment, layout.left_over, inputs)
-        explicit |= {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()}
-    return Factors(tuple(outer), explicit)
+        yield Factors((), {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()})
+
+
+def own_kernel(moment: Moment, layout: Layout, inputs: Inputs, product: Callable[[Factors, Factors], Tensor]) -> Tensor:
+    """Products of the Jacobians of b examples among themselves, `inner_trace` or `inner`. The gradients of one layer
+    are held at a time, for a trace along one output where a GPU need not be kept busy; half of a trace is computed."""
+    tape = layout.record(moment, inputs)
+    whole, trace = every_output(tape), product is inner_trace
+    one_by_one = trace and whole.device.type == "cpu"
+    understood = (_understood(layout, tape, some) for some in (whole.split(1, dim=1) if one_by_one else (whole,)))
+    total: Tensor | None = None
+    for layer in chain(chain.from_iterable(understood), _left_over(moment, layout, inputs, whole)):
+        part = gram(layer) if trace and layer.count >= WORTH_HALVING else product(layer, layer)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:

@@ -8,9 +8,10 @@ anywhere else, or twice, is *left over* and is differentiated example by example
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 MOST_PLACES = 8
 """Inner products over pairs of places take memory that grows with their square."""
+
+PATCH_BYTES = {"cpu": 1 << 24}
+"""What the patches of some examples may take where caches are small."""
 
 CANDIDATES = 8
 """Examples among which those that a layout is found on are chosen."""
@@ -75,11 +79,25 @@ class Use:
         if self.kind == "scale":
             weight, bias = _spread(q * self.a[:, None], self.options), _spread(q, self.options)
         else:
-            a, at = self.places(q)
-            weight = at.transpose(2, 3) @ a[:, None] if self.weight else at
-            bias = at.sum(2)
+            weight = self._weight_gradients(q) if self.weight else q
+            bias = q.flatten(3).sum(3) if self.kind == "conv2d" else q.reshape(*q.shape[:2], -1, q.shape[-1]).sum(2)
         found = {self.weight: weight, self.bias: bias}
         return {name: gradient.flatten(2) for name, gradient in found.items() if name is not None}
+
+    def _weight_gradients(self, q: Tensor) -> Tensor:
+        """Σ_l q_l a_lᵀ, [b, r, o, d], for as many examples at a time as their patches fit into a tile."""
+        if self.kind == "linear":
+            a, at = self.places(q)
+            return at.transpose(2, 3) @ a[:, None]
+        d = self.a.shape[1] * math.prod(self.options["kernel_size"])
+        weight = q.new_empty(*q.shape[:3], d)
+        tile = PATCH_BYTES.get(q.device.type, 1 << 28)
+        at_once = max(1, tile // (d * math.prod(q.shape[3:]) * q.element_size()))
+        for i in range(0, len(q), at_once):
+            rows = slice(i, i + at_once)
+            a, at = replace(self, a=self.a[rows]).places(q[rows])
+            torch.matmul(at.transpose(2, 3), a[:, None], out=weight[rows])
+        return weight
 
 
 @dataclass(frozen=True)

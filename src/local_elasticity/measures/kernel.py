@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_targets, take
-from local_elasticity.engine.jacobian import Factors, explicit_columns, from_upper, inner, inner_trace, jacobian_factors
+from local_elasticity.engine.jacobian import (
+    Factors,
+    explicit_columns,
+    from_upper,
+    inner,
+    inner_trace,
+    jacobian_factors,
+    own_kernel,
+)
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -128,6 +136,9 @@ def ntk(
 
         def kernel_with(layout: Layout) -> Tensor:
             rows = _rows_at_once(moment, layout, left, memory)
+            if square and rows >= count(left):
+                whole = own_kernel(moment, layout, left, inner_trace if reduce == "trace" else inner)
+                return from_upper([whole if reduce == "trace" else whole.transpose(1, 2)], rows)
             strips = []
             with Progress(count(left), "rows", progress) as bar:
                 for i in range(0, count(left), rows):

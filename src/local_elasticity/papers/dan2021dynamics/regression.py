@@ -160,6 +160,7 @@ def _draw_distance(grid: Mapping[str, list[Measured]]) -> Figure:
 
     from local_elasticity.report.figures import STYLE, TWO_COLUMNS, figure
 
+    largest = max(np.nanmax(np.array(runs[0]["S"], dtype=float)) for runs in grid.values())
     with mpl.rc_context(STYLE):
         made = figure(TWO_COLUMNS, 2.3)
         for axes, (part, runs) in zip(made.subplots(1, len(grid), sharey=True), grid.items(), strict=True):
@@ -168,7 +169,7 @@ def _draw_distance(grid: Mapping[str, list[Measured]]) -> Figure:
             for time, S, colour in zip(run["times"], run["S"], colours, strict=True):
                 values = np.array(S, dtype=float)
                 axes.scatter(run["distance"], values, s=3, color=colour, label=f"t = {time}", linewidths=0)
-            axes.set(title=part, xlabel="$\\|x_i - x'\\|$", ylim=(0, 3))
+            axes.set(title=part, xlabel="$\\|x_i - x'\\|$", ylim=(0, min(3, 1.1 * largest)))
         made.axes[0].set_ylabel("$S_{rel}(x_i, x')$")
         made.legend(*made.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, markerscale=2)
     return made
