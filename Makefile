@@ -12,9 +12,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.base  ## train a small net on real digits and look at its local elasticity
 	$(BIN)/local-elasticity demo --out demo
 
-# One thread: small torch work is many times slower with two threads that wait for each other.
+# A process for each core with one thread each: small torch work is many times slower with threads that wait for each other.
 test: $(VENV)/.dev  ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-slow: $(VENV)/.dev  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or paper"
