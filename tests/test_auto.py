@@ -1,6 +1,7 @@
 """auto: its choice is measured, its memory bounded, its progress shown, its cost told beforehand."""
 
 import logging
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -181,7 +182,7 @@ def test_estimate_grows_with_the_work(monkeypatch):
         return rows(self, start, stop)
 
     monkeypatch.setattr(LoopedRunner, "rows", timed)
-    monkeypatch.setattr("local_elasticity.engine.estimate._now", lambda job: clock[0])
+    monkeypatch.setattr(sys.modules["local_elasticity.engine.estimate"], "_now", lambda job: clock[0])
     problem, (x, y) = problem_and_sources(400)
     for n in (40, 400):
         assert le.estimate(problem, (x[:n], y[:n]), x, engine="looped").seconds == pytest.approx(2 * n)
