@@ -9,7 +9,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine.jacobian import jacobian_factors
-from local_elasticity.engine.tape import Layout
+from local_elasticity.engine.layout import Layout
 from local_elasticity.scale.sketch import Sketch
 
 NETWORKS = {

@@ -407,3 +407,14 @@ def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
         assert caplog.text.count("schedule: it never fired up to step 4") == 1
         assert {"measure", "half_life", "p_value"} <= set(monitor.phases().columns)
     assert caplog.text.count("schedule: it never fired") == 1
+
+
+def test_targets_that_are_the_sources_are_known_as_such():
+    """Given twice or left out, an example's similarity to itself counts for nothing."""
+    options = {"loss": "cross_entropy", "measures": ("kl",), "every": 1, "budget": None}
+    once, twice = (le.Monitor(network(), SOURCES, targets=targets, **options) for targets in (None, SOURCES[0]))
+    for monitor in (once, twice):
+        monitor.step(0)
+    assert twice.history.square
+    assert twice.frame().pairs.tolist() == once.frame().pairs.tolist()
+    assert twice.frame().value.tolist() == pytest.approx(once.frame().value.tolist(), rel=1e-2)

@@ -114,6 +114,7 @@ def run(
     from rich.console import Console
 
     from local_elasticity.papers.runner import find_experiment, run_experiment
+    from local_elasticity.scale.workers import workers
 
     console = Console()
     experiment = find_experiment(name)
@@ -122,8 +123,6 @@ def run(
     def report(unit: Any, done: int, total: int, seconds: float) -> None:
         took = f"{seconds:.1f} s" if seconds else "was there already"
         console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {took}", highlight=False)
-
-    from local_elasticity.scale.workers import workers
 
     try:
         with nullcontext() if ray is None else workers(ray):

@@ -139,18 +139,26 @@ class AutoRunner:
         try:
             rows = trial.runner.rows(start, stop)
         except FAILURES as error:
-            if is_out_of_memory(error) or trial.name == "looped":
-                raise
-            self.trials = []
-            self.best = _looped(self.job, None, False) if self.best is trial else self.best
-            self._say(f"auto: {self.best.name}, since {trial.name} cannot take this model ({_first_line(error)})")
-            return self.best.runner.rows(start, stop)
+            if is_out_of_memory(error) or trial.name == "looped" or not self.subtracts:
+                raise  # without trials at the start, the noise of a loop was not measured
+            return self._without(trial, error, start, stop)
         if not self.trials:
             return rows
         trial.seconds = (self._now() - began) / (stop - start)
         del self.trials[0]
         if not trial.warms_up:
             self._judge(trial, left=self.job.n - stop)
+        return rows
+
+    def _without(self, failed: Way, error: BaseException, start: int, stop: int) -> Rows:
+        """The rows another way, which is remembered instead."""
+        self.trials = []
+        self.best = _looped(self.job, None, False) if self.best is failed else self.best
+        self._say(f"auto: {self.best.name}, since {failed.name} cannot take this model ({_first_line(error)})")
+        began = self._now()
+        rows = self.best.runner.rows(start, stop)
+        self.best.seconds = (self._now() - began) / (stop - start)
+        self._remember()
         return rows
 
     def _judge(self, trial: Way, left: int) -> None:

@@ -13,10 +13,10 @@ from local_elasticity.engine.auto import AutoRunner
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
+from local_elasticity.engine.layout import with_layout
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.respond import resolve_engine
-from local_elasticity.engine.tape import with_layout
 from local_elasticity.engine.update import SGD, Update
 
 TRIED, MANY = 8, 32

@@ -18,10 +18,11 @@ from torch.func import jacrev, vmap
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.loss import gradient_of
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
-from local_elasticity.engine.tape import Layout, Matrices, Tape
+from local_elasticity.engine.tape import Matrices, Tape
 from local_elasticity.shapes import Float
 
 WORTH_HALVING = 256

@@ -24,9 +24,10 @@ from local_elasticity.engine.jacobian import (
     loss_cotangents,
 )
 from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Params, as_predictions
-from local_elasticity.engine.tape import InPiecesError, Layout, Matrices
+from local_elasticity.engine.tape import Matrices
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.tape import Layout, Use
+from local_elasticity.engine.layout import Layout
+from local_elasticity.engine.tape import Use
 from local_elasticity.shapes import Float
 
 

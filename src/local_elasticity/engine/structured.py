@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.difference import Difference, UnreadableError
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Job, Rows, Runner, own_change
+from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.rules import elementwise, layers, shapes
 from local_elasticity.engine.steps import Steps
-from local_elasticity.engine.tape import InPiecesError, Layout
 from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.update import SGD
 

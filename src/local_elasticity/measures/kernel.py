@@ -17,11 +17,11 @@ from local_elasticity.engine.jacobian import (
     jacobian_factors,
     own_kernel,
 )
+from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.measures.relative import resolved
 from local_elasticity.shapes import Float
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
+from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
-from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.shapes import Float
 
 

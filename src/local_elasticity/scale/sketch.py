@@ -22,9 +22,9 @@ from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
+from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.tape import Layout, with_layout
 from local_elasticity.shapes import Float
 
 DIMENSION = 2048

@@ -46,7 +46,9 @@ def fill(
     a value, what the finished result says of itself.
     """
     if not path.exists():
-        _begin(path, work, provenance, coords, side=side, memory=memory, versions=versions)
+        plan = Plan.make(work, side, memory)
+        record = {"provenance": provenance, "plan": plan.as_record(), "versions": versions}
+        _begin(path, plan.applied(work), coords, record)
     if not (path / "zarr.json").exists():
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
     _same_or_refused(BlockStore.open(path), provenance, side)
@@ -61,23 +63,11 @@ def fill(
             store.finish(describe(plan, unresolved))
 
 
-def _begin(
-    path: Path,
-    work: Work,
-    provenance: Fingerprints,
-    coords: xr.Dataset,
-    *,
-    side: int | None,
-    memory: int | None,
-    versions: dict[str, str],
-) -> None:
+def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -> None:
     """An empty store under `path`, all at once."""
-    plan = Plan.make(work, side, memory)
-    work = plan.applied(work)
     check_pairwise(work)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    record = {"provenance": provenance, "plan": plan.as_record(), "versions": versions}
     try:
         BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
         try:

@@ -141,6 +141,16 @@ class History:
             "target_classes": self.target_classes,
         }
 
+    def check_identity(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of a monitor that measured something else, and say where they differ."""
+        for name, mine in self.identity.items():
+            theirs = list(state.get(name, ()))
+            if theirs != mine:
+                raise ValueError(
+                    f"state: it is of a monitor with other {name.replace('_', ' ')} ({_where(theirs, mine)}); "
+                    "make this one with the same measures, sources and labels"
+                )
+
     def state(self) -> list[dict[str, Any]]:
         """The probes as plain values and tensors, which `torch.load(..., weights_only=True)` reads."""
         return [
@@ -248,3 +258,11 @@ class History:
         }
         arrays |= {name: ("step", [probe.numbers[name] for probe in self]) for name in self.numbers}
         return xr.Dataset(arrays, coords=coords, attrs=self.about)
+
+
+def _where(theirs: list[Any], mine: list[Any]) -> str:
+    """Where two lists begin to differ."""
+    different = [(a, b) for a, b in zip(theirs, mine, strict=False) if a != b]
+    if different:
+        return f"{different[0][0]!r} and not {different[0][1]!r}"
+    return f"{len(theirs)} and not {len(mine)}"

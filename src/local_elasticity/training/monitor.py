@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,7 @@ class Monitor:
             source_classes,
             target_classes,
             numbers=tuple(self._prober.of_features),
-            square=targets is None,
+            square=self._prober.targets is None,
             store=store if first() else None,
             about={
                 "update": repr(update),
@@ -208,25 +208,14 @@ class Monitor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
-        self._check_state(state)
+        if not (isinstance(state, Mapping) and {"step", "budget", "probes", "of_features"} <= set(state)):
+            raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
+        self.history.check_identity(state)
         self.history.load(state["probes"], int(state["step"]))
         self.budget.load(state["budget"])
         for name, one in state["of_features"].items():
             self._prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
-
-    def _check_state(self, state: Any) -> None:
-        if not (
-            isinstance(state, Mapping)
-            and {"step", "budget", "probes", "of_features", *self.history.identity} <= set(state)
-        ):
-            raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
-        for name, mine in self.history.identity.items():
-            if list(state[name]) != mine:
-                raise ValueError(
-                    f"state: it is of a monitor with other {name.replace('_', ' ')} ({_first(state[name], mine)}); "
-                    "make this one with the same measures, sources and labels"
-                )
 
     def resume(self, step: int) -> None:
         """Go on after `step` without a checkpoint of the monitor's own: what the store holds up to there is kept."""
@@ -305,11 +294,3 @@ def _labels(labels: Any, size: int, name: str) -> list[Any]:
     if len(values) != size:
         raise ValueError(f"{name}: {len(values)} labels do not fit {size} examples; give one for each")
     return values
-
-
-def _first(theirs: Sequence[Any], mine: Sequence[Any]) -> str:
-    """Where two lists begin to differ."""
-    place = next((i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b), None)
-    if place is None:
-        return f"{len(theirs)} and not {len(mine)}"
-    return f"{theirs[place]!r} and not {mine[place]!r}"

@@ -1,0 +1,149 @@
+"""The layout: which parameters of a network the tape understands, found on examples and checked against autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.problem import Inputs, Moment, Params
+from local_elasticity.engine.remembered import Remembered
+from local_elasticity.engine.tape import Tape, Use, leaves_of, record
+
+T = TypeVar("T")
+
+MOST_PLACES = 8
+"""Inner products over pairs of places take memory that grows with their square."""
+
+CANDIDATES = 8
+"""Examples among which those that a layout is found on are chosen."""
+
+COMPARED = 1 << 20
+"""Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
+
+    understood: tuple[str, ...]
+    left_over: tuple[str, ...]
+    factored: frozenset[str]
+    """Those whose gradients are kept as vectors, because there are few places or they are large."""
+
+    @classmethod
+    def of(cls, moment: Moment, inputs: Inputs) -> Layout:
+        """The layout of this network for such inputs, found once and remembered."""
+        shapes = _shapes(inputs)
+        found = _layouts.get(moment, shapes)
+        if found is None:
+            found = cls._found(moment, inputs)
+            _layouts.put(moment, shapes, found)
+        return found
+
+    @classmethod
+    def _found(cls, moment: Moment, inputs: Inputs) -> Layout:
+        """Record three examples, and compare the gradients of the middle one with autograd's own.
+
+        This catches inputs whose first axis is not the examples and functions that mix examples.
+        """
+        leaves = leaves_of(moment.params)
+        tape = record(moment, leaves, take(inputs, _telling(moment, inputs)))
+        predictions = tape.predictions
+        cotangents = torch.zeros_like(predictions)
+        cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
+        expected = torch.autograd.grad(
+            predictions,
+            list(leaves.values()),
+            cotangents,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        right = dict(zip(leaves, expected, strict=True))
+        at_uses = tape.gradients_at_uses(cotangents[:, None])
+        read = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if _is_right(use, q, right)]
+        understood = [name for use, _ in read for name in use.names]
+        factored = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
+        left_over = tuple(name for name in leaves if name not in understood)
+        return cls(tuple(understood), left_over, frozenset(factored))
+
+    def without(self, names: frozenset[str]) -> Layout:
+        """The same with some parameters left over."""
+        understood = tuple(name for name in self.understood if name not in names)
+        return Layout(understood, (*self.left_over, *names), self.factored - names)
+
+    def record(self, moment: Moment, inputs: Inputs) -> Tape:
+        """Run the network on a batch and keep what its gradients need."""
+        tape = record(moment, leaves_of(moment.params), inputs, self.understood)
+        in_pieces = frozenset(self.understood) - {name for use in tape.uses for name in use.names}
+        if in_pieces:
+            raise InPiecesError(in_pieces)
+        return tape
+
+
+class InPiecesError(RuntimeError):
+    """Parameters that a few examples meet once, and a larger batch in pieces: they must be left over."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(f"model: it takes large batches in pieces, and meets {', '.join(sorted(names))} in each")
+        self.names = names
+
+
+def with_layout(moment: Moment, inputs: Inputs, work: Callable[[Layout], T]) -> T:
+    """What `work` makes with the layout of this network; again with fewer parameters where it meets some in pieces."""
+    layout = Layout.of(moment, inputs)
+    while True:
+        try:
+            return work(layout)
+        except InPiecesError as error:
+            layout = layout.without(error.names)
+            _layouts.put(moment, _shapes(inputs), layout)
+
+
+_layouts: Remembered[Layout] = Remembered()
+
+
+def _shapes(inputs: Inputs) -> Any:
+    """What inputs are like, but for how many there are."""
+    return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
+
+
+def _telling(moment: Moment, inputs: Inputs) -> Tensor:
+    """Three examples, far apart; among a few whose predictions are finite, where there are such."""
+    n = count(inputs)
+    with torch.no_grad():
+        some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=moment.device).round().long()
+        finite = some[moment.predict(moment.params, take(inputs, some)).isfinite().all(1)]
+    some = finite if len(finite) else some
+    return some[torch.linspace(0, len(some) - 1, 3, device=moment.device).round().long()]
+
+
+def _better_as_vectors(use: Use, q: Tensor, k: int) -> bool:
+    """Whether inner products over pairs of places, l² (d + k o), are cheaper than those of whole matrices, k d o."""
+    if use.kind == "scale":
+        return False
+    a, at = use.places(q)
+    (places, d), o = a.shape[1:], at.shape[-1]
+    return places == 1 or (places <= MOST_PLACES and 2 * places**2 * (d + k * o) < k * d * o)
+
+
+def _is_right(use: Use, q: Tensor, gradients: Params) -> bool:
+    """Whether the second of three examples has all of the gradient and the others none; seen on the first outputs."""
+    if use.kind != "scale":
+        size = max(gradients[name][0].numel() for name in use.names)
+        channels = 2 if use.kind == "conv2d" else -1
+        q = q.narrow(channels, 0, max(1, min(q.shape[channels], COMPARED // size)))
+    for name, found in use.gradients(q).items():
+        wanted = gradients[name].flatten()[: found.shape[2]]
+        expected = torch.stack([torch.zeros_like(wanted), wanted, torch.zeros_like(wanted)])
+        if found[:, 0].shape != expected.shape:
+            return False
+        if not (found[:, 0] - expected).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm():
+            return False
+    return True
