@@ -93,7 +93,6 @@ class Monitor:
     ) -> None:
         problem = _as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
-        self.budget = Budget(budget)
         self._loggers = Loggers(loggers)
         self._prober = Prober.read(
             problem,
@@ -105,6 +104,7 @@ class Monitor:
             approximate=approximate,
             memory=memory,
         )
+        self.budget = Budget(budget)
         self._device = self._prober.sources[1].device
         source_classes, target_classes = self._classes(source_labels, target_labels)
         self.history = History(
