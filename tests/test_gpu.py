@@ -107,3 +107,63 @@ def test_memory_is_bounded_on_the_gpu():
         held = torch.cuda.memory_allocated()
         le.respond(le.Problem.of(net, "cross_entropy"), (x, y), engine="vmapped", memory=limit)
         assert torch.cuda.max_memory_allocated() - held < 1.5 * limit
+
+
+def net_and_examples(outputs=3):
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, outputs)).double()
+    return net, torch.randn(12, 6, dtype=torch.float64), torch.arange(12) % outputs
+
+
+def both(net):
+    """The net here and a copy of it there, each as a problem."""
+    there = copy.deepcopy(net).cuda()
+    return le.Problem.of(net, "cross_entropy"), le.Problem.of(there, "cross_entropy")
+
+
+def assert_same(there, here):
+    assert there.is_cuda
+    assert (there.cpu() - here).norm() <= SAME_IN_FLOAT64 * here.norm()
+
+
+def test_the_tangent_kernel_is_the_same():
+    net, x, _ = net_and_examples()
+    here, there = both(net)
+    assert_same(le.ntk(there, x.cuda()), le.ntk(here, x))
+
+
+def test_algorithm_1_is_the_same_to_the_letter():
+    net, x, y = net_and_examples()
+    here, there = both(net)
+    update = le.SGD(0.05)
+    expected = le.respond_in_sequence(here, (x, y), x[:5], update=update).target_change
+    assert_same(le.respond_in_sequence(there, (x.cuda(), y.cuda()), x[:5].cuda(), update=update).target_change, expected)
+
+
+@pytest.mark.parametrize("measures", [("kl", "relative"), ("kernel",)])
+def test_a_monitor_sees_the_same(measures):
+    net, x, y = net_and_examples()
+    histories = []
+    for problem, sources in zip(both(net), ((x, y), (x.cuda(), y.cuda())), strict=True):
+        monitor = le.Monitor(problem, sources, measures=measures, every=1, budget=None)
+        monitor.step(0)
+        histories.append(monitor.history[0].similarity)
+    here, there = histories
+    for name in here:
+        assert abs(here[name] - there[name]).max() <= 1e-6 * abs(here[name]).max()
+
+
+def test_a_store_is_filled_from_the_gpu(tmp_path):
+    net, x, y = net_and_examples()
+    here, there = both(net)
+    expected = le.similarity(here, (x, y), measure="kernel")
+    stored = le.similarity(there, (x.cuda(), y.cuda()), measure="kernel", store=tmp_path / "s.zarr", block=5)
+    assert abs(stored.values - expected.values).max() <= 1e-6 * abs(expected.values).max()
+
+
+@pytest.mark.parametrize("approximation", ["landmarks", "sketch"])
+def test_approximate_clusters_are_found_on_the_gpu(approximation):
+    x = torch.cat([torch.randn(40, 8), torch.randn(40, 8) + 6]).numpy()
+    model = le.LocalElasticityClustering(
+        2, network="fnn-128", epochs=5, approximation=approximation, random_state=0, device="cuda"
+    ).fit(x)
+    assert le.best_match_accuracy(model.labels_, torch.arange(80) // 40) == 1
