@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -9,9 +10,12 @@ from jaxtyping import install_import_hook
 
 import tests.checking  # noqa: F401 (the hook looks it up)
 
+ENGINE = Path(__file__).parents[1] / "src" / "local_elasticity" / "engine"
+
 install_import_hook(
     [
-        "local_elasticity.engine",
+        # Triton compiles its functions from their source and their module's names, which a wrapper does not have.
+        *[f"local_elasticity.engine.{part.stem}" for part in ENGINE.iterdir() if part.stem != "flips_triton"],
         "local_elasticity.measures.change",
         "local_elasticity.measures.relative",
         "local_elasticity.measures.kernel",
