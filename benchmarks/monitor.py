@@ -5,9 +5,9 @@
 
 *Released* is written as the notebooks of Dan et al. do it: for each of the 60 sources and each of 3 target classes the
 model is built anew, the weights are copied in, one step is taken, and the 20 targets are predicted one by one, before
-and after. It is timed on some of the 180 updates and scaled to all. *Epoch* trains on 15,000 images in batches of 256,
-with 7 probes and without, in turns. Ratios are taken within a turn; the median over turns is reported.
-Figures go to benchmarks/results/monitor-<device>.json.
+and after. It is timed on some of the 180 updates and scaled to all. An epoch trains on 15,000 images in batches of 256,
+with 7 probes and without, in turns; five epochs are watched with the default budget. Ratios are taken within a turn;
+the median over turns is reported. Figures go to benchmarks/results/monitor-<device>.json.
 """
 
 from __future__ import annotations
@@ -105,8 +105,10 @@ def probe_against_released(device: str, repeats: int, updates: int) -> dict[str,
     }
 
 
-def epoch(device: str, images: int, engine: str, repeats: int, budget: float | None = None) -> dict[str, Any]:
-    """Seconds of an epoch with and without 7 probes, or as many of them as a budget allows, and both's peak memory."""
+def training(
+    device: str, images: int, engine: str, repeats: int, *, epochs: int = 1, budget: float | None = None
+) -> dict[str, Any]:
+    """Seconds of epochs with and without 7 probes each, or as many as a budget allows, and the peak memory of both."""
     x = torch.randn(images, 3, 32, 32, device=device)
     y = torch.arange(images, device=device) % CLASSES
     net = le.models.ResNet18(CLASSES).to(device)
@@ -115,8 +117,8 @@ def epoch(device: str, images: int, engine: str, repeats: int, budget: float | N
     schedule = le.training.PerEpoch(min(7, steps), steps)
 
     def train(monitor: le.Monitor | None = None) -> None:
-        for step in range(steps):
-            rows = slice(256 * step, 256 * (step + 1))
+        for step in range(epochs * steps):
+            rows = slice(256 * (step % steps), 256 * (step % steps + 1))
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             optimizer.step()
@@ -137,8 +139,9 @@ def epoch(device: str, images: int, engine: str, repeats: int, budget: float | N
     return {
         "engine": engine,
         "images": images,
+        "epochs": epochs,
         "budget": budget,
-        "probes planned": min(7, steps),
+        "probes planned": epochs * min(7, steps),
         "probes taken": statistics.median(probes),
         "seconds alone": statistics.median(alone for alone, _ in turns),
         "seconds watched": statistics.median(watched for _, watched in turns),
@@ -165,17 +168,17 @@ def main() -> None:
     print(f"a probe of 60 x 60: {probe}", flush=True)
     images = 15_000 if on_gpu else 512
     engines = ("auto", "structured", "linearized") if on_gpu else ("auto", "linearized")
-    epochs = [epoch(options.device, images, engine, repeats) for engine in engines]
-    kept = epoch(options.device, images, "auto", repeats, budget=BUDGET)
+    epochs = [training(options.device, images, engine, repeats) for engine in engines]
+    kept = training(options.device, images, "auto", repeats, epochs=5, budget=BUDGET)
     for one in (*epochs, kept):
-        print(f"an epoch of {one['images']} images: {one}", flush=True)
+        print(f"epochs of {one['images']} images: {one}", flush=True)
     wanted = 300.0 if on_gpu else 8.0
     close = [one for one in epochs if probe["largest difference from auto"][one["engine"]] <= WITHIN]
     cheapest = min(close, key=lambda one: one["overhead"])
     verdicts = [
         (f"released / auto at least {wanted:g}", probe["released / auto"], probe["released / auto"] >= wanted),
         ("7 probes cost at most 30 % of an epoch of 15,000 images", cheapest["overhead"], cheapest["overhead"] <= 0.3),
-        ("the default budget keeps to 10 % of an epoch", kept["overhead"], kept["overhead"] <= BUDGET),
+        ("the default budget keeps to 10 % of 5 epochs", kept["overhead"], kept["overhead"] <= BUDGET),
     ]
     report = {
         "machine": f"one {torch.cuda.get_device_name()}" if on_gpu else f"{torch.get_num_threads()} CPU threads",

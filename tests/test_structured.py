@@ -9,6 +9,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.memory import Live
 from local_elasticity.engine.structured import StructuredRunner, two_layer_runner
 from local_elasticity.engine.two_layer import TwoLayerRunner
 from tests.test_engines import assert_same_rows
@@ -308,6 +309,22 @@ class Learned(nn.Module):
 
     def forward(self, x):
         return self.first(x) * self.scale
+
+
+@pytest.mark.parametrize("memory", [2**24, 2**26])
+@pytest.mark.parametrize("make", [le.models.cnn, lambda: le.models.ResNet18(1, channels=1, width=8)])
+def test_chunks_on_a_gpu_fill_the_memory_and_no_more(make, memory, monkeypatch):
+    """Where no cache limits a tile, what rows take is measured; here the CPU stands for such a device."""
+    monkeypatch.setattr("local_elasticity.engine.structured.TILE_BYTES", {})
+    x, y = torch.randn(200, 1, 28, 28), torch.randn(200)
+    with le.Problem.of(make(), "mse").moment() as moment:
+        runner = StructuredRunner(Job.read(moment, (x, y), x[:20], le.SGD(0.1), memory=memory))
+        assert 1 < runner.chunk < 200
+        with Live() as live:
+            chunked = runner.rows(0, runner.chunk).target_change
+        assert 0.5 * memory < live.most < 0.8 * memory
+        one_by_one = [runner.rows(i, i + 1).target_change for i in range(3)]
+    assert torch.allclose(chunked[:3], torch.cat(one_by_one), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
@@ -84,6 +86,39 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         words in str(error) for words in ("not enough memory", "out of memory", "can't allocate memory")
     )
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made inside and still alive; `most` is the largest count there was.
+
+    >>> with Live() as live:
+    ...     for _ in range(3):
+    ...         two = torch.ones(256) + torch.ones(256)  # three tensors of 1024 bytes, and the one of the turn before
+    >>> live.most
+    4096
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: Any) -> None:
+        if storage not in self._known:
+            self._known.add(storage)
+            weakref.finalize(storage, self._gone, storage.nbytes())
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
 
 
 class _Allocations(TorchFunctionMode):

@@ -21,7 +21,7 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Job, Rows, Runner, own_change
 from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.looped import LoopedRunner
-from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.memory import Live, is_out_of_memory
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.rules import elementwise, layers, shapes
@@ -35,7 +35,11 @@ RULES = (elementwise, layers, shapes)
 """The modules whose import registers the rules."""
 
 TENSORS_A_PAIR = 16
-"""How many tensors of the largest activation's size a pair of source and target takes while it passes a layer."""
+"""How many tensors of the largest activation's size a pair of source and target takes, at most, while it passes a
+layer."""
+
+MEASURED_SHARE = 0.7
+"""Of the memory, how much chunks may take by what a row was seen to take; the rest is for workspaces."""
 
 TILE_BYTES = {"cpu": 1 << 26}
 """What a tile of pairs may take where caches are small; elsewhere half of the memory."""
@@ -95,13 +99,42 @@ class StructuredRunner:
             )
         fitting = max(1, job.memory // job.footprint.forward())
         self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
-        self.pairs = max(1, _tile_bytes(job) // (TENSORS_A_PAIR * job.footprint.largest))
-        self.at_once = min(job.m, max(1, min(self.pairs, 64)))
-        self.chunk = max(1, min(job.n, self.pairs // self.at_once))
+        tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
+        self.at_once = max(1, min(job.m, tile // pair, 64))
+        self.fixed_bytes, self.row_bytes = 0, self.at_once * pair
+        self.chunk = self._fitting(tile)
+        if self.chunk < job.n and job.moment.device.type not in TILE_BYTES:
+            self.fixed_bytes, self.row_bytes = self._measured_bytes()
+            self.chunk = max(self.chunk, self._fitting(int(MEASURED_SHARE * job.memory)))
 
     @property
     def bytes(self) -> int:
-        return self.chunk * self.at_once * TENSORS_A_PAIR * self.job.footprint.largest
+        return self.fixed_bytes + self.chunk * self.row_bytes
+
+    def _fitting(self, memory: int) -> int:
+        """How many sources a time."""
+        return max(1, min(self.job.n, (memory - self.fixed_bytes) // self.row_bytes))
+
+    def _measured_bytes(self) -> tuple[int, int]:
+        """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
+        or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
+        """
+        what = _shapes(self.job), self.at_once, self.job.batch, self.job.moment.dtype
+        known = _bytes.get(self.job.moment, what)
+        if known is None:
+            many = min(self.job.n, max(2, self.chunk))
+            few = many // 2
+            each = -(-(self._live(many) - (less := self._live(few))) // (many - few))
+            known = max(0, less - few * each), max(1, each)
+            _bytes.put(self.job.moment, what, known)
+        return known
+
+    def _live(self, sources: int) -> int:
+        """The most bytes that are alive at a time while some sources are taken."""
+        live = Live()
+        with live:
+            self.rows(0, sources)
+        return live.most
 
     def shrink(self) -> bool:
         smaller = max(1, self.chunk // 2), max(1, self.at_once // (1 if self.chunk > 1 else 2))
@@ -155,12 +188,12 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
 
 
 _proved: Remembered[bool] = Remembered()
+_bytes: Remembered[tuple[int, int]] = Remembered()
 
 
 def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
     """Compare a few pairs with the loop, in float64 where that is possible; raise an UnreadableError if they differ."""
-    shapes = tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs))
-    what = (kind, shapes, job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
+    what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
     if _proved.get(job.moment, what):
         return
     try:
@@ -192,6 +225,10 @@ def _difference_from_loop(job: Job, kind: Callable[[Job], Runner]) -> float:
     coarser = torch.finfo(dtype).eps / torch.finfo(torch.float64).eps
     allowed = min(1e-2, PROVED * coarser) * norm + PROOF_ROUNDING * coarser * largest
     return float((error / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)).max())
+
+
+def _shapes(job: Job) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs))
 
 
 def _tile_bytes(job: Job) -> int:
