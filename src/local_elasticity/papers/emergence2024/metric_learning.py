@@ -183,7 +183,7 @@ def _draw(tables: Tables) -> Figure:
                 label = {"recall": "Recall@1", "cosine": "raw cosine"}.get(name, name)
                 draw_band(axes, step, over_seeds(runs, name), color=colour, label=label)
             axes.set(xscale="log", title=part, ylim=(-0.05, 1.05))
-        panels[0, 0].legend()
+        made.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
         for axes in panels[-1]:
             axes.set_xlabel("step + 1")
     return made

@@ -48,6 +48,9 @@ RELEASED_RATE = 3e-3
 LOCAL = -0.8
 """A correlation below this is called local elasticity; the paper's own range from −0.92 to −0.99."""
 
+LINEAR_AXIS = 100.0
+"""Where S_rel is larger, because the net hardly moves at the source, it is drawn on a logarithmic axis."""
+
 WITH, WITHOUT = "correlation", "correlation without diagonal"
 RELEASED, RELEASED_WITHOUT = "correlation, distance as released", "correlation without diagonal, distance as released"
 
@@ -244,13 +247,17 @@ def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns:
         panels = made.subplots(rows, columns, squeeze=False)
         for axes, key in zip(panels.flat, keys, strict=False):
             shown = next((found for unit, found in measured.items() if key_of(unit) == key and "S" in found), None)
-            correlation = np.mean(values(measured, key, WITHOUT))
-            axes.set_title(f"{key[0].replace('_', ' ')}, {key[1]}: {correlation:.2f}".replace("-", "−"))
+            correlation = round(float(np.mean(values(measured, key, WITHOUT))), 2) + 0.0
+            name, net = key[0].replace("_", " "), key[1].replace("relu", "ReLU").replace("bce", "BCE")
+            axes.set_title(f"{name}, {net}: {correlation:.2f}".replace("-", "−"))
             axes.set(xlabel="geodesic distance", ylabel="$S_{rel}$")
             if shown:
                 colour = COLOURS[("relu", "linear", "sigmoid", "relu bce").index(key[1])]
                 axes.scatter(shown["distance"], shown["S"], s=2, alpha=0.4, color=colour, linewidths=0, rasterized=True)
-                axes.set_ylim(0, None)
+                if max(shown["S"]) > LINEAR_AXIS:
+                    axes.set_yscale("log")
+                else:
+                    axes.set_ylim(0, None)
         for axes in panels.flat[len(keys) :]:
             axes.set_visible(False)
     return made
