@@ -206,6 +206,18 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
         write_page(tmp_path / "toy" / "one" / "units")
 
 
+def test_a_cell_for_every_row_and_column_makes_a_table_like_the_papers(tmp_path):
+    class Grid(Toy):
+        def find(self, measured):
+            cells = [Cell("r", str(i), 1.0 if i else None, (1.0, 1.5) if i else ()) for i in range(3)]
+            return Findings(cells, [Claim("rise", "it rises")])
+
+    run_experiment(Grid(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
+    page = write_page(tmp_path / "toy").read_text()
+    assert "| | 0 | 1 | 2 |" in page
+    assert "| r | not measured | 1.25 (1 … 1.5)<br>1 ✓ | 1.25 (1 … 1.5)<br>1 ✓ |" in page
+
+
 def test_the_pages_in_docs_are_made_from_their_results():
     for folder in {file.parents[1] for file in (ROOT / "docs" / "results").rglob("result.json")}:
         assert folder.with_name(f"{folder.name}.md").read_text() == results_page(folder)

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+GRID_COLUMNS = 3
+"""Cells are laid out as a table from so many columns on."""
+
 
 def write_page(folder: Path) -> Path:
     """Make the page of a folder of runs; it lies beside the folder and has its name."""
@@ -87,8 +90,34 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    if not cells:
-        return ""
+    """As a table like the paper's where there is a cell for every row and column, and else a line for each."""
+    rows, columns = (list(dict.fromkeys(cell[key] for cell in cells)) for key in ("row", "column"))
+    if len(columns) >= GRID_COLUMNS and len(cells) == len(rows) * len(columns):
+        return _grid(cells, rows, columns)
+    return _lines(cells) if cells else ""
+
+
+def _grid(cells: Sequence[Mapping[str, Any]], rows: Sequence[str], columns: Sequence[str]) -> str:
+    at = {(cell["row"], cell["column"]): cell for cell in cells}
+    head = [f"| | {' | '.join(map(_plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    body = [f"| {_plain(row)} | {' | '.join(_beside(at[row, column]) for column in columns)} |" for row in rows]
+    return "\n".join(
+        ["Our mean (range over seeds); below it the paper's value: ✓ agrees, ✗ differs.", "", *head, *body]
+    )
+
+
+def _beside(cell: Mapping[str, Any]) -> str:
+    """A cell with the paper's value below."""
+    reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
+    values = cell["values"]
+    spread = f" ({min(values):.3g} … {max(values):.3g})" if len(values) > 1 else ""
+    ours = "not measured" if cell["mean"] is None else f"{cell['mean']:.3g}{spread}"
+    mark = {"agrees": " ✓", "differs": " ✗"}.get(cell["verdict"] or "", "")
+    paper = "" if cell["paper"] is None else f"<br>{_number(cell['paper'])}{mark}"
+    return f"{ours}{reason}{paper}"
+
+
+def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         f"| {_plain(cell['row'])} | {_plain(cell['column'])} | {_number(cell['paper'])} | {_measured(cell)} "
         f"| {_range(cell['values'])} | {cell['verdict'] or ''} |"
