@@ -245,7 +245,7 @@ def test_a_file_gets_its_table_of_claims(tmp_path):
     run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=1)
     file = tmp_path / "read.md"
     file.write_text("before\n<!-- claims: toy -->\nold\n<!-- end of claims -->\nafter")
-    table = "| claim | verdict | run |\n|---|---|---|\n| it rises | **holds** | one, as defined |"
+    table = "| claim | as defined | run |\n|---|---|---|\n| it rises | **holds** | one |"
     assert with_claims(file) == f"before\n<!-- claims: toy -->\n{table}\n<!-- end of claims -->\nafter"
 
 

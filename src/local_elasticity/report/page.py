@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+READINGS = ("as_defined", "as_printed", "as_released")
+
 GRID_COLUMNS = 3
 """Cells are laid out as a table from so many columns on."""
 
@@ -39,15 +41,27 @@ def with_claims(file: Path) -> str:
     """A Markdown file with the tables of claims that it asks for, one line a claim; folders are relative to it."""
 
     def renewed(match: re.Match[str]) -> str:
+        runs = list(_runs(file.parent / match[2]).values())
+        readings = [one for one in READINGS if any(run["reading"] == one for run in runs)]
         rows = [
-            f"| {_plain(claim['text'])} | **{claim['verdict']}** | {Path(run['experiment']).name}, {_reading(run)} |"
-            for run in _runs(file.parent / match[2]).values()
-            for claim in run["claims"]
+            f"| {_plain(text)} | {' | '.join(found.get(one, '') for one in readings)} | {name} |"
+            for (name, text), found in _verdicts(runs).items()
         ]
-        return "\n".join([match[1], "| claim | verdict | run |", "|---|---|---|", *rows, match[3]])
+        head = f"| claim | {' | '.join(one.replace('_', ' ') for one in readings)} | run |"
+        return "\n".join([match[1], head, "|---" * (len(readings) + 2) + "|", *rows, match[3]])
 
     marked = r"(<!-- claims: (\S+) -->)\n.*?(<!-- end of claims -->)"
     return re.sub(marked, renewed, file.read_text(), flags=re.DOTALL)
+
+
+def _verdicts(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
+    """(experiment, claim) → reading → verdict."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for run in runs:
+        for claim in run["claims"]:
+            line = found.setdefault((Path(run["experiment"]).name, claim["text"]), {})
+            line[run["reading"]] = f"**{claim['verdict']}**"
+    return found
 
 
 def _runs(folder: Path) -> dict[Path, Any]:
