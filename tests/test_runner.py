@@ -215,7 +215,7 @@ def test_a_cell_for_every_row_and_column_makes_a_table_like_the_papers(tmp_path)
     run_experiment(Grid(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
     page = write_page(tmp_path / "toy").read_text()
     assert "| | 0 | 1 | 2 |" in page
-    assert "| r | not measured | 1.25 (1 … 1.5)<br>1 ✓ | 1.25 (1 … 1.5)<br>1 ✓ |" in page
+    assert "| r | not measured | 1.25<br>1 … 1.5<br>paper 1 ✓ | 1.25<br>1 … 1.5<br>paper 1 ✓ |" in page
 
 
 def test_the_pages_in_docs_are_made_from_their_results():

@@ -124,10 +124,10 @@ def _beside(cell: Mapping[str, Any]) -> str:
     """A cell with the paper's value below."""
     reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
     values = cell["values"]
-    spread = f" ({min(values):.3g} … {max(values):.3g})" if len(values) > 1 else ""
+    spread = f"<br>{min(values):.3g} … {max(values):.3g}" if len(values) > 1 else ""
     ours = "not measured" if cell["mean"] is None else f"{cell['mean']:.3g}{spread}"
     mark = {"agrees": " ✓", "differs": " ✗"}.get(cell["verdict"] or "", "")
-    paper = "" if cell["paper"] is None else f"<br>{_number(cell['paper'])}{mark}"
+    paper = "" if cell["paper"] is None else f"<br>paper {_number(cell['paper'])}{mark}"
     return f"{ours}{reason}{paper}"
 
 
