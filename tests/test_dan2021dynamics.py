@@ -116,6 +116,9 @@ def test_verdicts_follow_the_curves():
     assert verdicts["intra_larger"] == verdicts["inter_decreases"] == verdicts["sharper"] == "fails"
     mixed = judge(Runs.of([run_of(falls, flat), run_of(reversed_order, flat)]))
     assert mixed[0].verdict == "depends"
+    assert (mixed[0].low, mixed[0].high) == pytest.approx((0.8 / 6.2, 5), rel=0.1)
+    assert mixed[0].effect == pytest.approx(np.sqrt(mixed[0].low * mixed[0].high))
+    assert mixed[-1].paper == 1
 
 
 def test_sharper_and_early_are_said_of_locality_only():

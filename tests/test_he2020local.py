@@ -259,6 +259,62 @@ def test_claims_are_judged_from_the_grid():
     assert judge_ahead(claim, missing, ["a"], ["b"]).verdict == "not measured"
 
 
+def test_claims_have_the_papers_own_statistic():
+    """The paper's best rows need not be ours, and its columns are those that were measured."""
+    values = {("a", "x"): [60, 70], ("b", "x"): [50, 55], ("c", "x"): [52, 54], ("a", "y"): [70, 80]}
+    values |= {("b", "y"): [50, 65], ("c", "y"): [50, 52]}
+    paper = {("a", "x"): 66.0, ("a", "y"): 56.0, ("b", "x"): 40.0, ("b", "y"): 50.0, ("c", "x"): 70.0, ("c", "y"): 54.0}
+    claim, grid = Claim("id", "text"), Grid(values, ["x", "y"], paper)
+    ahead = judge_ahead(claim, grid, ["a"], ["b", "c"])
+    assert (ahead.effect, ahead.low, ahead.high, ahead.paper) == (15, 15, 15, -1)
+    gains = judge_gains(claim, grid, [("a", "b"), ("a", "c")])
+    assert (gains.effect, gains.low, gains.high, gains.paper) == (16.5, 14.5, 18.5, 7.5)
+    assert judge_likeness(claim, grid, [("a", "c")], within=2).paper == 3
+    assert judge_spread(claim, grid, ["a", "c"], least=5).paper == 13
+    first = Grid(values, ["x"], paper)
+    assert judge_ahead(claim, first, ["a"], ["b", "c"]).paper == -4
+    assert judge_spread(claim, first, ["a"], least=5).paper == 0
+    unpublished = Grid(values, ["x", "y"], {place: value for place, value in paper.items() if place != ("c", "y")})
+    assert judge_ahead(claim, unpublished, ["a"], ["b", "c"]).paper is None
+    assert judge_gains(claim, unpublished, [("a", "b"), ("a", "c")]).paper is None
+    assert judge_likeness(claim, unpublished, [("a", "c")], within=2).paper is None
+    assert judge_spread(claim, unpublished, ["a", "c"], least=5).paper is None
+
+
+def test_gains_are_compared_over_the_columns_that_have_values():
+    nan = float("nan")
+    values = {("a", "x"): [60, 70], ("b", "x"): [50, 50], ("a", "y"): [nan, nan], ("b", "y"): [50, 50]}
+    grid = Grid(values, ["x", "y"], {("a", "x"): 58.0, ("b", "x"): 50.0, ("a", "y"): 90.0, ("b", "y"): 50.0})
+    gains = judge_gains(Claim("id", "text"), grid, [("a", "b")], everywhere=True)
+    assert (gains.effect, gains.paper) == (15, 8)
+    nothing = judge_gains(Claim("id", "text"), Grid(values, ["y"], grid.paper), [("a", "b")])
+    assert (nothing.verdict, nothing.paper) == ("not measured", None)
+
+
+def test_a_row_without_a_value_in_some_column_has_no_spread():
+    nan = float("nan")
+    claim, columns = Claim("id", "text"), ["x", "y"]
+    values = {("a", "x"): [60, nan, 64], ("a", "y"): [80, 82, nan], ("b", "x"): [nan] * 3, ("b", "y"): [50, 50, 50]}
+    spread = judge_spread(claim, Grid(values, columns), ["a", "b"], least=5)
+    assert (spread.verdict, spread.effect) == ("holds", 19)
+    assert spread.evidence == "a: from 62.0 (x) to 81.0 (y), standard error 1.5"
+    assert judge_spread(claim, Grid(values, columns), ["b"], least=5).verdict == "not measured"
+
+
+def test_the_tables_hand_on_what_the_paper_printed():
+    """5 vs 8 and 4 vs 9 were measured, at 3 seeds: gains over these two columns, the paper's as well."""
+    table = find_experiment("he2020local/table7")
+    measured = {}
+    for seed in range(3):
+        for task in ("mnist 5-8 aux 3,9", "mnist 4-9 aux 5,7"):
+            measured[Unit(f"{task} relu l2", seed)] = {"kernelized": 60.0, "normalized-kernelized": 61.0 + seed}
+    claim = next(claim for claim in table.find(measured).claims if claim.id == "normalized_l2")
+    assert (claim.effect, claim.low, claim.high) == (2, 1, 3)
+    assert claim.paper == pytest.approx((71.3 - 71.0 + 62.3 - 63.8) / 2)
+    later = {unit: found for unit, found in measured.items() if "4-9" in unit.part}
+    assert {cell.paper for cell in table.find(later).cells if cell.row == "l2-kernelized (ours)"} == {63.8}
+
+
 def test_steps_are_compared_by_class():
     change = np.array([[4.0, 4.0, 1.0, 1.0]] * 6 + [[1.0, 1.0, 3.0, 3.0]] * 2)
     moves = Moves(change, change / 2, change)

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
@@ -49,7 +51,7 @@ class Toy(Experiment):
         made.subplots().plot(values)
         return Findings(
             [Cell("a", "value", 2.0, values), Cell("b", "value", None, ()), Cell("c", "value", 1.0, (), reason=WHY)],
-            [Claim("rises", "it rises", "holds", 1.0, "seen")],
+            [Claim("rises", "it rises").judged([True], [float(value) for value in values], "seen", paper=1.5)],
             [Curve("line", [0.0], [1.0], [0.5], [1.5])],
             {"toy": made},
         )
@@ -72,7 +74,7 @@ def test_a_result_has_the_one_schema(tmp_path):
         "verdict": "agrees",
     }
     assert result["cells"][1]["verdict"] is None
-    assert set(result["claims"][0]) == {"id", "text", "verdict", "effect", "evidence"}
+    assert set(result["claims"][0]) == {"id", "text", "verdict", "effect", "evidence", "low", "high", "paper"}
     assert set(result["curves"][0]) == {"name", "x", "mean", "low", "high"}
     assert result["figures"] == ["figures/toy.png", "figures/toy.svg"]
     assert all((tmp_path / "run" / file).stat().st_size > 1000 for file in result["figures"])
@@ -258,6 +260,19 @@ def test_verdicts_follow_the_range_of_seeds():
     assert Cell("r", "c", 0.5, (0.5, 0.5), least=3).verdict is None
 
 
+def test_an_effect_is_kept_with_its_range():
+    claim = Claim("rises", "it rises")
+    several = claim.judged([True, False], np.array([3.0, 1.0, np.nan]), "seen", 2.5)
+    assert (several.verdict, several.effect, several.low, several.high, several.paper) == ("depends", 2, 1, 3, 2.5)
+    assert claim.judged([True], [1.0, 1.0, 4.0], "seen", average=statistics.median).effect == 1
+    for effect in (2.0, np.float64(2.0), [2.0], [2.0, np.nan]):
+        one = claim.judged([True], effect, "seen")
+        assert (one.effect, one.low, one.high, one.paper) == (2, None, None, None)
+    for effect in (None, [], [np.nan]):
+        assert claim.judged([True], effect, "seen").effect is None
+    assert claim.judged([], [1.0], "seen", 1.0) == Claim("rises", "it rises", paper=1.0)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_run_at_smoke_scale(name, tmp_path):
     experiment = find_experiment(name)
@@ -270,6 +285,7 @@ def test_experiments_run_at_smoke_scale(name, tmp_path):
         pytest.skip(str(error))
     assert [claim["id"] for claim in result["claims"]] == [claim.id for claim in experiment.claims]
     assert all(cell["values"] for cell in result["cells"] if cell["row"] not in NEEDS_A_DOWNLOAD)
+    assert json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail) == result
 
 
 def test_fig1_is_locally_elastic_even_at_smoke_scale(tmp_path):
@@ -279,6 +295,8 @@ def test_fig1_is_locally_elastic_even_at_smoke_scale(tmp_path):
     for name in ("torus", "folded boxes"):
         relu, linear = (cells[f"{name}: correlation without diagonal", net] for net in ("relu", "linear"))
         assert all(a < b - 0.3 for a, b in zip(relu["values"], linear["values"], strict=True))
+    assert [claim["paper"] for claim in result["claims"]] == pytest.approx([-0.945, 0.635, 0.24])
+    assert all(claim["low"] < claim["effect"] < claim["high"] for claim in result["claims"])
 
 
 def test_a_killed_process_loses_only_the_unit_it_was_in(tmp_path):

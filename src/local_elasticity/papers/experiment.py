@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,22 +83,49 @@ class Cell:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, and what came out: the effect in numbers and the evidence in words."""
+    """A sentence of the paper, and what came out: the effect in numbers and the evidence in words.
+
+    `low` and `high` are the range of the effect over seeds or runs, None where it is one number; `paper` is the same
+    quantity from the numbers that the paper prints, None where it prints none.
+    """
 
     id: str
     text: str
     verdict: Verdict = "not measured"
     effect: float | None = None
     evidence: str = ""
+    low: float | None = None
+    high: float | None = None
+    paper: float | None = None
 
-    def judged(self, outcomes: Sequence[bool], effect: float | None, evidence: str) -> Claim:
+    def judged(
+        self,
+        outcomes: Sequence[bool],
+        effect: Iterable[float] | float | None,
+        evidence: str,
+        paper: float | None = None,
+        *,
+        average: Callable[[Sequence[float]], float] = statistics.fmean,
+    ) -> Claim:
         """With a verdict: it holds where every outcome is true, fails where none is, and depends otherwise; without
         outcomes it is not measured.
+
+        `effect` is that of every seed or run, of which the average, the lowest and the highest are kept and NaN is left
+        out; or one number, a maximum say.
+
+        >>> rises = Claim("rises", "It rises.").judged([True, True], [0.25, 0.75], "in 2 of 2 runs", paper=0.6)
+        >>> rises.verdict, rises.effect, rises.low, rises.high, rises.paper
+        ('holds', 0.5, 0.25, 0.75, 0.6)
         """
         if not outcomes:
-            return self
+            return replace(self, paper=paper)
         verdict: Verdict = "holds" if all(outcomes) else "depends" if any(outcomes) else "fails"
-        return replace(self, verdict=verdict, effect=effect, evidence=evidence)
+        made = replace(self, verdict=verdict, evidence=evidence, paper=paper)
+        if effect is None or isinstance(effect, int | float):
+            return replace(made, effect=effect)
+        known = [float(value) for value in effect if not math.isnan(value)]
+        low, high = (min(known), max(known)) if len(known) > 1 else (None, None)
+        return replace(made, effect=average(known) if known else None, low=low, high=high)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -23,6 +24,9 @@ SATURATED = 0.95
 """The share of its final value at which the accuracy counts as saturated."""
 
 NEAR_ONE = 0.05
+
+START = 1.0
+"""Where the published curves of all pairs begin, read off Figures 1, 2 and 14."""
 
 JUDGED = {"as defined (SGD, Definition 2)": ("sgd", "kl"), "as released (fresh Adam)": ("adam", "released_kl")}
 
@@ -129,8 +133,8 @@ def _intra_larger(runs: Runs, name: str, title: str, where: tuple[str, str]) -> 
         f"{np.exp(np.mean(effects[r])):.2f} {z_said(effects[r])}"
         for r in READINGS
     )
-    ratio = float(np.exp(np.mean(effects["median apart"])))
-    return _claim(name).judged(np.concatenate(list(outcomes.values())).tolist(), ratio, f"{title}, late: {said}")
+    every, ratios = np.concatenate(list(outcomes.values())).tolist(), np.exp(effects["median apart"])
+    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=_geometric_mean)
 
 
 def _intra_constant(runs: Runs, name: str, title: str, where: tuple[str, str]) -> Claim:
@@ -138,7 +142,7 @@ def _intra_constant(runs: Runs, name: str, title: str, where: tuple[str, str]) -
     outcomes = np.concatenate([np.abs(change) < CONSTANT for change in changes.values()])
     return _claim(name).judged(
         outcomes.tolist(),
-        float(np.mean(changes["mean"])),
+        changes["mean"],
         f"{title}, change of the intra-class value from first to late, {_said(changes)}; within {CONSTANT:.0%} counts "
         "as constant",
     )
@@ -148,7 +152,7 @@ def _inter_decreases(runs: Runs, name: str, title: str, where: tuple[str, str]) 
     changes = {r: relative_change(runs.intra_inter(*where, r)[1]) for r in READINGS}
     outcomes = np.concatenate([change < -DECREASES for change in changes.values()])
     evidence = f"{title}, change of the inter-class value from first to late, {_said(changes)}"
-    return _claim(name).judged(outcomes.tolist(), float(np.mean(changes["mean"])), evidence)
+    return _claim(name).judged(outcomes.tolist(), changes["mean"], evidence)
 
 
 def _not_by_definition_1(runs: Runs, name: str, title: str, where: tuple[str, str]) -> Claim:
@@ -158,9 +162,8 @@ def _not_by_definition_1(runs: Runs, name: str, title: str, where: tuple[str, st
         f"{np.exp(np.mean(runs.contrast(*where, r))):.3g}"
         for r in READINGS
     )
-    ratio = float(np.exp(np.mean(runs.contrast(*where))))
-    every = np.concatenate(list(outcomes.values())).tolist()
-    return _claim(name).judged(every, ratio, f"{title}, late: {said}")
+    every, ratios = np.concatenate(list(outcomes.values())).tolist(), np.exp(runs.contrast(*where))
+    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=_geometric_mean)
 
 
 def _sharper(runs: Runs) -> Claim:
@@ -176,9 +179,7 @@ def _sharper(runs: Runs) -> Claim:
         f"fair comparison. Runs that show locality at all (intra above inter), and more of it than Definition 1: "
         f"{said} of {len(one)} {z_said(root - one)}"
     )
-    return _claim("sharper").judged(
-        np.concatenate(list(sharper.values())).tolist(), float(np.mean(root - one)), evidence
-    )
+    return _claim("sharper").judged(np.concatenate(list(sharper.values())).tolist(), root - one, evidence)
 
 
 def _softmax_better(runs: Runs) -> Claim:
@@ -187,7 +188,7 @@ def _softmax_better(runs: Runs) -> Claim:
         f"SGD, L1, late, intra/inter of medians without self-pairs: softmax {np.exp(np.mean(soft)):.2f}, logits "
         f"{np.exp(np.mean(plain)):.2f} {z_said(soft - plain)}"
     )
-    return _claim("softmax_better").judged((soft > plain).tolist(), float(np.mean(soft - plain)), evidence)
+    return _claim("softmax_better").judged((soft > plain).tolist(), soft - plain, evidence)
 
 
 def _norms_alike(runs: Runs) -> Claim:
@@ -196,7 +197,7 @@ def _norms_alike(runs: Runs) -> Claim:
     evidence = (
         f"SGD, softmax: the largest difference over pairs and times is {np.mean(apart):.1%} in the mean over runs"
     )
-    return _claim("norms_alike").judged((apart < SAME).tolist(), float(np.mean(apart)), evidence)
+    return _claim("norms_alike").judged((apart < SAME).tolist(), apart, evidence)
 
 
 def _early(runs: Runs) -> Claim:
@@ -207,14 +208,13 @@ def _early(runs: Runs) -> Claim:
     saturated = runs.steps[enough.argmax(1)]
     local = np.array([half_life(runs.steps, curve) for curve in ratio])
     evidence = f"inter/intra (SGD, Definition 2, medians) falls in {falls.sum()} of {len(falls)} runs"
-    effect = None
     if falls.any():
-        effect = float(np.median(local[falls] / np.maximum(saturated[falls], 1)))
         evidence += (
             f"; where it falls, half of that is reached at step {np.median(local[falls]):.0f}, {SATURATED:.0%} of the "
             f"final accuracy at step {np.median(saturated[falls]):.0f} (medians over runs)"
         )
-    return _claim("early").judged((falls & (local < saturated)).tolist(), effect, evidence)
+    ratios = local[falls] / np.maximum(saturated[falls], 1)
+    return _claim("early").judged((falls & (local < saturated)).tolist(), ratios, evidence, average=median)
 
 
 def _starts_at_one(runs: Runs) -> Claim:
@@ -225,7 +225,7 @@ def _starts_at_one(runs: Runs) -> Claim:
         f"released formula, fresh Adam, before training: {spread} over pairs and runs, because it compares the entropy "
         "of two predictions, not how far they moved"
     )
-    return _claim("starts_at_one").judged(outcomes.tolist(), float(np.nanmean(start)), evidence)
+    return _claim("starts_at_one").judged(outcomes.tolist(), np.nanmean(start, axis=(1, 2)), evidence, START)
 
 
 def relative_change(curves: np.ndarray) -> np.ndarray:
@@ -239,6 +239,10 @@ def z_said(effects: np.ndarray) -> str:
     if len(effects) < 2 or np.std(effects) == 0:
         return ""
     return f"(z over seeds {np.mean(effects) / (np.std(effects, ddof=1) / np.sqrt(len(effects))):.1f})"
+
+
+def _geometric_mean(ratios: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(ratios))))
 
 
 def _said(changes: Mapping[str, np.ndarray]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, judge
+from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, START, Runs, judge
 from local_elasticity.papers.dan2021dynamics.classifier import prepare, watched
 from local_elasticity.papers.experiment import (
     Cell,
@@ -35,9 +35,6 @@ PANELS = {
     "Definition 1, as released, fresh Adam": ("adam", "released_l1"),
 }
 """Title → probing step and measure."""
-
-START = 1.0
-"""Where the published curves of all pairs begin, read off Figures 1, 2 and 14."""
 
 
 class Classification(Experiment):

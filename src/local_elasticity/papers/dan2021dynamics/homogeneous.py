@@ -165,7 +165,8 @@ def _curve(measured: Mapping[Unit, Measured], part: str, name: str, way: str) ->
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     distance = np.array(_of(measured, DISTANCE)[0]["distance"]["formula"])
     top = int(distance.argmax())
-    somewhere, everywhere = (np.mean([one[key] for one in _of(measured, ANY)]) for key in ("somewhere", "everywhere"))
+    falls = {key: [one[key] for one in _of(measured, ANY)] for key in ("somewhere", "everywhere")}
+    somewhere, everywhere = map(np.mean, falls.values())
     gaps = [
         np.abs(np.array(one[name]["SGD"]) / np.array(one[name]["formula"]) - 1).max()
         for one in _of(measured, TIME)
@@ -181,7 +182,7 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
         ),
         LATE.judged(
             [bool(somewhere < 1e-3)],
-            float(somewhere),
+            falls["somewhere"],
             f"of pairs drawn from N(0, I), {somewhere:.0%} fall somewhere after t = 500, {everywhere:.0%} at every "
             "time after it",
         ),

@@ -170,16 +170,16 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
         for formula in FORMULAS
         for ratios in [_ratios(measured, FIGURES, formula)]
     )
-    rise = float(np.mean(_ratios(measured, FIGURES, "as_defined"))) - 1
+    rises = [ratio - 1 for ratio in _ratios(measured, FIGURES, "as_defined")]
     rescaled = np.array(_ratios(measured, [RESCALED], "as_defined"))
     count = {name: f"in {sum(some)} of {len(some)} draws" for name, some in outcomes.items()}
     return [
-        LARGER.judged(outcomes["larger"], rise, f"as defined, by more than 0.1 %, {count['larger']}. {said}"),
-        TOGETHER.judged(outcomes["together"], rise, f"as defined, by more than 5 %, {count['together']}. {said}"),
+        LARGER.judged(outcomes["larger"], rises, f"as defined, by more than 0.1 %, {count['larger']}. {said}"),
+        TOGETHER.judged(outcomes["together"], rises, f"as defined, by more than 5 %, {count['together']}. {said}"),
         ARTEFACT.judged(outcomes["artefact"], None, f"as released {count['artefact']}. {said}"),
         RESCALED_MOVES.judged(
             (np.abs(rescaled - 1) > 0.05).tolist(),
-            float(np.abs(rescaled - 1).mean()),
+            np.abs(rescaled - 1),
             f"S_rel(8000)/S_rel(0) as defined: {', '.join(f'{ratio:.3g}' for ratio in rescaled)}",
         ),
     ]

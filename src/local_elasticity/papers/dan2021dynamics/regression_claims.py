@@ -60,8 +60,8 @@ def _proximity(grid: Grid) -> Claim:
     found = {part: [[spearman(S, run["distance"]) for S in run["S"]] for run in runs] for part, runs in grid.items()}
     outcomes = [max(times) < TREND for runs in found.values() for times in runs]
     said = _by_part({part: float(np.mean(values)) for part, values in found.items() if values})
-    effect = float(np.mean([value for runs in found.values() for value in runs]))
-    return CLAIMS[0].judged(outcomes, effect, f"Spearman's correlation, mean over times and seeds: {said}")
+    means = [float(np.mean(times)) for runs in found.values() for times in runs]
+    return CLAIMS[0].judged(outcomes, means, f"Spearman's correlation, mean over times and seeds: {said}")
 
 
 def _bounded(grid: Grid) -> Claim:
@@ -72,7 +72,7 @@ def _bounded(grid: Grid) -> Claim:
         f"that some symmetric bound exists says little by itself; tested is whether the order of the sources is kept: "
         f"Spearman's correlation of S_rel at the first and the last time, {said}"
     )
-    return CLAIMS[1].judged(outcomes, _mean(found), evidence)
+    return CLAIMS[1].judged(outcomes, _every(found), evidence)
 
 
 def _early(grid: Grid) -> Claim:
@@ -84,7 +84,7 @@ def _early(grid: Grid) -> Claim:
         f"share of sources whose mean over the first tenth is below that over the last quarter: {said}; whose every "
         f"value then is below every later one: {_by_part(literally, '{:.0%}')}"
     )
-    return CLAIMS[2].judged(outcomes, _mean(found), evidence)
+    return CLAIMS[2].judged(outcomes, _every(found), evidence)
 
 
 def _late(grid: Grid) -> Claim:
@@ -92,7 +92,7 @@ def _late(grid: Grid) -> Claim:
     outcomes = [value > DRIFT for values in found.values() for value in values]
     said = _by_part({part: float(np.mean(values)) for part, values in found.items() if values}, "{:+.0%}")
     evidence = f"relative change from the third to the last quarter, both sources: {said}"
-    return CLAIMS[3].judged(outcomes, _mean(found), evidence)
+    return CLAIMS[3].judged(outcomes, _every(found), evidence)
 
 
 def _two_phases(grid: Grid) -> Claim:
@@ -109,7 +109,7 @@ def _two_phases(grid: Grid) -> Claim:
         "{}",
     )
     ratios = [np.log(one.after / one.before) for changes in found.values() for one in changes]
-    return CLAIMS[4].judged(outcomes, float(np.mean(ratios)), f"median S_rel over the sources changes {said}")
+    return CLAIMS[4].judged(outcomes, ratios, f"median S_rel over the sources changes {said}")
 
 
 def _with_risk(grid: Grid) -> Claim:
@@ -122,7 +122,7 @@ def _with_risk(grid: Grid) -> Claim:
         f"share of the way of the median S_rel that is gone while the empirical risk does {FALLEN:.0%} of its fall: "
         f"{said}; its whole change: {up}"
     )
-    return CLAIMS[5].judged(outcomes, _mean(found), evidence)
+    return CLAIMS[5].judged(outcomes, _every(found), evidence)
 
 
 def _flow(flow: Sequence[Measured]) -> Claim:
@@ -130,9 +130,8 @@ def _flow(flow: Sequence[Measured]) -> Claim:
         float(np.nanmedian(np.abs(_array(run["slow"]["all"][1]) / _array(run["fast"]["all"][1]) - 1))) for run in flow
     ]
     evidence = "median relative difference of the median S_rel at the rate and at a quarter of it, at equal times: "
-    return CLAIMS[6].judged(
-        [value < CLOSE for value in apart], _mean({"": apart}), evidence + ", ".join(f"{value:.1%}" for value in apart)
-    )
+    said = ", ".join(f"{value:.1%}" for value in apart)
+    return CLAIMS[6].judged([value < CLOSE for value in apart], apart, evidence + said)
 
 
 def _drift(curve: Sequence[float | None]) -> float:
@@ -162,9 +161,8 @@ def _array(values: Sequence[float | None]) -> np.ndarray:
     return np.array(values, dtype=float)
 
 
-def _mean(found: Mapping[str, Sequence[float]]) -> float | None:
-    every = [value for values in found.values() for value in values]
-    return float(np.mean(every)) if every else None
+def _every(found: Mapping[str, Sequence[float]]) -> list[float]:
+    return [value for values in found.values() for value in values]
 
 
 def _by_part(values: Mapping[str, Any], form: str = "{:.2f}") -> str:

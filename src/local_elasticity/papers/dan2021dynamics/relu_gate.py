@@ -38,6 +38,9 @@ PAIRS = {
 }
 """Source and target."""
 
+PUBLISHED = 1.4
+"""What the published plot fluctuates about."""
+
 WAYS = ("closed form", "minibatch SGD", "Algorithm 1")
 SETTLES = Claim("settles", "Along minibatch SGD, S_rel settles about the late value of Theorem 4.3, 1.4 (Fig. 10)")
 BOUND = Claim("bound", "Late in training S_rel is at least |⟨x, x′⟩|/‖x‖² (Theorem 4.3), also along SGD")
@@ -79,7 +82,7 @@ class ReluGateFigure(Experiment):
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         cells = [
-            Cell(part, f"S_rel at the end, {way}", 1.4, _ends(measured, part, way), tolerance=0.05)
+            Cell(part, f"S_rel at the end, {way}", PUBLISHED, _ends(measured, part, way), tolerance=0.05)
             for part in PAIRS
             for way in WAYS
         ]
@@ -150,21 +153,23 @@ def _band(measured: Mapping[Unit, Measured], part: str, way: str) -> Curve:
 
 
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
-    settled, below, values = [], [], []
+    settled, below, values, late_means = [], [], [], []
     for found in measured.values():
         late = [i for i, t in enumerate(found["t"]) if t >= found["t"][-1] / 2]
         means = [v for v in (found["curves"]["minibatch SGD"]["mean"][i] for i in late) if v is not None]
         least = [v for v in (found["curves"]["minibatch SGD"]["least"][i] for i in late) if v is not None]
         values += means
+        late_means.append(float(np.mean(means)))
         settled.append(bool(np.abs(np.array(means) / found["value"] - 1).max() < 0.02))
         below.append(bool(min(least) > found["value"] * (1 - 1e-6)))
     far = max(found["farthest"] for found in measured.values())
     return [
         SETTLES.judged(
             settled,
-            float(np.mean(values)),
+            late_means,
             f"mean over runs in the second half: {min(values):.4f} … {max(values):.4f}, without fluctuation: once all "
             "four pre-activations are positive S_rel is |⟨x, x′⟩|/‖x‖² exactly",
+            PUBLISHED,
         ),
         BOUND.judged(below, None, "every run whose source moves, second half of training, to one part in a million"),
         CONVERGES.judged(

@@ -139,7 +139,7 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
 def _rises(claim: Claim, runs: list[Measured], name: str) -> Claim:
     ranks = [_rank(run, name) for run in runs]
     evidence = f"Spearman with |s|, each seed, wanted above 0.95: {said(ranks)}"
-    return claim.judged([rank > 0.95 for rank in ranks], float(np.mean(ranks)), evidence)
+    return claim.judged([rank > 0.95 for rank in ranks], ranks, evidence)
 
 
 def _theory(runs: list[Measured]) -> Claim:
@@ -160,7 +160,7 @@ def _noises(measured: Mapping[Unit, Measured]) -> Claim:
     }
     evidence = "; ".join(f"{kind}: Spearman {said(values)}" for kind, values in ranks.items())
     everything = [rank for values in ranks.values() for rank in values]
-    return NOISE.judged([rank > 0.95 for rank in everything], float(np.mean(everything)), evidence)
+    return NOISE.judged([rank > 0.95 for rank in everything], everything, evidence)
 
 
 def _relative(runs: list[Measured], tanh: list[Measured]) -> Claim:
@@ -171,7 +171,7 @@ def _relative(runs: list[Measured], tanh: list[Measured]) -> Claim:
         f"Spearman with |s| {said(_rank(run, 'S_rel ratio') for run in runs)}; with tanh, whose σ′ is even and so "
         f"knows no sides, {said(run['S_rel ratio'][-1] / run['S_rel ratio'][0] for run in tanh)} after the step"
     )
-    return RELATIVE.judged([gain > 1.1 for gain in gains], float(np.mean(gains)), evidence)
+    return RELATIVE.judged([gain > 1.1 for gain in gains], gains, evidence)
 
 
 def _null(main: list[Measured], shuffled: list[Measured]) -> Claim:
@@ -182,7 +182,7 @@ def _null(main: list[Measured], shuffled: list[Measured]) -> Claim:
     }
     evidence = "; ".join(f"{name}: {said(shares[name])} of the true rise" for name in names)
     everything = [share for name in names for share in shares[name]]
-    return NULL.judged([share < 0.1 for share in everything], float(np.mean(everything)), evidence)
+    return NULL.judged([share < 0.1 for share in everything], everything, evidence)
 
 
 def _linear(runs: list[Measured]) -> Claim:

@@ -149,7 +149,7 @@ def _thresholds(runs: list[Measured]) -> Claim:
     floors = {name: [_floor(run, name) for run in runs] for name in ("alignment", "elasticity")}
     apart = [abs(a - b) for a, b in zip(*floors.values(), strict=True)]
     evidence = "; ".join(f"{name} at s = 0 is {said(values)} of its end" for name, values in floors.items())
-    return THRESHOLD.judged([gap < 0.05 for gap in apart], float(np.mean(apart)), evidence)
+    return THRESHOLD.judged([gap < 0.05 for gap in apart], apart, evidence)
 
 
 def _curves(measured: Mapping[Unit, Measured]) -> list[Curve]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, pearson, runs_of, said
 from local_elasticity.papers.emergence2024.metric_training import (
     PIXEL_NOISE,
@@ -135,7 +133,7 @@ def _judge(tables: Tables) -> list[Claim]:
         _raw(noisy),
         CLEAN.judged(
             [gain < 0.02 for gain in everything],
-            float(np.mean(everything)),
+            everything,
             "gain: " + "; ".join(f"{part} {said(values)}" for part, values in gains.items()),
         ),
         _correlates(RESNET, _chosen(tables, PHOTOGRAPHS)),
@@ -149,14 +147,14 @@ def _correlates(claim: Claim, tables: Tables) -> Claim:
         return claim
     evidence = "centred cosine with Recall@1 over training, each seed, wanted above 0.8: "
     evidence += "; ".join(f"{part} {said(values)}" for part, values in found.items())
-    return claim.judged([value > 0.8 for value in everything], float(np.mean(everything)), evidence)
+    return claim.judged([value > 0.8 for value in everything], everything, evidence)
 
 
 def _raw(tables: Tables) -> Claim:
     found = {part: [_correlation(run, "cosine") for run in runs] for part, runs in tables.items()}
     everything = [value for values in found.values() for value in values]
     evidence = "raw cosine with Recall@1: " + "; ".join(f"{part} {said(values)}" for part, values in found.items())
-    return RAW.judged([value < 0 for value in everything], float(np.mean(everything)), evidence)
+    return RAW.judged([value < 0 for value in everything], everything, evidence)
 
 
 def _curves(tables: Tables) -> list[Curve]:

@@ -200,14 +200,14 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
             f"with E b² = s² + βᵀΣβ instead: {said(moments)}"
         )
         outcomes = [rank > 0 for rank in ranks] + [rank > 0.8 for rank in ranks]
-        claims.append(claim.judged(outcomes, float(np.mean(ranks)), evidence))
+        claims.append(claim.judged(outcomes, ranks, evidence))
     low, high = zip(*[_quartiles(run) for run in noisy], strict=True)
     lead = [b - a for a, b in zip(low, high, strict=True)]
     correlations = [pearson(np.ravel(run["gap"]), _gain(run).ravel()) for run in noisy]
     claims.append(
         RECALL.judged(
             [b > 0.02 and b > a for a, b in zip(low, high, strict=True)],
-            float(np.mean(lead)),
+            lead,
             f"gain in the highest quarter of |s₁ − s₂| {said(high)}, in the lowest {said(low)}; "
             f"correlation {said(correlations)}",
         )
@@ -216,14 +216,14 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     claims.append(
         SAME_SIDE.judged(
             [gain < 0.02 for gain in sides],
-            float(np.mean(sides)),
+            sides,
             f"gain of Recall@1 of pairs close in s and far out: {said(sides)}",
         )
     )
     _, top = zip(*[_quartiles(run) for run in clean], strict=True)
     before = [float(np.mean(run["recall before"])) for run in clean]
     evidence = f"gain in the highest quarter {said(top)}, from {said(before)} before the step"
-    claims.append(CLEAN.judged([gain < 0.02 for gain in top], float(np.mean(top)), evidence))
+    claims.append(CLEAN.judged([gain < 0.02 for gain in top], top, evidence))
     return claims
 
 

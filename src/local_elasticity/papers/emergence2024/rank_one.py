@@ -100,17 +100,17 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     return [
         OPERATOR.judged(
             [abs(fitted + 0.5) <= 0.1],
-            fitted,
+            operator,
             f"exponent of d, wanted −0.5 ± 0.1 on the mean: {said(operator)} over seeds",
         ),
         FROBENIUS.judged(
             [abs(float(np.mean(frobenius))) < 0.1, abs(float(np.mean(shares)) - 1) < 0.1],
-            float(np.mean(frobenius)),
+            frobenius,
             f"exponent of d {said(frobenius)}; share over prediction at the largest d {said(shares)}",
         ),
         OUTER.judged(
             [slope > -0.1 for slope in broken],
-            float(np.mean(broken)),
+            broken,
             f"exponent of d {said(broken)}; rest over rank one at the largest d {said(_ends(outer, 'operator'))}",
         ),
     ]

@@ -103,13 +103,13 @@ def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     return [
         RECALL.judged(
             [rank > 0.95 for rank in ranks],
-            float(np.mean(ranks)),
+            ranks,
             f"Spearman of Recall@1 with |s|, each seed, wanted above 0.95: {said(ranks)}; {_from_to(main, 'recall')}",
         ),
         _flat(main),
         CLUSTERS.judged(
             [gain > RISE for gain in gains],
-            float(np.mean(gains)),
+            gains,
             f"accuracy {_from_to(main, 'accuracy')}; NMI {_from_to(main, 'nmi')}",
         ),
         _kernel(main),
@@ -127,7 +127,7 @@ def _flat(runs: list[Measured]) -> Claim:
     rises = [_rise(run, "recall before") for run in runs]
     mean, error = float(np.mean(rises)), float(np.std(rises, ddof=1) / np.sqrt(len(rises))) if len(rises) > 1 else 1.0
     evidence = f"Recall@1 before the step, t = 1 less t = 0: {said(rises)}; {abs(mean) / error:.1f} standard errors"
-    return FLAT.judged([abs(mean) < max(RISE, 2 * error)], mean, evidence)
+    return FLAT.judged([abs(mean) < max(RISE, 2 * error)], rises, evidence)
 
 
 def _kernel(runs: list[Measured]) -> Claim:
@@ -143,7 +143,7 @@ def _not_rising(claim: Claim, runs: list[Measured]) -> Claim:
         f"Recall@1 at t = 1 less t = 0: {said(rises)}; meanwhile alignment rises by {others['alignment']}, "
         f"elasticity by {others['elasticity']}"
     )
-    return claim.judged([float(np.mean(rises)) < RISE], float(np.mean(rises)), evidence)
+    return claim.judged([float(np.mean(rises)) < RISE], rises, evidence)
 
 
 def _curves(measured: Mapping[Unit, Measured]) -> list[Curve]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
+    WITH_IT,
     WITHOUT,
     Key,
     Simulation,
@@ -20,6 +21,7 @@ from local_elasticity.papers.he2020local.simulation import (
     correlation_cells,
     draw_panels,
     judge_local,
+    printed,
     values,
 )
 
@@ -57,18 +59,25 @@ class Fig1(Simulation):
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
     manifolds = [name for name, net in PAPER if net == "relu"]
     gaps = {name: _gaps(measured, name, WITHOUT) for name in manifolds}
+    paper_gaps = {name: PAPER[name, "linear"] - PAPER[name, "relu"] for name in manifolds}
     weaker = [gap > 0.2 for found in gaps.values() for gap in found]
     said = "; ".join(f"{name.replace('_', ' ')}: weaker by {np.mean(gap):.2f}" for name, gap in gaps.items())
     mean = _gaps(measured, "torus", "mean")
     relu, linear = (np.mean(values(measured, ("torus", net), "mean")) for net in ("relu", "linear"))
     return [
-        judge_local(RELU_LOCAL, measured, [key for key in PAPER if key[1] == "relu"]),
+        judge_local(RELU_LOCAL, measured, [(name, "relu") for name in manifolds], PAPER),
         NOT_LINEAR.judged(
             weaker,
-            float(np.mean([gap for found in gaps.values() for gap in found])),
-            f"correlation weaker by 0.2 or more in {sum(weaker)} of {len(weaker)} runs; {said}",
+            [gap for found in gaps.values() for gap in found],
+            f"correlation weaker by 0.2 or more in {sum(weaker)} of {len(weaker)} runs; {said}{WITH_IT}",
+            printed(paper_gaps, gaps),
         ),
-        MORE_LOCAL.judged([gap > 0 for gap in mean], float(np.mean(mean)), f"ReLU {relu:.2f}, linear {linear:.2f}"),
+        MORE_LOCAL.judged(
+            [gap > 0 for gap in mean],
+            mean,
+            f"ReLU {relu:.2f}, linear {linear:.2f}",
+            PAPER_MEAN["torus", "linear"] - PAPER_MEAN["torus", "relu"],
+        ),
     ]
 
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
+    WITH_IT,
     Key,
     Simulation,
     cell,
     correlation_cells,
     draw_panels,
     judge_local,
+    printed,
     values,
 )
 
@@ -46,20 +48,23 @@ class Fig5(Simulation):
             cells += correlation_cells(measured, key, PAPER_SIGMOID.get(key))
             cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
         claims = [
-            _judge_patterns(PATTERNS, measured, RELU[:1]),
+            _judge_patterns(PATTERNS, measured, RELU[:1], PAPER_PATTERNS),
             _judge_patterns(PATTERNS_ELSEWHERE, measured, RELU[1:]),
-            judge_local(SIGMOID_LOCAL, measured, SIGMOID[:1]),
+            judge_local(SIGMOID_LOCAL, measured, SIGMOID[:1], PAPER_SIGMOID),
             judge_local(SIGMOID_ELSEWHERE, measured, SIGMOID[1:]),
         ]
         return Findings(cells, claims, figures={"fig5": draw_panels(measured, SIGMOID, 3)})
 
 
-def _judge_patterns(claim: Claim, measured: Mapping[Unit, Measured], keys: tuple[Key, ...]) -> Claim:
+def _judge_patterns(
+    claim: Claim, measured: Mapping[Unit, Measured], keys: tuple[Key, ...], paper: Mapping[Key, float] | None = None
+) -> Claim:
     """Nearly on a line: Pearson's correlation without the diagonal below −0.9."""
-    found = {key[0]: values(measured, key, "activation without diagonal") for key in keys}
+    found = {key: values(measured, key, "activation without diagonal") for key in keys}
     every = [value for seen in found.values() for value in seen]
-    said = "; ".join(f"{name.replace('_', ' ')} {np.mean(seen):.2f}" for name, seen in found.items() if seen)
+    said = "; ".join(f"{name.replace('_', ' ')} {np.mean(seen):.2f}" for (name, _), seen in found.items() if seen)
     evidence = (
         f"correlation below {NEARLY_LINEAR} in {sum(v < NEARLY_LINEAR for v in every)} of {len(every)} runs; {said}"
+        f"{WITH_IT if paper else ''}"
     )
-    return claim.judged([v < NEARLY_LINEAR for v in every], float(np.mean(every)), evidence)
+    return claim.judged([v < NEARLY_LINEAR for v in every], every, evidence, printed(paper, found))

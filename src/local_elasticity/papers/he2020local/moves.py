@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ from local_elasticity.papers.experiment import Cell, Claim
 
 SIGNIFICANT = 0.05
 
+PAPER_MEANS = 4.4, 6.6
+"""Mean S_rel of the similar and of the other class, with another network and other images."""
+
 ROWS = {
     "rank-sum p (the paper's ResNet-152: 0.0007)": "rank-sum p",
     "signed-rank p": "signed-rank p",
     "share of updates that move the similar class more": "share",
     "median S_rel, similar class": "median similar",
     "median S_rel, other class": "median other",
-    "mean S_rel, similar class (the paper: 4.4)": "mean similar",
-    "mean S_rel, other class (the paper: 6.6)": "mean other",
+    f"mean S_rel, similar class (the paper: {PAPER_MEANS[0]})": "mean similar",
+    f"mean S_rel, other class (the paper: {PAPER_MEANS[1]})": "mean other",
     "median Euclidean distance, similar class": "distance similar",
     "median Euclidean distance, other class": "distance other",
 }
@@ -93,18 +97,19 @@ def judge_similar(claim: Claim, compared: Sequence[dict[str, Any]]) -> Claim:
     """That the similar class moves more, significantly so in every comparison; the effect is the share of updates."""
     outcomes = [one["rank-sum p"] < SIGNIFICANT for one in compared]
     paired = sum(one["signed-rank p"] < SIGNIFICANT for one in compared)
-    share = float(np.mean([one["share"] for one in compared]))
+    shares = [one["share"] for one in compared]
     evidence = (
-        f"the similar class moves more after {100 * share:.0f} % of updates; rank-sum p < {SIGNIFICANT} in "
+        f"the similar class moves more after {100 * np.mean(shares):.0f} % of updates; rank-sum p < {SIGNIFICANT} in "
         f"{sum(outcomes)} of {len(outcomes)} comparisons, signed-rank in {paired}; largest rank-sum p "
         f"{max(one['rank-sum p'] for one in compared):.2g}"
     )
-    return claim.judged(outcomes, share, evidence)
+    return claim.judged(outcomes, shares, evidence)
 
 
 def judge_means(claim: Claim, compared: Sequence[dict[str, Any]]) -> Claim:
     """That means of S_rel order the classes the other way than the changes do; medians beside them."""
     outcomes = [one["mean similar"] < one["mean other"] for one in compared]
     words = [f"{key} {np.median([one[key] for one in compared]):.3g}" for key in list(ROWS.values())[3:7]]
-    gap = float(np.median([one["mean similar"] - one["mean other"] for one in compared]))
-    return claim.judged(outcomes, gap, f"in {sum(outcomes)} of {len(outcomes)} runs; {', '.join(words)}")
+    gaps = [one["mean similar"] - one["mean other"] for one in compared]
+    evidence = f"in {sum(outcomes)} of {len(outcomes)} runs; {', '.join(words)}"
+    return claim.judged(outcomes, gaps, evidence, PAPER_MEANS[0] - PAPER_MEANS[1], average=median)

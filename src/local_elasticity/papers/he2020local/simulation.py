@@ -51,6 +51,7 @@ LOCAL = -0.8
 LINEAR_AXIS = 100.0
 """Where S_rel is larger, because the net hardly moves at the source, it is drawn on a logarithmic axis."""
 
+WITH_IT = "; the paper's value is with the diagonal"
 WITH, WITHOUT = "correlation", "correlation without diagonal"
 RELEASED, RELEASED_WITHOUT = "correlation, distance as released", "correlation without diagonal, distance as released"
 
@@ -226,13 +227,22 @@ def correlation_cells(measured: Mapping[Unit, Measured], key: Key, paper: float 
     return [cell(measured, key, what, paper) for what in whole] + [cell(measured, key, what) for what in apart]
 
 
-def judge_local(claim: Claim, measured: Mapping[Unit, Measured], keys: Sequence[Key]) -> Claim:
+def judge_local(
+    claim: Claim, measured: Mapping[Unit, Measured], keys: Sequence[Key], paper: Mapping[Key, float] | None = None
+) -> Claim:
     """That S_rel falls with distance: correlations without the diagonal below −0.8."""
     found = {key: values(measured, key, WITHOUT) for key in keys}
     every = [value for seen in found.values() for value in seen]
     said = "; ".join(f"{' '.join(key).replace('_', ' ')} {np.mean(seen):.2f}" for key, seen in found.items() if seen)
     evidence = f"correlation without the diagonal below {LOCAL} in {sum(v < LOCAL for v in every)} of {len(every)} runs"
-    return claim.judged([v < LOCAL for v in every], float(np.mean(every)), f"{evidence}; means over seeds: {said}")
+    evidence += f"; means over seeds: {said}{WITH_IT if paper else ''}"
+    return claim.judged([v < LOCAL for v in every], every, evidence, printed(paper, found))
+
+
+def printed(paper: Mapping[Any, float] | None, found: Mapping[Any, Sequence[float]]) -> float | None:
+    """The mean of the paper's values over what was measured; None where it prints none."""
+    keys = [key for key, seen in found.items() if seen]
+    return float(np.mean([paper[key] for key in keys])) if paper and keys else None
 
 
 def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns: int) -> Figure:

@@ -167,18 +167,21 @@ class ClusteringTable(Experiment):
         tasks = [task for task in self.tasks if any(unit.part.startswith(f"{task.name} ") for unit in measured)]
         seeds = sorted({unit.seed for unit in measured})
         values: dict[tuple[str, str], list[float]] = {}
+        printed: dict[tuple[str, str], float] = {}
         cells = []
         shown = [(row, *variant) for row in self.rows for variant in _variants(row, measured)]
         for row, name, measure in shown:
-            for place, task in enumerate(tasks):
+            for task in tasks:
                 units = [Unit(f"{task.name} {row.net}", seed) for seed in seeds]
                 found = [measured.get(unit, {}).get(measure) for unit in units]
                 values[name, task.heading] = [float("nan") if value is None else value for value in found]
-                paper = row.paper[place] if row.paper and measure == row.measure else None
+                paper = row.paper[self.tasks.index(task)] if row.paper and measure == row.measure else None
+                if paper is not None:
+                    printed[name, task.heading] = paper
                 there = tuple(value for value in found if value is not None)
                 reason = _reason([measured.get(unit) for unit in units], len(there))
                 cells.append(Cell(name, task.heading, paper, there, TOLERANCE, SEEDS, reason))
-        return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks])))
+        return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks], printed)))
 
 
 def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, str]]:
