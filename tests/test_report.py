@@ -30,6 +30,7 @@ from local_elasticity.report.pairs import pairs_of, quantiles
 from local_elasticity.report.places import matched, principal_places
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.story import tell
+from local_elasticity.report.words import effect, number
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
 
@@ -519,6 +520,8 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
     page = written(folder, tmp_path)
     for claim in result["claims"]:
         assert claim["verdict"] in page
+        assert f'data-name="paper">{number(claim["paper"])}</td>' in page
+        assert f'data-name="measured (range)">{effect(claim)}</td>' in page
     assert page.count('src="data:image/png;base64,') == sum(name.endswith(".png") for name in result["figures"])
     assert "local-elasticity run he2020local/fig1 --scale smoke" in page
     assert "he2020local/fig1, as defined, smoke scale, 2 seeds.</figcaption>" in re.sub(r"\s+</", "</", page)
@@ -535,6 +538,15 @@ def test_a_claim_leads_to_the_figure_it_names(tmp_path):
     assert _claim(claim, figures)["figures"] == [1, 2]
     assert _claim({**claim, "text": "It falls."}, figures)["figures"] == []
     assert _claim({**claim, "text": "It falls."}, figures[:1])["figures"] == [1]
+
+
+def test_a_claim_shows_the_papers_value_and_the_range():
+    from local_elasticity.report.paper import _claim
+
+    claim = {"text": "It falls.", "verdict": "holds", "effect": 0.7812, "evidence": ""}
+    assert (_claim(claim, [])["paper"], _claim(claim, [])["measured"]) == ("–", "0.781")
+    shown = _claim({**claim, "low": 0.4712, "high": 0.9634, "paper": 0.97}, [])
+    assert (shown["paper"], shown["measured"]) == ("0.97", "0.781 (0.471 … 0.963)")
 
 
 def test_labels_are_ordered_as_people_do():

@@ -201,7 +201,8 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
     page = write_page(tmp_path / "toy").read_text()
     assert "| a | value | 2 | 1.5 ± 0.71 | 1 … 2 | agrees |" in page
     assert "| b | value |  | not measured |  |  |" in page
-    assert "**holds**" in page
+    assert "| claim | verdict | paper | measured (range) | evidence |" in page
+    assert "| it rises | **holds** | 1.5 | 1.5 (1 … 2) | seen |" in page
     assert "| c | value | 1 | not measured (it exploded) |  | not measured |" in page
     assert "![toy](toy/one/figures/toy.png)" in page
     with pytest.raises(ValueError, match="no result.json"):
@@ -218,6 +219,16 @@ def test_a_cell_for_every_row_and_column_makes_a_table_like_the_papers(tmp_path)
     page = write_page(tmp_path / "toy").read_text()
     assert "| | 0 | 1 | 2 |" in page
     assert "| r | not measured | 1.25<br>1 … 1.5<br>paper 1 ✓ | 1.25<br>1 … 1.5<br>paper 1 ✓ |" in page
+
+
+def test_a_page_takes_results_without_ranges(tmp_path):
+    run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
+    file = tmp_path / "toy" / "one" / "result.json"
+    result = json.loads(file.read_text())
+    for claim in result["claims"]:
+        del claim["low"], claim["high"], claim["paper"]
+    file.write_text(json.dumps(result))
+    assert "| it rises | **holds** | – | 1.5 | seen |" in results_page(tmp_path / "toy")
 
 
 def test_the_pages_in_docs_are_made_from_their_results():

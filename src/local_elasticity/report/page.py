@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from local_elasticity.report.words import effect, number
+
 READINGS = ("as_defined", "as_printed", "as_released")
 
 GRID_COLUMNS = 3
@@ -96,11 +98,11 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return ""
     rows = [
-        f"| {_plain(claim['text'])} | **{claim['verdict']}** | {_number(claim['effect'])} "
-        f"| {_plain(claim['evidence'])} |"
+        f"| {_plain(claim['text'])} | **{claim['verdict']}** | {number(claim.get('paper'))} "
+        f"| {effect(claim)} | {_plain(claim['evidence'])} |"
         for claim in claims
     ]
-    return "\n".join(["| claim | verdict | effect | evidence |", "|---|---|---|---|", *rows])
+    return "\n".join(["| claim | verdict | paper | measured (range) | evidence |", "|---|---|---|---|---|", *rows])
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from local_elasticity.report.words import number
+from local_elasticity.report.words import effect, number
 
 SCHEMA = 1
 MARKS = {"agrees": "✓", "holds": "✓", "differs": "≠", "fails": "✗", "depends": "±", "not measured": "–"}
@@ -108,7 +108,8 @@ def _claim(claim: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any
         "verdict": verdict,
         "mark": MARKS.get(verdict, ""),
         "figures": shown,
-        "effect": number(claim["effect"]),
+        "paper": number(claim.get("paper")),
+        "measured": effect(claim),
         "evidence": str(claim["evidence"]),
     }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 RATIOS = ("relative", "relative_l1", "kl")
 """Measures whose unit is the source's own change, so that an example has 1 with itself."""
 
@@ -37,3 +40,13 @@ def number(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.2e}"
     return f"{value:.3g}"
+
+
+def effect(claim: Mapping[str, Any]) -> str:
+    """The effect of a claim in a result, with its range over seeds or runs where the result has one.
+
+    >>> effect({"effect": 0.7812, "low": 0.4712, "high": 0.9634}), effect({"effect": 0.7812})
+    ('0.781 (0.471 … 0.963)', '0.781')
+    """
+    low, high = claim.get("low"), claim.get("high")
+    return number(claim["effect"]) + ("" if low is None else f" ({number(low)} … {number(high)})")
