@@ -240,9 +240,9 @@ def judge_local(
 
 
 def printed(paper: Mapping[Any, float] | None, found: Mapping[Any, Sequence[float]]) -> float | None:
-    """The mean of the paper's values over what was measured; None where it prints none."""
-    keys = [key for key, seen in found.items() if seen]
-    return float(np.mean([paper[key] for key in keys])) if paper and keys else None
+    """The mean over the runs that were measured, with the paper's value in place of each; None where it prints none."""
+    own = [paper[key] for key, seen in found.items() for _ in seen] if paper else []
+    return float(np.mean(own)) if own else None
 
 
 def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns: int) -> Figure:
