@@ -196,6 +196,15 @@ def test_shared_units_are_taken_over_from_folders_beside(tmp_path):
     assert alone.ran == ["a-seed-0", "b-c-d-seed-0"]
 
 
+def test_equal_units_make_equal_figures(tmp_path):
+    files = []
+    for name in ("one", "two"):
+        run_experiment(Toy(), tmp_path / name, scale="smoke", seeds=1)
+        files.append({file.name: file.read_bytes() for file in (tmp_path / name / "figures").iterdir()})
+    assert files[0] == files[1]
+    assert {"toy.png", "toy.svg"} == set(files[0])
+
+
 def test_a_page_holds_what_the_results_hold(tmp_path):
     run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
     page = write_page(tmp_path / "toy").read_text()

@@ -35,6 +35,7 @@ STYLE: Any = {
     "figure.dpi": 150,
     "savefig.dpi": 200,
     "svg.fonttype": "none",
+    "svg.hashsalt": "local_elasticity",
     "image.interpolation": "nearest",
 }
 
@@ -54,13 +55,13 @@ def width_of(columns: int) -> float:
 
 
 def save_figure(made: Figure, path: Path) -> list[Path]:
-    """Write `path` with the endings .png and .svg."""
+    """Write `path` with the endings .png and .svg; equal figures make equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = [path.with_suffix(ending) for ending in (".png", ".svg")]
+    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
     with mpl.rc_context(STYLE):
-        for file in files:
-            made.savefig(file)
-    return files
+        made.savefig(png)
+        made.savefig(svg, metadata={"Date": None})
+    return [png, svg]
 
 
 def similarity_figure(S: xr.DataArray, columns: int = 1) -> Figure:
