@@ -117,9 +117,8 @@ def _grid(cells: Sequence[Mapping[str, Any]], rows: Sequence[str], columns: Sequ
     at = {(cell["row"], cell["column"]): cell for cell in cells}
     head = [f"| | {' | '.join(map(_plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
     body = [f"| {_plain(row)} | {' | '.join(_beside(at[row, column]) for column in columns)} |" for row in rows]
-    return "\n".join(
-        ["Our mean (range over seeds); below it the paper's value: ✓ agrees, ✗ differs.", "", *head, *body]
-    )
+    legend = "Our mean, the range over seeds, and the paper's value: ✓ agrees, ✗ differs."
+    return "\n".join([legend, "", *head, *body])
 
 
 def _beside(cell: Mapping[str, Any]) -> str:
