@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -538,6 +539,15 @@ def test_a_claim_leads_to_the_figure_it_names(tmp_path):
     assert _claim(claim, figures)["figures"] == [1, 2]
     assert _claim({**claim, "text": "It falls."}, figures)["figures"] == []
     assert _claim({**claim, "text": "It falls."}, figures[:1])["figures"] == [1]
+
+
+def test_many_results_are_titled_by_their_papers(tmp_path):
+    from local_elasticity.papers.runner import find_experiment, run_experiment
+
+    run_experiment(find_experiment("he2020local/fig1"), tmp_path / "a", scale="smoke", seeds=1)
+    for name in "bcd":
+        shutil.copytree(tmp_path / "a", tmp_path / name)
+    assert "<title>Local elasticity: 4 results of he2020local</title>" in written(tmp_path, tmp_path / "out")
 
 
 def test_a_claim_shows_the_papers_value_and_the_range():
