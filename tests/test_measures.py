@@ -259,6 +259,16 @@ def test_intervals_are_those_of_resamples_written_out(n, m, digits, missing, spr
         np.testing.assert_allclose(row[["value", "low", "high"]].to_numpy()[0], expected, rtol=1e-10, atol=1e-12)
 
 
+def test_what_is_trimmed_leaves_no_trace():
+    rng = np.random.default_rng(0)
+    S = rng.normal(size=(60, 50))
+    S[rng.random(S.shape) < 0.02] = -1e30
+    S[rng.random(S.shape) < 0.02] = 1e30
+    row = le.class_pairs(S, ["a"] * 60, ["b"] * 50, reduce="trimmed", seed=1)
+    expected = interval(S, "trimmed", np.ones(60), np.random.default_rng(1), 200)
+    np.testing.assert_allclose(row[["value", "low", "high"]].to_numpy()[0], expected, rtol=1e-10, atol=1e-12)
+
+
 def test_many_pairs_are_read_class_by_class():
     """Of a result on disk no more is in memory than the sources of a class."""
     rng = np.random.default_rng(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -45,7 +47,7 @@ def class_pairs(
     resampled, since pairs that share one are not independent), `pairs` how many pairs entered, `unresolved` the share
     that had no value. Means of ratios are ruled by the one source that barely moved, so the median is the default.
     Resamples are not written out: one is how often it drew each source and target, which makes its sums products of
-    matrices, and its median is looked for among the pairs near the middle.
+    matrices, and its median or trimmed mean asks one by one only the pairs near the ranks where it begins and ends.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -181,37 +183,70 @@ def _sums(values: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> np.nd
 
 
 def _middle(block: np.ndarray, share: float, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The mean without a share of the pairs at either end, in every resample; at a half, the median."""
+    """The mean without a share of the pairs at either end, in every resample; at a half, the median.
+
+    Pairs are asked one by one only near the two ranks where a resample begins and ends to keep them; of those between,
+    sums will do.
+    """
+    known = np.sort(block[np.isfinite(block)])
+    if not len(known):
+        return np.full(len(sources), np.nan)
     total = _sums(np.isfinite(block), sources, targets)
     cut = np.minimum(np.floor(share * total), (total - 1) // 2).clip(0)
-    inside, below = _candidates(block, share, cut, total, sources, targets)
-    i, j = np.nonzero(inside)
+    low, start, below = _around(share, cut, block, known, sources, targets)
+    end, high, under = _around(1 - share, total - cut, block, known, sources, targets)
+    kept = partial(_kept, block, (cut, total - cut), sources, targets)
+    if start >= end:
+        return _ratio(kept(low, high, below), total - 2 * cut)
+    between = np.where((block > start) & (block < end), block, 0).astype(float)
+    inside = kept(low, start, below) + _sums(between, sources, targets) + kept(end, high, under)
+    return _ratio(inside, total - 2 * cut)
+
+
+def _around(
+    level: float, rank: np.ndarray, block: np.ndarray, known: np.ndarray, sources: np.ndarray, targets: np.ndarray
+) -> tuple[float, float, np.ndarray]:
+    """A range of values about a level, widened until every resample's pair of that rank is in it, and how many are
+    below it, [r]. It begins with two standard errors of the level, were all targets or all sources alike.
+    """
+    margin = 2 * math.sqrt(level * (1 - level) * sum(1 / size for size in block.shape))
+    while True:
+        low, high = np.quantile(known, np.clip([level - margin, level + margin], 0, 1), method="nearest")
+        below, upto = (_sums(part, sources, targets) for part in (block < low, block <= high))
+        if ((below <= rank) & (upto >= rank)).all():
+            return low, high, below
+        margin *= 2
+
+
+def _kept(
+    block: np.ndarray,
+    ranks: tuple[np.ndarray, np.ndarray],
+    sources: np.ndarray,
+    targets: np.ndarray,
+    low: float,
+    high: float,
+    below: np.ndarray,
+) -> np.ndarray:
+    """Σ of the values from low to high over those pairs of every resample that are between two ranks, [r]."""
+    i, j = np.nonzero((block >= low) & (block <= high))
     order = np.argsort(block[i, j])
     i, j = i[order], j[order]
     values = block[i, j].astype(float)
-    means = []
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, len(values)))
-    for start in range(0, len(total), at_once):
+    first, last = ranks
+    sums = np.zeros_like(below)
+    sources, targets = np.ascontiguousarray(sources.T), np.ascontiguousarray(targets.T)
+    at_once = max(1, NUMBERS_AT_ONCE // len(below))
+    for start in range(0, len(values), at_once):
         some = slice(start, start + at_once)
-        counts = np.column_stack([below[some], sources[some][:, i] * targets[some][:, j]])
-        ranks = counts.cumsum(1).clip(cut[some, None], (total - cut)[some, None])
-        kept = np.diff(ranks)
-        means.append(_ratio(kept @ values, kept.sum(1)))
-    return np.concatenate(means)
-
-
-def _candidates(
-    block: np.ndarray, share: float, cut: np.ndarray, total: np.ndarray, sources: np.ndarray, targets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs in a range of values, widened until it holds all that any resample keeps, and how many are below it."""
-    margin = 0.05
-    while True:
-        levels = max(0.0, share - margin), min(1.0, 1 - share + margin)
-        low, high = np.nanquantile(block, levels) if total[0] else (0.0, 0.0)
-        below, upto = (_sums(part, sources, targets) for part in (block < low, block <= high))
-        if ((below <= cut) & (upto >= total - cut)).all():
-            return (block >= low) & (block <= high), below
-        margin *= 2
+        counts = sources[i[some]] * targets[j[some]]
+        upto = below + counts.sum(0)
+        whole = (first <= below) & (upto <= last)
+        part = np.flatnonzero(~whole & (first < upto) & (below < last))
+        sums += np.where(whole, values[some] @ counts, 0)
+        reached = np.vstack([below[part], counts[:, part]]).cumsum(0).clip(first[part], last[part])
+        sums[part] += values[some] @ np.diff(reached, axis=0)
+        below = upto
+    return sums
 
 
 def _quantiles(found: np.ndarray, level: float) -> tuple[float, float]:
