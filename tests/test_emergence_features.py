@@ -102,6 +102,21 @@ def test_recall_without_ties_is_that_of_all_pairs(distance, dtype):
         assert em.recall_at_k(made, labels, distance=distance) == pytest.approx(expected, abs=SAME_IN_FLOAT64)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_rows_alike_but_for_rounding_are_ties(distance, k, monkeypatch):
+    """No similarity is made of collapsed features; those that float64 tells apart are not collapsed."""
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    direction = torch.rand(16, dtype=torch.float64)
+    lengths = torch.tensor([1, 3, 1 / 3, 1e-9, 7, 1e9] if distance == "cosine" else [1] * 6)
+    alike = lengths[:, None] * direction
+    expected = oracle.recall(torch.ones(6, 1), labels, k, distance)
+    apart = direction + 1e-6 * torch.eye(6, 16)[labels]
+    assert em.recall_at_k(apart, labels, distance=distance) == 1
+    monkeypatch.delattr("local_elasticity.emergence.retrieval._nearness")
+    assert em.recall_at_k(alike, labels, k=k, distance=distance) == pytest.approx(expected, abs=SAME_IN_FLOAT64)
+
+
 def test_recall_is_not_shortened_by_autocast():
     F, labels = rows(200, 32)
     with torch.autocast("cpu", torch.bfloat16):

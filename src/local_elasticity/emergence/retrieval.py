@@ -19,6 +19,9 @@ Distance = Literal["cosine", "euclidean"]
 BLOCK = 2**23
 """Entries of the similarity matrix that are held at a time."""
 
+AT_A_LOOK = 2**10
+"""Rows that are compared with the first at a time; those of most features differ at the first look."""
+
 TIE = 8
 """Units in the last place that rounding may cost a product of short rows; the root of their length is added."""
 
@@ -56,7 +59,8 @@ def recall_at_k(
     vectors = _unit(features.double()) if distance == "cosine" else _centred(features.double())
     precisions = (torch.float64,) if features.dtype == torch.float64 else (torch.float32, torch.float64)
     with held_still(features.device, None), torch.no_grad():
-        return _recall([_nearness(vectors.to(dtype), distance) for dtype in precisions], labels, k)
+        finer = [] if _alike(vectors) else [_nearness(vectors.to(dtype), distance) for dtype in precisions]
+        return _recall(finer, labels, k)
 
 
 def recall_of_rows(rows: Rows, labels: Tensor, *, k: int = 1, tolerance: float = 0.0) -> float:
@@ -81,8 +85,8 @@ class Nearness:
 
 
 def _recall(finer: Sequence[Nearness], labels: Tensor, k: int) -> float:
-    """By a similarity in one precision or more, each finer than the one before: rows whose neighbours one cannot tell
-    apart are left to the next, and what the last cannot tell are ties.
+    """By a similarity in several precisions, each finer than the one before: rows whose neighbours one cannot tell
+    apart are left to the next, and what the last cannot tell are ties. Without any, all rows are.
     """
     n = len(labels)
     if not 1 <= k < n:
@@ -91,7 +95,7 @@ def _recall(finer: Sequence[Nearness], labels: Tensor, k: int) -> float:
     asked = torch.nonzero(counts[index] > 1).flatten()
     if not len(asked):
         raise ValueError("labels: no class has two rows, so nothing can be retrieved")
-    hits = torch.zeros(n, dtype=torch.float64, device=labels.device)
+    hits = _found_by_chance(counts[index] - 1, torch.full_like(labels, n - 1), torch.full_like(labels, k), k)
     left = asked
     for nearness in finer:
         unclear = []
@@ -127,6 +131,12 @@ def _centred(rows: Tensor) -> Tensor:
     """Around the median, which a few rows far out do not move, and with 1 as the largest entry."""
     centred = rows - rows.median(0).values
     return centred.div_(_or_one(vector_norm(centred, torch.inf)))
+
+
+def _alike(vectors: Tensor) -> bool:
+    """Whether all rows are so near the first that the similarities of any two are within rounding of its own."""
+    nearby = TIE * torch.finfo(vectors.dtype).eps * vector_norm(vectors[0]).square()
+    return all(bool((rows - vectors[0]).square().sum(1).le(nearby).all()) for rows in vectors.split(AT_A_LOOK))
 
 
 def _or_one(sizes: Tensor) -> Tensor:
@@ -165,12 +175,18 @@ def _chance(block: Tensor, labels: Tensor, own: Tensor, k: int, edge: Tensor, ro
     above = block > (edge + rounding)[:, None]
     tied = (block >= (edge - rounding)[:, None]) & ~above
     places = k - above.sum(1)
-    among, good = tied.sum(1).double(), (tied & same).sum(1).double()
+    found = _found_by_chance((tied & same).sum(1), tied.sum(1), places, k)
+    return torch.where((above & same).any(1), 1.0, found)
+
+
+def _found_by_chance(good: Tensor, among: Tensor, places: Tensor, most: int) -> Tensor:
+    """The chance that one of the good is drawn where places, at most so many, are filled from among equals."""
+    good, among = good.double(), among.double()
     miss = torch.ones_like(among)
-    for taken in range(k):
+    for taken in range(most):
         share = ((among - good - taken) / (among - taken).clamp_min(1)).clamp_min(0)
         miss = torch.where(taken < places, miss * share, miss)
-    return torch.where((above & same).any(1), 1.0, 1 - miss)
+    return 1 - miss
 
 
 def _read(features: Tensor | Batches, labels: Tensor | None) -> tuple[Tensor, Tensor]:
