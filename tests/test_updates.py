@@ -95,6 +95,25 @@ def test_a_wrapped_optimizer_is_unwrapped():
     assert le.FromOptimizer(wrapper).step_size == 0.5
 
 
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop"])
+def test_a_step_of_zero_resolves_nothing_and_is_no_error(name):
+    """Where a warm-up begins at 0, a probe has nothing to say, and the next one says it."""
+    case, model, optimizer = trained(OPTIMIZERS[name], 1)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 4)
+    update = le.FromOptimizer(optimizer)
+    monitor = le.Monitor(le.Problem.of(model, case.loss), case.sources, update=update, every=1, budget=None)
+    for step in range(2):
+        monitor.probe(step)
+        optimizer.step()
+        warm_up.step()
+    first, second = (probe.similarity["relative"] for probe in monitor.history)
+    assert np.isnan(first).all()
+    assert np.isfinite(second).all()
+    unresolved = monitor.frame().groupby("step").unresolved.agg(["min", "max"])
+    assert unresolved.to_numpy().tolist() == [[1, 1], [0, 0]]
+
+
 def test_plain_is_said_of_plain_sgd_only():
     model = nn.Linear(2, 1)
     plain = {name: le.FromOptimizer(make(model.parameters())).plain for name, make in OPTIMIZERS.items()}

@@ -115,7 +115,8 @@ class FromOptimizer:
 
     `torch.optim.SGD`, `Adam` and `AdamW` are computed directly; any other rule runs on a deep copy (engine `Looped`).
     The optimizer is read, never stepped. Existing `.grad`, gradient clipping and loss scaling are not part of it, and
-    parameters outside the optimizer do not move.
+    parameters outside the optimizer do not move. At a learning rate of 0, where a warm-up begins, nothing moves, and
+    all similarities are unresolved.
 
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1)
