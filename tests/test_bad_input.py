@@ -76,6 +76,27 @@ def test_estimate_says_the_same(name):
         le.estimate(problem(), sources, targets, **options)
 
 
+classes = le.Problem.of(net(), "cross_entropy")
+whole = torch.zeros(6, dtype=torch.long)
+BAD_FOR_MEASURES = {
+    "ntk": (lambda: le.ntk(problem(), x[:, :2]), r"x: the model does not take one example of float32 \(1, 2\)"),
+    "ntk of two": (lambda: le.ntk(problem(), x, x[:, :2]), "x2: the model does not take one example"),
+    "ntk, not finite": (lambda: le.ntk(problem(), x, with_nan(x)), "x2: inputs contain NaN"),
+    "activation": (lambda: le.activation(problem(), x[:, :2]), "x: the model does not take one example"),
+    "stiffness": (lambda: le.stiffness(problem(), (x[:, :2], y)), "sources: the model does not take one example"),
+    "stiffness of two": (lambda: le.stiffness(problem(), (x, y), (x[:, :2], y)), "targets: the model does not take"),
+    "stiffness, labels": (lambda: le.stiffness(classes, (x, whole), (x, whole + 9)), "targets: label 9 is outside"),
+    "sketch": (lambda: le.gradient_sketch(problem(), x[:, :2]), "x: the model does not take one example"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOR_MEASURES)
+def test_measures_of_the_network_say_what_is_wrong(name):
+    call, words = BAD_FOR_MEASURES[name]
+    with pytest.raises(ValueError, match=f"^{words}"):
+        call()
+
+
 BAD_PROBLEMS = {
     "unknown loss": (lambda: le.Problem.of(net(), "hinge"), ValueError, "loss: 'hinge'"),
     "no loss": (lambda: le.Problem.of(net(), 3), TypeError, "loss: a name"),

@@ -42,13 +42,13 @@ def read_sources(
     return inputs, labels
 
 
-def read_targets(targets: Any, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """Inputs alone; the labels of a Dataset or DataLoader are left out."""
+def read_targets(targets: Any, device: torch.device, dtype: torch.dtype, name: str = "targets") -> Inputs:
+    """Inputs alone; the labels of a Dataset or DataLoader are left out. Errors speak of `name`."""
     if isinstance(targets, (Dataset, DataLoader)):
         inputs = _loaded(targets, _unlabelled, device)
     else:
         inputs = _as_tensors(targets)
-    return _checked(inputs, "targets", device, dtype)
+    return _checked(inputs, name, device, dtype)
 
 
 def count(inputs: Inputs) -> int:

@@ -58,10 +58,8 @@ class Job:
         target_inputs = inputs if shared else read_targets(targets, moment.device, moment.dtype)
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
-        one, target = take(inputs, slice(0, 1)), None if shared else take(target_inputs, slice(0, 1))
-        outputs, footprint_of_one = _check_network(moment, one, target)
-        _check_classes(moment, labels, outputs)
-        _check_loss(moment, labels, outputs)
+        outputs, footprint_of_one = check_network(moment, inputs, None if shared else target_inputs)
+        check_labels(moment, labels, outputs)
         return cls(
             moment=moment,
             update=update,
@@ -184,27 +182,36 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
 
-def _check_network(moment: Moment, source: Inputs, target: Inputs | None) -> tuple[Tensor, Footprint]:
-    """Run one source and one target through the network; say plainly what does not fit."""
-    outputs, size = _taken(moment, source, "sources")
+def check_network(
+    moment: Moment, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
+) -> tuple[Tensor, Footprint]:
+    """Run one source and one target through the network; say plainly what does not fit, by the arguments' names."""
+    outputs, size = _taken(moment, sources, names[0])
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
         )
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
-    if target is not None:
-        expected, size = _taken(moment, target, "targets")
+    if targets is not None:
+        expected, size = _taken(moment, targets, names[1])
         if outputs.shape[1:] != expected.shape[1:]:
             raise ValueError(
-                f"targets: outputs have shape {tuple(expected.shape[1:])}, those of sources "
-                f"{tuple(outputs.shape[1:])}; sources and targets must give the same number of outputs"
+                f"{names[1]}: outputs have shape {tuple(expected.shape[1:])}, those of {names[0]} "
+                f"{tuple(outputs.shape[1:])}; {names[0]} and {names[1]} must give the same number of outputs"
             )
     return outputs, size
 
 
-def _taken(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
-    """`footprint`, with an error that names the argument where the model does not take it."""
+def check_labels(moment: Moment, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
+    """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
+    _check_classes(moment, labels, outputs, name)
+    _check_loss(moment, labels, outputs)
+
+
+def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
+    """`footprint` of the first example, with an error that names the argument where the model does not take it."""
+    one = take(inputs, slice(0, 1))
     try:
         return footprint(moment, one)
     except (RuntimeError, IndexError, ValueError) as error:
@@ -226,25 +233,23 @@ def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
         raise ValueError("loss: it does not depend on the outputs, or not differentiably, so that no step follows")
 
 
-def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
+def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor, name: str) -> None:
     """Whole-number labels of the cross-entropy name one of the model's outputs, at every place that has a class."""
     if not moment.problem.classifies or labels.is_floating_point() or outputs.ndim < 2:
         return
     k, places = outputs.shape[1], outputs.shape[2:]
     if labels.shape[1:] != places:
         raise ValueError(
-            f"sources: cross_entropy wants one class for each example{' and place' if places else ''}, not labels of "
+            f"{name}: cross_entropy wants one class for each example{' and place' if places else ''}, not labels of "
             f"shape {tuple(labels.shape)}; one-hot labels are read as probabilities where they are floats"
         )
     labels = labels.long()
     left_out = (labels == IGNORED) if places else torch.zeros_like(labels, dtype=torch.bool)
     outside = labels[((labels < 0) & ~left_out) | (labels >= k)]
     if len(outside):
-        raise ValueError(
-            f"sources: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}"
-        )
+        raise ValueError(f"{name}: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}")
     if bool(left_out.reshape(len(labels), -1).all(1).any()):
-        raise ValueError(f"sources: an example has the label {IGNORED} at every place, hence no loss; leave it out")
+        raise ValueError(f"{name}: an example has the label {IGNORED} at every place, hence no loss; leave it out")
 
 
 def _kind(moment: Moment, outputs: Tensor) -> Kind:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.job import check_network
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -37,8 +38,9 @@ def activation(
     """
     problem = model if isinstance(model, Problem) else Problem.of(model, "mse", params=".*")
     with problem.moment() as moment:
-        left = read_targets(x, moment.device, moment.dtype)
-        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
+        left = read_targets(x, moment.device, moment.dtype, "x")
+        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
+        check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         total = count(left) + (0 if x2 is None else count(right))
         with Progress(total, "examples", progress) as bar:
             one = _patterns(moment, left, memory, bar)

@@ -17,6 +17,7 @@ from local_elasticity.engine.jacobian import (
     jacobian_factors,
     own_kernel,
 )
+from local_elasticity.engine.job import check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Moment, Problem, check_problem
@@ -130,8 +131,9 @@ def ntk(
         raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
     check_problem(problem)
     with problem.moment() as moment:
-        left = read_targets(x, moment.device, moment.dtype)
-        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype)
+        left = read_targets(x, moment.device, moment.dtype, "x")
+        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
+        check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         square = x2 is None
 
         def kernel_with(layout: Layout) -> Tensor:

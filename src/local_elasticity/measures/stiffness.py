@@ -9,6 +9,7 @@ from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
+from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem, check_problem
@@ -45,6 +46,9 @@ def stiffness(
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
+        outputs, _ = check_network(moment, left[0], None if targets is None else right[0])
+        check_labels(moment, left[1], outputs)
+        check_labels(moment, right[1], outputs, "targets")
 
         def cosine_with(layout: Layout) -> Tensor:
             rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))

@@ -40,7 +40,7 @@ def landmark_features(
     if not isinstance(landmarks, Integral) or landmarks < 1:
         raise ValueError(f"landmarks: a whole number from 1 on is wanted, not {landmarks!r}")
     with problem.moment() as moment:
-        inputs = read_targets(x, moment.device, moment.dtype)
+        inputs = read_targets(x, moment.device, moment.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))
     return ntk(problem, inputs, few, memory=memory) @ inverse_root(ntk(problem, few, memory=memory))
 

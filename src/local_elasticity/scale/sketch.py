@@ -22,6 +22,7 @@ from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
+from local_elasticity.engine.job import check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
@@ -50,7 +51,8 @@ def gradient_sketch(
     if not isinstance(dimension, Integral) or dimension < 2:
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
     with problem.moment() as moment:
-        inputs = read_targets(x, moment.device, moment.dtype)
+        inputs = read_targets(x, moment.device, moment.dtype, "x")
+        check_network(moment, inputs, None, ("x",))
         outputs = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
 
         def sketched_with(layout: Layout) -> Tensor:
