@@ -76,7 +76,7 @@ def test_images_are_cropped_and_flipped_once():
     assert torch.equal(made, cropped_and_flipped(x, torch.Generator().manual_seed(0)))
 
 
-def run_of(kl, released, *, l1=None):
+def run_of(kl, released, *, l1=None, logits=None):
     """A measured run whose curves are given as functions of time: (intra, inter)."""
     t = np.linspace(0, 1, 20)
 
@@ -88,7 +88,13 @@ def run_of(kl, released, *, l1=None):
 
     l1 = l1 or kl
     root = tuple(partial(lambda t, f: np.sqrt(f(t)), f=f) for f in kl)
-    measures = {"kl": every(kl), "root_kl": every(root), "l1": every(l1), "l2": every(l1), "logits": every(l1)}
+    measures = {
+        "kl": every(kl),
+        "root_kl": every(root),
+        "l1": every(l1),
+        "l2": every(l1),
+        "logits": every(logits or l1),
+    }
     both = {**measures, "released_kl": every(released), "released_l1": every(released)}
     probes = {step: {"similarity": both} for step in ("sgd", "adam")}
     accuracy = (0.33 + 0.5 * np.minimum(1, 2 * t)).tolist()
@@ -134,6 +140,23 @@ def test_sharper_and_early_are_said_of_locality_only():
     local = (lambda t: 1 + 0 * t, lambda t: 1 - 0.8 * np.minimum(1, 8 * t))
     claims = {claim.id: claim for claim in judge(Runs.of([rises, run_of(local, flat, l1=more)]))}
     assert claims["sharper"].verdict == claims["early"].verdict == "depends"
+
+
+def test_the_softmax_is_better_only_where_it_shows_locality():
+    """Less of the reverse order is no better; and what holds for medians but not for means depends."""
+    flat = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
+    less, more = ((lambda t: 1 + 0 * t, lambda t, top=top: 1 + top * np.minimum(1, 8 * t)) for top in (1, 4))
+    local = (lambda t: 1 + 0 * t, lambda t: 1 - 0.8 * np.minimum(1, 8 * t))
+
+    def verdict(run):
+        return next(claim for claim in judge(Runs.of([run] * 3)) if claim.id == "softmax_better").verdict
+
+    assert verdict(run_of(flat, flat, l1=less, logits=more)) == "fails"
+    run = run_of(flat, flat, l1=local, logits=less)
+    assert verdict(run) == "holds"
+    similarity = run["probes"]["sgd"]["similarity"]
+    similarity["l1"]["mean"] = similarity["logits"]["mean"]
+    assert verdict(run) == "depends"
 
 
 def test_spearman_is_scipys():

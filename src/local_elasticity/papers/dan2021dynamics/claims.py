@@ -183,12 +183,20 @@ def _sharper(runs: Runs) -> Claim:
 
 
 def _softmax_better(runs: Runs) -> Claim:
-    soft, plain = runs.contrast("sgd", "l1"), runs.contrast("sgd", "logits")
-    evidence = (
-        f"SGD, L1, late, intra/inter of medians without self-pairs: softmax {np.exp(np.mean(soft)):.2f}, logits "
-        f"{np.exp(np.mean(plain)):.2f} {z_said(soft - plain)}"
+    soft, plain = ({r: runs.contrast("sgd", measure, r) for r in READINGS} for measure in ("l1", "logits"))
+    better = {r: soft[r] > np.maximum(plain[r], 0) for r in READINGS}
+    apart = {r: [separated(runs.values("sgd", measure, r)).sum() for measure in ("l1", "logits")] for r in READINGS}
+    said = "; ".join(
+        f"{READINGS[r]}: intra/inter {np.exp(np.mean(soft[r])):.2f} and {np.exp(np.mean(plain[r])):.2f} "
+        f"{z_said(soft[r] - plain[r])}, all pairs separated in {apart[r][0]} and {apart[r][1]}, locality, and more "
+        f"of it, after the softmax in {better[r].sum()} of {len(better[r])} runs"
+        for r in READINGS
     )
-    return _claim("softmax_better").judged((soft > plain).tolist(), soft - plain, evidence)
+    return _claim("softmax_better").judged(
+        np.concatenate(list(better.values())).tolist(),
+        soft["median apart"] - plain["median apart"],
+        f"SGD, L1, late, softmax and logits: {said}",
+    )
 
 
 def _norms_alike(runs: Runs) -> Claim:
