@@ -72,6 +72,18 @@ def test_every_timed_row_is_a_row_of_the_result():
     assert_same_rows(torch.cat(computed), le.respond(problem, sources, engine="looped").target_change)
 
 
+@pytest.mark.usefixtures("racing")
+def test_differences_that_are_far_slower_are_not_proved(monkeypatch):
+    """A proof takes as long as many rows; where a chunk is one row, that row tells beforehand."""
+    problem, sources = problem_and_sources()
+    monkeypatch.setattr(StructuredRunner, "_fitting", lambda self, memory: 1)
+    slowed(monkeypatch, StructuredRunner, 400)
+    monkeypatch.setattr("local_elasticity.engine.auto.prove", lambda job, kind: pytest.fail("it was proved"))
+    response = le.respond(problem, sources)
+    assert response.engine != "structured"
+    assert "auto: not structured" in response.notes[0]
+
+
 def test_few_sources_are_not_raced():
     problem, sources = problem_and_sources(3)
     assert le.respond(problem, sources).engine == "looped"

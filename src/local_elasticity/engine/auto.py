@@ -15,7 +15,7 @@ from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
-from local_elasticity.engine.structured import differences_runner, two_layer_runner
+from local_elasticity.engine.structured import StructuredRunner, prove, two_layer_runner
 from local_elasticity.engine.vmapped import VmappedRunner
 
 logger = logging.getLogger("local_elasticity")
@@ -26,6 +26,9 @@ WORTHWHILE = 0.9
 SECONDS_WORTH_A_RACE = 0.2
 SECONDS_WORTH_AN_IMPORT = 10.0
 """Looped work that is left, from which on other ways are tried; the first use of torch.func takes a second."""
+
+HOPELESS = 2
+"""A way whose first row takes so many times what another's do is not even proved."""
 
 CACHE_SIZED = 128
 """Targets in a pass of `Looped` that is tried beside all at once: a CPU is often faster while its cache suffices."""
@@ -223,7 +226,10 @@ class AutoRunner:
 
     def _differences(self, left: int) -> list[Way]:
         try:
-            runner = differences_runner(self.job)
+            runner = StructuredRunner(self.job)
+            if runner.chunk == 1 and self._hopeless(runner):
+                return []
+            prove(self.job, StructuredRunner)
         except FAILURES as error:
             if is_out_of_memory(error):
                 raise
@@ -231,6 +237,16 @@ class AutoRunner:
             return []
         way = Way("structured", runner, min(runner.chunk, max(1, left // 2)), Settled("structured"))
         return [way] if self.job.moment.device.type == "cpu" else [_warming_up(way), way]
+
+    def _hopeless(self, runner: Runner) -> bool:
+        """Whether a row, though it is its first, takes it so long that a proof would be in vain."""
+        began = self._now()
+        runner.rows(0, 1)
+        seconds = self._now() - began
+        if seconds < HOPELESS * self.best.seconds:
+            return False
+        self._say(f"auto: not structured ({_duration(seconds)} a row)")
+        return True
 
     def _vmapped(self, left: int) -> list[Way]:
         torch.func.grad(torch.sum)(torch.ones(1, device="cpu"))  # the import that the first use of torch.func brings
