@@ -22,7 +22,7 @@ from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.loss import gradient_of
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
-from local_elasticity.engine.tape import Matrices, Tape
+from local_elasticity.engine.tape import Matrices, Tape, outer_sums
 from local_elasticity.shapes import Float
 
 WORTH_HALVING = 256
@@ -67,7 +67,7 @@ class Outer:
         return Outer(self.weight, self.bias, self.a[rows], self.q[rows])
 
     def matrices(self) -> Matrices:
-        found = {self.weight: (self.q.transpose(2, 3) @ self.a[:, None]).flatten(2), self.bias: self.q.sum(2)}
+        found = {self.weight: outer_sums(self.a, self.q).flatten(2), self.bias: self.q.sum(2)}
         return {name: part for name, part in found.items() if name is not None}
 
     def _meets(self, other: Outer) -> Tensor:

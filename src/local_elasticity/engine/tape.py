@@ -74,17 +74,27 @@ class Use:
     def _weight_gradients(self, q: Tensor) -> Tensor:
         """Σ_l q_l a_lᵀ, [b, r, o, d], for as many examples at a time as their patches fit into a tile."""
         if self.kind == "linear":
-            a, at = self.places(q)
-            return at.transpose(2, 3) @ a[:, None]
+            return outer_sums(*self.places(q))
         d = self.a.shape[1] * math.prod(self.options["kernel_size"])
         weight = q.new_empty(*q.shape[:3], d)
         tile = PATCH_BYTES.get(q.device.type, 1 << 28)
         at_once = max(1, tile // (d * math.prod(q.shape[3:]) * q.element_size()))
         for i in range(0, len(q), at_once):
             rows = slice(i, i + at_once)
-            a, at = replace(self, a=self.a[rows]).places(q[rows])
-            torch.matmul(at.transpose(2, 3), a[:, None], out=weight[rows])
+            outer_sums(*replace(self, a=self.a[rows]).places(q[rows]), out=weight[rows])
         return weight
+
+
+def outer_sums(a: Tensor, q: Tensor, out: Tensor | None = None) -> Tensor:
+    """Σ_l q_l a_lᵀ of inputs a [b, l, d] and gradients q [b, r, l, o]: [b, r, o, d]. All cotangents of an example are
+    one matrix; a product that broadcast a over them would copy it for each.
+
+    >>> outer_sums(torch.ones(2, 3, 4), torch.ones(2, 5, 3, 6)).shape
+    torch.Size([2, 5, 6, 4])
+    """
+    into = None if out is None else out.flatten(1, 2)
+    b, r, _, o = q.shape
+    return torch.bmm(q.transpose(2, 3).flatten(1, 2), a, out=into).view(b, r, o, -1)
 
 
 @dataclass(frozen=True)
