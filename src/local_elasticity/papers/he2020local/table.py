@@ -1,16 +1,17 @@
 """What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
 
-Nets that learn on one schedule are warmed up together, as many as the scale says, clustered on all cores, and each
-handed over when it is done: what is killed loses nets in their warm-up, and no finished one.
+Nets that learn on one schedule are warmed up and measured together, as many as the scale says, then clustered on all
+cores, and each handed over when it is done: what is killed loses nets in their warm-up, and no finished one.
 """
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,13 +151,12 @@ class ClusteringTable(Experiment):
         plan = nets.schedule(task, kind, settings, reading)
         names = [unit.name for unit in units]
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
+        works = [
+            _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).prepared()
+            for unit, one, samples in zip(units, learned, together, strict=True)
+        ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            waiting: dict[Future[Measured], Unit] = {}
-            for unit, one, samples in zip(units, learned, together, strict=True):
-                clustering = _Clustering(one, samples, kind, reading, unit.seed, settings["width"])
-                waiting[clustering.submit(pool)] = unit
-                for done in [future for future in waiting if future.done()]:
-                    yield waiting.pop(done), done.result()
+            waiting = {pool.submit(work): unit for unit, work in zip(units, works, strict=True)}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
 
@@ -217,17 +217,20 @@ class _Clustering:
     seed: int
     width: int
 
-    def submit(self, pool: ThreadPoolExecutor) -> Future[Measured]:
-        """Measure the net, and leave the clustering to the pool. A net that the warm-up drove to infinity has nothing
-        to measure.
+    def prepared(self) -> Callable[[], Measured]:
+        """Measure the net, and return what is left, the clustering. A net that the warm-up drove to infinity has
+        nothing to measure.
+
+        Threads that cluster would keep a walk of thousands of small steps waiting: no net is clustered before all of
+        them are measured.
         """
         S = clusters.similarities_of(self.learned, self.samples, probabilities=self.kind.loss == "bce")
         if not np.isfinite(S.kernel).all():
-            return pool.submit(lambda: {"diverged": True})
+            return lambda: {"diverged": True}
         about = self._about()
         if self.kind.network == "relu" and self.kind.loss == "l2":
             about |= clusters.geometry(self.learned, S.kernel)
-        return pool.submit(self._found, S, self._walk() if self._walks else None, about)
+        return partial(self._found, S, self._walk() if self._walks else None, about)
 
     def _found(self, S: clusters.Similarities, walk: clusters.Similarities | None, about: Measured) -> Measured:
         along = self._accuracies(walk) if walk else {}
