@@ -31,8 +31,8 @@ WATCHED_PER_DIGIT, WATCHED_RATE, WATCHED_WIDTH = 15, 0.02, 128
 WATCHED_AT = (0, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 130, 160, 200, 300, 400)
 TEN = range(10)
 LOCAL = (
-    "A step on an image moves images of its own digit most, although the net was\n"
-    "never told which digit is which: its learning is local."
+    "Over all pairs, a step on an image moves images of its own digit most, although\n"
+    "the net was never told which digit is which: its learning is local."
 )
 NOT_LOCAL = "In this run a step did not move the image's own digit most: the learning was not local here."
 RELATIONS = ("same digit", "other digit, same side", "other side")

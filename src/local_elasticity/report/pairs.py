@@ -18,47 +18,31 @@ MOST_CLASSES = 100
 class Pairs:
     """Medians and quartiles over the pairs of every two classes, [t, a, b]; NaN where there are none.
 
-    `within` and `between` are means of the medians over equal and over different classes, [t], and `bands` those of
-    the quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own
-    alone.
+    `within` and `between` are medians over all pairs of equal and of different classes, [t], and `bands` their
+    quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own alone.
+    (Means of the classes' medians would be ruled by a class whose steps hardly move itself.)
     """
 
     classes: list[str]
     low: np.ndarray
     median: np.ndarray
     high: np.ndarray
-
-    @property
-    def within(self) -> np.ndarray:
-        return self._within(self.median)
-
-    @property
-    def between(self) -> np.ndarray:
-        return self._between(self.median)
+    within: np.ndarray
+    between: np.ndarray
+    bands: dict[str, np.ndarray]
 
     @property
     def ratio(self) -> np.ndarray:
         return quotient(self.between, self.within)
 
-    @property
-    def bands(self) -> dict[str, np.ndarray]:
-        quartiles = {"low": self.low, "high": self.high}
-        within = {f"within_{name}": self._within(values) for name, values in quartiles.items()}
-        return within | {f"between_{name}": self._between(values) for name, values in quartiles.items()}
-
-    def _within(self, values: np.ndarray) -> np.ndarray:
-        return _mean(np.diagonal(values, axis1=1, axis2=2))
-
-    def _between(self, values: np.ndarray) -> np.ndarray:
-        return _mean(values[:, ~np.eye(len(self.classes), dtype=bool)])
-
     def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
         """The different classes that move each other most at the last time, as a share of how far a step moves others
-        of its own class, so that a class whose steps move everything is not close to all; both directions averaged.
+        of its own class, so that a class whose steps move everything is not close to all; the geometric mean of both
+        directions, so that a class whose steps hardly move itself is not either.
         """
         own = np.diagonal(self.median[-1])[:, None]
         share = quotient(self.median[-1], own)
-        both = (share + share.T) / 2
+        both = np.sqrt(np.maximum(share, 0) * np.maximum(share.T, 0))
         found = [
             (a, b, float(both[i, j]))
             for i, a in enumerate(self.classes)
@@ -77,16 +61,24 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
         return None
     rows = np.array([shown(label) for label in run.sources.classes])
     columns = np.array([shown(label) for label in run.targets.classes])
-    found = np.full((3, len(panel.values), len(classes), len(classes)), np.nan)
     values = panel.values.astype(np.float32)
     if run.square:
         each = np.arange(len(rows))
         values[:, each, each] = np.nan
+    found = np.full((3, len(values), len(classes), len(classes)), np.nan)
     for a, source in enumerate(classes):
         block = values[:, rows == source]
         for b, target in enumerate(classes):
             found[:, :, a, b] = quantiles(block[:, :, columns == target].reshape(len(values), -1))
-    return Pairs(classes, found[0], found[1], found[2])
+    same = rows[:, None] == columns
+    within, between = _pooled(values, same), _pooled(values, ~same)
+    bands = {"within_low": within[0], "within_high": within[2], "between_low": between[0], "between_high": between[2]}
+    return Pairs(classes, found[0], found[1], found[2], within[1], between[1], bands)
+
+
+def _pooled(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Quartiles over all chosen pairs at every time, [3, t]."""
+    return np.concatenate([quantiles(one[chosen][None]) for one in values], axis=1)
 
 
 def quantiles(values: np.ndarray, shares: tuple[float, ...] = QUARTILES) -> np.ndarray:
@@ -117,9 +109,3 @@ def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(below > 0, above / below, np.nan))
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Over the second axis, of what is known."""
-    known = np.isfinite(values)
-    return quotient(np.where(known, values, 0).sum(1), known.sum(1))

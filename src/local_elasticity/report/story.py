@@ -113,4 +113,4 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
     if ratio[first] < LOCAL:
         return [f"Learning was local from the first probe on, and became more so: {text}{gone}."]
     since = known[np.flatnonzero(ratio[known] >= LOCAL)[-1] + 1]
-    return [f"Learning became local by step {steps[since]}: {text}{gone}."]
+    return [f"Learning became local by step {steps[since]} (below {LOCAL} from there on): {text}{gone}."]

@@ -38,8 +38,9 @@ class ChangePoint:
 def locality(frame: pd.DataFrame) -> pd.DataFrame:
     """The locality ratio inter/intra at every step, for every measure.
 
-    The mean over pairs of different classes divided by the mean over pairs of the same class: 1 where a step on one
-    example moves all classes alike, 0 where it moves its own class alone.
+    The median over pairs of different classes divided by the median over classes with themselves: 1 where a step on
+    one example moves all classes alike, 0 where it moves its own class alone. (Means would be ruled by a class whose
+    steps hardly move itself.)
 
     >>> import pandas as pd
     >>> rows = [(0, "kl", "a", "a", 0.8), (0, "kl", "a", "b", 0.2), (0, "kl", "b", "b", 0.4), (0, "kl", "b", "a", 0.4)]
@@ -49,8 +50,8 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
     """
     same = frame.source_class.astype(str) == frame.target_class.astype(str)
     keys = [frame.step, frame.measure]
-    intra = frame.value.where(same).groupby(keys, sort=False).mean()
-    inter = frame.value.where(~same).groupby(keys, sort=False).mean()
+    intra = frame.value.where(same).groupby(keys, sort=False).median()
+    inter = frame.value.where(~same).groupby(keys, sort=False).median()
     table = intra.rename("intra").to_frame().assign(inter=inter, ratio=inter / intra)
     return table.reset_index()
 
