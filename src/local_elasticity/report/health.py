@@ -18,6 +18,9 @@ FEW, MANY = 0.01, 0.2
 UNEVEN = 100
 """A largest similarity so many times the median rules any mean."""
 
+MANY = 0.05
+"""A share of extreme pairs that is no longer a few."""
+
 SMALL = 0.01
 """A denominator below this share of the median one is called small."""
 
@@ -113,9 +116,10 @@ def _extremes(panel: Panel) -> Finding:
     times = float(known.max() / np.median(known))
     words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
     if times > UNEVEN:
-        return Finding(
-            "careful", "A few pairs are extreme", words + " A mean would be theirs alone; medians are shown."
-        )
+        share = float((known > UNEVEN * np.median(known)).mean())
+        words += f" {share:.1%} of the pairs are over {UNEVEN:g} times the median."
+        words += " A mean would be theirs alone; medians are shown."
+        return Finding("careful", "Many pairs are extreme" if share > MANY else "A few pairs are extreme", words)
     return Finding("good", "No pair rules the rest", words)
 
 
