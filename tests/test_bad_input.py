@@ -27,7 +27,9 @@ def with_nan(values):
 
 BAD_MEASUREMENTS = {
     "no sources": ((x[:0], y[:0]), None, {}, ValueError, "sources: there are no examples"),
+    "an empty list of sources": ([], None, {}, ValueError, "sources: there are no examples"),
     "no targets": ((x, y), x[:0], {}, ValueError, "targets: there are no examples"),
+    "an empty list of targets": ((x, y), [], {}, ValueError, "targets: there are no examples"),
     "a source short": ((x, y[:5]), None, {}, ValueError, "sources: 6 inputs but labels"),
     "not a pair": (x, None, {}, TypeError, "sources: a pair"),
     "strings": ((["a"], y), None, {}, TypeError, "sources: inputs must be"),
@@ -254,6 +256,10 @@ def test_a_source_that_does_not_move_is_a_row_without_values(engine):
 def test_similarity_checks_before_it_works(tmp_path):
     with pytest.raises(TypeError, match="Problem.of"):
         le.similarity(net(), (x, y))
+    with pytest.raises(ValueError, match="sources: there are no examples"):
+        le.similarity(problem(), [])
+    with pytest.raises(TypeError, match="sources: a pair"):
+        le.similarity(problem(), x[:1])
     with pytest.raises(ValueError, match="measure: 'size'"):
         le.similarity(problem(), (x, y), measure="size")
     with pytest.raises(FileExistsError, match="store"):

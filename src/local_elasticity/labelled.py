@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
-from local_elasticity.engine.inputs import given_twice, read_sources
+from local_elasticity.engine.inputs import check_sources, given_twice, read_sources
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import ProgressOption
@@ -83,6 +83,7 @@ def similarity(
     (('source', 'target'), 'kl', 0.0)
     """
     check_problem(problem)
+    check_sources(sources)
     began = time.perf_counter()
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
     if isinstance(measure, str):

@@ -14,20 +14,18 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from local_elasticity.engine.problem import Inputs
 
 LOADED_AT_ONCE = 256
+NO_EXAMPLES = "there are no examples; give at least one"
 
 
 def read_sources(
     sources: Any, device: torch.device, dtype: torch.dtype, name: str = "sources"
 ) -> tuple[Inputs, Tensor]:
     """(inputs, labels), one label for each example; errors speak of `name`."""
+    check_sources(sources, name)
     if isinstance(sources, (Dataset, DataLoader)):
         inputs, labels = _loaded(sources, _labelled, device)
-    elif isinstance(sources, (tuple, list)) and len(sources) == 2:
-        inputs, labels = _as_tensors(sources[0]), _as_tensors(sources[1])
     else:
-        raise TypeError(
-            f"{name}: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
-        )
+        inputs, labels = _as_tensors(sources[0]), _as_tensors(sources[1])
     inputs = _checked(inputs, name, device, dtype)
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name}: labels must be a tensor, not {type(labels).__name__}")
@@ -40,6 +38,18 @@ def read_sources(
         if not labels.isfinite().all():
             raise ValueError(f"{name}: labels contain NaN or infinity; remove those examples")
     return inputs, labels
+
+
+def check_sources(sources: Any, name: str = "sources") -> None:
+    """Raise where this is no pair (inputs, labels), Dataset or DataLoader, before any of it is read."""
+    if isinstance(sources, (Dataset, DataLoader)):
+        return
+    if isinstance(sources, (tuple, list)) and not sources:
+        raise ValueError(f"{name}: {NO_EXAMPLES}")
+    if not isinstance(sources, (tuple, list)) or len(sources) != 2:
+        raise TypeError(
+            f"{name}: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
+        )
 
 
 def read_targets(targets: Any, device: torch.device, dtype: torch.dtype, name: str = "targets") -> Inputs:
@@ -74,13 +84,15 @@ def given_twice(sources: Any, targets: Any, *, labelled: bool = False) -> bool:
 
 def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype) -> Inputs:
     leaves = tree_flatten(inputs)[0]
-    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+    if not leaves:
+        raise ValueError(f"{name}: {NO_EXAMPLES}")
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise TypeError(f"{name}: inputs must be a tensor or a pytree of tensors")
     if any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise ValueError(f"{name}: inputs of shapes {shapes} must have one first axis of the same length, the examples")
     if len(leaves[0]) == 0:
-        raise ValueError(f"{name}: there are no examples; give at least one")
+        raise ValueError(f"{name}: {NO_EXAMPLES}")
     return tree_map(lambda leaf: _checked_leaf(leaf, name, device, dtype), inputs)
 
 
