@@ -1,5 +1,7 @@
 """Bad input gets an error that names the argument and says what to do."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -268,6 +270,17 @@ def test_similarity_checks_before_it_works(tmp_path):
         le.similarity(problem(), (x, y), source_labels=[1, 2])
     with pytest.raises(ValueError, match="normalized_kernel needs"):
         le.similarity(problem(), (x, y), x.clone(), measure="normalized_kernel")
+
+
+def test_an_optimizer_is_not_an_update(tmp_path):
+    model = problem()
+    optimizer = torch.optim.SGD(model.model.parameters(), lr=0.1)
+    for call in (le.respond, le.estimate, le.similarity, le.Monitor, partial(le.similarity, store=tmp_path / "a.zarr")):
+        with pytest.raises(
+            TypeError, match=r"^update: an optimizer was given; wrap it: le.FromOptimizer\(optimizer\)$"
+        ):
+            call(model, (x, y), update=optimizer)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_measures_say_what_is_wrong():

@@ -16,7 +16,7 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import SGD, Update, check_update
 from local_elasticity.measures.named import (
     OF_PROBLEM,
     OF_RESPONSE,
@@ -84,6 +84,7 @@ def similarity(
     """
     check_problem(problem)
     check_sources(sources)
+    check_update(update)
     began = time.perf_counter()
     name = measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
     if isinstance(measure, str):

@@ -14,7 +14,7 @@ from local_elasticity.engine.inputs import count, given_twice, read_sources, rea
 from local_elasticity.engine.loss import IGNORED, Kind
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
-from local_elasticity.engine.update import Rule, Update
+from local_elasticity.engine.update import Rule, Update, check_update
 from local_elasticity.shapes import Float
 
 
@@ -51,8 +51,7 @@ class Job:
         memory: int | None = None,
     ) -> Job:
         """Read and check everything a user hands in; errors name the argument and say what to do."""
-        if not isinstance(update, Update):
-            raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
+        check_update(update)
         inputs, labels = read_sources(sources, moment.device, moment.dtype)
         shared = targets is None or given_twice(sources, targets)
         target_inputs = inputs if shared else read_targets(targets, moment.device, moment.dtype)

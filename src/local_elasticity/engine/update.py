@@ -41,6 +41,14 @@ class Update(Protocol):
         """The rule as it stands now, for this problem's parameters."""
 
 
+def check_update(update: Any) -> None:
+    """Raise a TypeError where something else, such as a bare optimizer, was given in place of an update."""
+    if isinstance(update, torch.optim.Optimizer):
+        raise TypeError("update: an optimizer was given; wrap it: le.FromOptimizer(optimizer)")
+    if not isinstance(update, Update):
+        raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
+
+
 @dataclass(frozen=True)
 class SGD:
     """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).

@@ -17,7 +17,7 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import SGD, Update, check_update
 from local_elasticity.engine.versions import versions
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import OthersFailedError, decided, first
@@ -283,6 +283,8 @@ def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Updat
     """An update, or what a function such as `FromOptimizer` makes of the optimizer; a class is such a function."""
     if isinstance(update, Update) and not isinstance(update, type):
         return update
+    if not callable(update):
+        check_update(update)
     return update(optimizer)
 
 
