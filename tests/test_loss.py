@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from local_elasticity.engine.loss import LOSSES, gradient_of
+from local_elasticity.engine.loss import LOSSES, gradient_of, resolve_loss
 
 SHAPES = {
     "mse": [(5,), (5, 1), (5, 3), (5, 2, 3)],
@@ -32,3 +34,35 @@ def test_closed_gradients_are_those_of_autograd(name, shape, soft):
 
 def test_other_losses_have_no_closed_gradient():
     assert gradient_of(torch.nn.functional.l1_loss, torch.ones(2, 1), torch.ones(2, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function"),
+    [
+        ("mse", nn.MSELoss, F.mse_loss),
+        ("cross_entropy", nn.CrossEntropyLoss, F.cross_entropy),
+        ("bce", nn.BCELoss, F.binary_cross_entropy),
+        ("bce_logits", nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits),
+    ],
+)
+def test_losses_of_torch_are_known_by_name(name, module, function):
+    assert resolve_loss(module(), None) == resolve_loss(function, None) == (name, *LOSSES[name])
+    summed = module(reduction="sum")
+    assert resolve_loss(summed, None) == (module.__name__, summed, LOSSES[name][1])
+    assert resolve_loss(module(), "numbers")[2] == "numbers"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+        nn.CrossEntropyLoss(ignore_index=0),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)),
+        type("Own", (nn.CrossEntropyLoss,), {})(),
+    ],
+)
+def test_losses_of_torch_with_settings_stay_as_they_are(loss):
+    _, function, kind = resolve_loss(loss, None)
+    assert function is loss
+    assert kind == {nn.CrossEntropyLoss: "logits", nn.BCEWithLogitsLoss: "binary_logits"}.get(type(loss), "numbers")

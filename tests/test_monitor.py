@@ -360,7 +360,7 @@ def other_model():
         ({"loggers": [3]}, "loggers: int has none of"),
         ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),
         ({"update": 0.1}, "update: "),
-        ({"measures": "kl", "loss": nn.CrossEntropyLoss()}, "kl needs a distribution"),
+        ({"measures": "kl", "loss": lambda *pair: nn.functional.cross_entropy(*pair)}, "kl needs a distribution"),
         ({"measures": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
         ({"measures": "normalized_kernel", "targets": x[6:9]}, "normalized_kernel needs the targets to be the sources"),
         ({"measures": lambda response: le.relative(response)[:, 0]}, r"measures: <lambda> gives \(6,\), not a tensor"),

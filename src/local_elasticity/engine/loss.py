@@ -15,11 +15,11 @@ its own is a batch of one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 Kind = Literal["numbers", "logits", "logits_by_place", "probabilities", "binary_logits", "binary_probabilities"]
 """What k outputs are. Logits that have more than one axis, as those of every pixel or token, are `logits_by_place`."""
@@ -63,6 +63,18 @@ LOSSES: dict[str, tuple[LossFunction, Kind]] = {
 }
 
 
+TORCH: dict[Any, str] = {
+    nn.MSELoss: "mse",
+    F.mse_loss: "mse",
+    nn.CrossEntropyLoss: "cross_entropy",
+    F.cross_entropy: "cross_entropy",
+    nn.BCELoss: "bce",
+    F.binary_cross_entropy: "bce",
+    nn.BCEWithLogitsLoss: "bce_logits",
+    F.binary_cross_entropy_with_logits: "bce_logits",
+}
+"""Torch's own losses, as classes and as functions → the name they have here."""
+
 NAMED = frozenset(function for function, _ in LOSSES.values())
 """Losses whose value on a batch is the mean over its examples, and whose gradient is known in closed form."""
 
@@ -88,7 +100,13 @@ def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor |
 
 
 def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, LossFunction, Kind]:
-    """The loss's name, the function, and the kind of output it is for (`kind` wins where it is given)."""
+    """The loss's name, the function, and the kind of output it is for (`kind` wins where it is given).
+
+    Torch's own losses are those of the table; with weights or other settings they stay as they are, of the same kind.
+
+    >>> resolve_loss(nn.CrossEntropyLoss(), None)[0], resolve_loss(nn.CrossEntropyLoss(label_smoothing=0.1), None)[2]
+    ('cross_entropy', 'logits')
+    """
     if kind is not None and kind not in get_args(Kind):
         raise ValueError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
     if isinstance(loss, str):
@@ -98,7 +116,11 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
         return loss, function, kind or usual
     if not callable(loss):
         raise TypeError(f"loss: a name or a callable (outputs, labels) → scalar is wanted, not {type(loss).__name__}")
-    return getattr(loss, "__name__", type(loss).__name__), loss, kind or "numbers"
+    known = TORCH.get(type(loss) if isinstance(loss, nn.Module) else loss)
+    if known is not None and _as_by_default(loss):
+        return resolve_loss(known, kind)
+    usual = "numbers" if known is None else LOSSES[known][1]
+    return getattr(loss, "__name__", type(loss).__name__), loss, kind or usual
 
 
 def no_distribution(kind: Kind) -> str:
@@ -109,6 +131,16 @@ def no_distribution(kind: Kind) -> str:
             "Problem.of(..., output=lambda out: out[:, :, 0]), or use a measure of plain numbers"
         )
     return 'the outputs are plain numbers; if they are logits, say so with Problem.of(..., kind="logits")'
+
+
+def _as_by_default(loss: LossFunction) -> bool:
+    """Whether a loss of torch has no weights and the settings that it has by default."""
+    if not isinstance(loss, nn.Module):
+        return True
+    settings = ("reduction", "ignore_index", "label_smoothing")
+    default = type(loss)()
+    same = all(getattr(loss, name, None) == getattr(default, name, None) for name in settings)
+    return same and not list(loss.buffers())
 
 
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -56,14 +55,15 @@ class Problem:
         Args:
             model: any `nn.Module`, or a plain function `f(params, inputs)` together with `params={"w": tensor, …}`.
             loss: `"mse"`, `"half_mse"`, `"cross_entropy"`, `"bce"`, `"bce_logits"`, or a callable
-                (outputs, labels) → scalar such as `torch.nn.functional.cross_entropy`.
+                (outputs, labels) → scalar such as `torch.nn.CrossEntropyLoss()`, which is known to be the same.
             output: turns whatever the model returns into one tensor [b, …], for example `lambda out: out.logits`.
             params: which parameters step: a regular expression searched in their names, or a predicate
                 (name, parameter) → bool. By default those that require a gradient. A plain function needs them all.
             mode: `"eval"` (batch-norm statistics frozen, dropout off) or `"train"`, which is refused for a model with
                 batch norm or dropout, whose predictions then depend on the batch or on chance.
             kind: what the outputs are (`"logits"`, `"probabilities"`, `"binary_logits"`, `"binary_probabilities"`,
-                `"numbers"`); a named loss knows, a callable one is taken to be about numbers.
+                `"numbers"`); a named loss and torch's own know, any other callable is taken to be about
+                numbers.
 
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(3, 2), "cross_entropy")
@@ -100,7 +100,7 @@ class Problem:
     @property
     def classifies(self) -> bool:
         """Whether the loss is the cross-entropy, ours or that of torch, so that its labels are classes."""
-        return self.loss in (cross_entropy, F.cross_entropy)
+        return self.loss is cross_entropy
 
     @property
     def policy(self) -> str:
