@@ -77,6 +77,8 @@ def test_the_accessor_frames_ranks_and_sums_up(problem):
     assert list(frame.columns) == ["source", "target", "source_class", "target_class", "value"]
     assert len(frame) == 64
     assert frame.value[3] == S.values[0, 3]
+    with pytest.raises(ValueError, match="source: 99 is not one of the 8 sources"):
+        S.le.nearest(source=99)
     nearest = S.le.nearest(source=3, top=4)
     assert len(nearest) == 4
     assert 3 not in nearest.target.values

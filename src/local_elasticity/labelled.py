@@ -242,6 +242,9 @@ class SimilarityAccessor:
 
     def nearest(self, source: int, top: int = 10) -> pd.DataFrame:
         """The targets that a step on `source` moves most, itself left out."""
+        there = self._S["source"].values
+        if source not in there:
+            raise ValueError(f"source: {source!r} is not one of the {len(there)} sources; S.source lists them")
         row = self._S.sel(source=source)
         if self._S.attrs.get("targets_are_sources"):
             row = row.drop_sel(target=source)
