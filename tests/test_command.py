@@ -40,7 +40,8 @@ def test_lists():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "he2020local/fig9"], "NAME: 'he2020local/fig9' is not one of"),
+        (["run", "he2020/fig1"], "NAME: there is no 'he2020/fig1'; did you mean he2020local/fig1? `local-elasticity"),
+        (["run", "qwerty"], "NAME: there is no 'qwerty'; `local-elasticity list` shows all"),
         (["run", "he2020local/fig1", "--scale", "huge"], "--scale: 'huge'"),
         (["run", "he2020local/fig1", "--device", "cuda:77"], "--device: 'cuda:77'"),
         (["watch", "a.pt", "--model", "nets:make", "--data", "digits", "--device", "gpu"], "--device: 'gpu'"),

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ Report = Callable[[Unit, int, int, float], None]
 def find_experiment(name: str) -> Experiment:
     """An experiment by name."""
     if name not in EXPERIMENTS:
-        raise ValueError(f"NAME: {name!r} is not one of {', '.join(EXPERIMENTS)}; `local-elasticity list` shows them")
+        close = get_close_matches(name, EXPERIMENTS, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise ValueError(f"NAME: there is no {name!r}; {meant}`local-elasticity list` shows all {len(EXPERIMENTS)}")
     module, _, kind = EXPERIMENTS[name].partition(":")
     experiment: Experiment = getattr(import_module(module), kind)()
     return experiment
