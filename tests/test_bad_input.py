@@ -264,6 +264,15 @@ def test_similarity_checks_before_it_works(tmp_path):
         le.similarity(problem(), x[:1])
     with pytest.raises(ValueError, match="measure: 'size'"):
         le.similarity(problem(), (x, y), measure="size")
+    measured = []
+    for examples, words in (
+        ({"ids": x, "mask": x}, "examples: a dict of inputs cannot be shown; give texts, pictures or vectors"),
+        ((x, {"ids": x}), "examples: a dict of inputs cannot be shown"),
+        (["a", "b"], "examples of the sources: 2 do not fit 6 examples"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            le.similarity(problem(), (x, y), x.clone(), measure=measured.append, examples=examples)
+    assert measured == []
     with pytest.raises(FileExistsError, match="store"):
         le.similarity(problem(), (x, y), store=tmp_path)
     with pytest.raises(ValueError, match="source_labels: shape"):

@@ -28,7 +28,14 @@ from local_elasticity.measures.named import (
 )
 from local_elasticity.measures.summary import class_pairs
 from local_elasticity.store.result import read, save
-from local_elasticity.stored import Asked, circumstances, coordinates, example_coordinates, similarity_in_store
+from local_elasticity.stored import (
+    Asked,
+    check_examples,
+    circumstances,
+    coordinates,
+    example_coordinates,
+    similarity_in_store,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +99,8 @@ def similarity(
     if given_twice(sources, targets, labelled=name.startswith("stiffness")):
         targets = None
     sources = _read_once(problem, sources)
+    if examples is not None and hasattr(sources[1], "__len__"):
+        check_examples(examples, len(sources[1]) // (source_batch_size or 1))
     if source_labels is None and source_batch_size is None:
         source_labels = _class_labels(problem, sources[1])
     if store is not None:

@@ -146,6 +146,16 @@ def coordinates(
     return coords if examples is None else coords | example_coordinates(examples, shape, square)
 
 
+def check_examples(examples: Any, n: int) -> None:
+    """Raise before anything is computed where examples cannot be shown, or there is not one for each of n sources."""
+    from local_elasticity.report.examples import as_given, one_for_each
+
+    sources, *targets = examples if isinstance(examples, tuple) else (examples,)
+    one_for_each(sources, n, "examples of the sources")
+    for one in targets:
+        as_given(one)
+
+
 def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> dict[str, Any]:
     """A small copy of each source, and of each target, for reports, and how far apart they are where they are numbers;
     examples are those of the sources, or both.

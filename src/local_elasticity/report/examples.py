@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,15 +37,23 @@ def kept_examples(examples: Any, size: int, name: str = "examples") -> np.ndarra
     >>> kept_examples(["a cat", None], 2).tolist()
     ['a cat', '']
     """
-    values = as_given(examples)
-    if len(values) != size:
-        raise ValueError(f"{name}: {len(values)} do not fit {size} examples; give one for each")
+    values = one_for_each(examples, size, name)
     brightness = _brightness(values)
     return np.array([_kept(one, brightness) for one in values], dtype=str)
 
 
+def one_for_each(examples: Any, size: int, name: str = "examples") -> np.ndarray:
+    """The examples as given, where there are `size` of them."""
+    values = as_given(examples)
+    if len(values) != size:
+        raise ValueError(f"{name}: {len(values)} do not fit {size} examples; give one for each")
+    return values
+
+
 def as_given(examples: Any) -> np.ndarray:
     """The examples as one array, [n, …], or as n objects where they are texts, differ in shape, or some are missing."""
+    if isinstance(examples, Mapping):
+        raise ValueError("examples: a dict of inputs cannot be shown; give texts, pictures or vectors, one for each")
     values = _array(examples)
     if isinstance(values, np.ndarray):
         return values
