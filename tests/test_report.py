@@ -451,6 +451,8 @@ def test_what_cannot_be_shown_is_said(S, tmp_path):
         le.write_report(tmp_path / "nowhere.zarr", tmp_path / "report.html")
     with pytest.raises(TypeError, match="int cannot be reported"):
         le.write_report([3], tmp_path / "report.html")
+    with pytest.raises(TypeError, match="results: Sequential cannot be reported; give a similarity, a Monitor"):
+        le.write_report(nn.Sequential(nn.Linear(2, 1)), tmp_path / "report.html")
     with pytest.raises(ValueError, match=r"holds no similarity, no history and no result\.json"):
         le.write_report(tmp_path / "empty.zarr", tmp_path / "nothing.html")
     assert not (tmp_path / "nothing.html").exists()

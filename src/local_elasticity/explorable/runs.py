@@ -38,7 +38,15 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
         return [_of_history(name, one)]
     if is_clustering(one):
         return [_of_clustering(name, one)]
-    raise TypeError(f"results: {type(one).__name__} cannot be reported; write_report says what can")
+    raise TypeError(unknown(one))
+
+
+def unknown(one: Any) -> str:
+    """What to give in place of something that is no result."""
+    return (
+        f"results: {type(one).__name__} cannot be reported; give a similarity, a Monitor or its history, a fitted "
+        "clustering, or a path to what was stored"
+    )
 
 
 def is_clustering(one: Any) -> bool:

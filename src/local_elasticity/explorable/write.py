@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from torch import nn
 
-from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, with_examples
+from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, unknown, with_examples
 from local_elasticity.report.explorer import page
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.run import Run, Unshown
@@ -100,8 +101,8 @@ def _named(results: Any) -> list[tuple[str, Any]]:
         return list(results.items())
     if isinstance(results, (str, Path, xr.DataArray, Monitor, History)) or is_clustering(results):
         results = [results]
-    if not isinstance(results, Iterable):
-        raise TypeError(f"results: {type(results).__name__} cannot be reported; write_report says what can")
+    if not isinstance(results, Iterable) or isinstance(results, nn.Module):
+        raise TypeError(unknown(results))
     results = list(results)
     paths = [Path(one) for one in results if isinstance(one, (str, Path))]
     return [(_name_of(one, place, paths), one) for place, one in enumerate(results)]
