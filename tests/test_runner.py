@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from local_elasticity.__main__ import app
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
@@ -89,7 +91,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     toy.interrupt_at = None
     seen = []
     result = run_experiment(
-        toy, tmp_path, scale="smoke", seeds=3, report=lambda unit, done, total, s: seen.append((done, total, s > 0))
+        toy,
+        tmp_path,
+        scale="smoke",
+        seeds=3,
+        report=lambda unit, done, total, how: seen.append((done, total, how != "was there already")),
     )
     assert toy.ran == ["a-seed-0", "b-c-d-seed-0", "a-seed-1", "b-c-d-seed-1", "a-seed-2", "b-c-d-seed-2"]
     assert seen == [(1, 6, False), (2, 6, False), (3, 6, False), (4, 6, True), (5, 6, True), (6, 6, True)]
@@ -194,6 +200,24 @@ def test_shared_units_are_taken_over_from_folders_beside(tmp_path):
     alone = Toy()
     run_experiment(alone, tmp_path / "three", scale="smoke", seeds=1)
     assert alone.ran == ["a-seed-0", "b-c-d-seed-0"]
+
+
+def test_the_command_says_where_units_and_seeds_come_from(tmp_path, monkeypatch):
+    monkeypatch.setattr("local_elasticity.papers.runner.find_experiment", {"one": Toy(), "two": Sibling()}.get)
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def said(name, seeds):
+        return CliRunner().invoke(
+            app, ["run", name, "--scale", "smoke", "--seeds", str(seeds), "--out", str(tmp_path / name)]
+        )
+
+    first = said("one", 1)
+    assert "[1/2] a, seed 0: 0.0 s" in first.output
+    assert "of all of them" not in first.output
+    assert "[1/4] a, seed 0: taken from ../one" in said("two", 2).output
+    again = said("two", 1)
+    assert "[1/2] a, seed 0: was there already" in again.output
+    assert "two holds the seeds 0, 1, and this result is of all of them" in again.output
 
 
 def test_equal_units_make_equal_figures(tmp_path):

@@ -122,9 +122,8 @@ def run(
     experiment = find_experiment(name)
     folder = out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{reading}"
 
-    def report(unit: Any, done: int, total: int, seconds: float) -> None:
-        took = f"{seconds:.1f} s" if seconds else "was there already"
-        console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {took}", highlight=False)
+    def report(unit: Any, done: int, total: int, how: str) -> None:
+        console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {how}", highlight=False)
 
     try:
         with nullcontext() if ray is None else workers(ray):
@@ -143,6 +142,9 @@ def run(
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_result(console, result)
+    if len(result["seeds"]) > seeds:
+        there = ", ".join(map(str, result["seeds"]))
+        console.print(f"--seeds {seeds}: {folder} holds the seeds {there}, and this result is of all of them")
     if scale == "smoke":
         console.print(
             "smoke scale: this shows that it runs; verdicts count at --scale paper, and hint at --scale small"

@@ -57,8 +57,8 @@ EXPERIMENTS = {
 }
 """Name → where it is defined; loaded when it is asked for."""
 
-Report = Callable[[Unit, int, int, float], None]
-"""Called after every unit: (unit, done, total, seconds; 0 where it was there already)."""
+Report = Callable[[Unit, int, int, str], None]
+"""Called after every unit: (unit, done, total, the seconds it took or where it was found)."""
 
 
 def find_experiment(name: str) -> Experiment:
@@ -109,13 +109,14 @@ def measure_units(
     identity = _identity(experiment, scale, reading)
     _claim_folder(out, identity)
     units = [Unit(part, seed) for seed in range(seeds) for part in experiment.parts(settings)]
-    _take_over(out, units, _siblings(out, identity, experiment.shares))
+    taken = _take_over(out, units, _siblings(out, identity, experiment.shares))
     missing = [unit for unit in units if not _file(out, unit).exists()]
     done = 0
     for unit in units:
         if report and unit not in missing:
             done += 1
-            report(unit, done, len(units), 0.0)
+            found = f"taken from ../{taken[unit].name}" if unit in taken else "was there already"
+            report(unit, done, len(units), found)
     shared = experiment, settings, reading, device
     batches = experiment.batches(missing, settings)
     for _, finished in current_workers().map(_measure, shared, batches, gpus=int("cuda" in device)):
@@ -123,7 +124,7 @@ def measure_units(
             _write(_file(out, unit), made)
             done += 1
             if report:
-                report(unit, done, len(units), made["seconds"])
+                report(unit, done, len(units), f"{made['seconds']:.1f} s")
 
 
 def _measure(shared: Any, batch: list[Unit]) -> Iterator[tuple[Unit, dict[str, Any]]]:
@@ -204,11 +205,15 @@ def _siblings(out: Path, identity: Mapping[str, Any], shares: Sequence[str]) -> 
     return folders
 
 
-def _take_over(out: Path, units: Sequence[Unit], siblings: Sequence[Path]) -> None:
+def _take_over(out: Path, units: Sequence[Unit], siblings: Sequence[Path]) -> dict[Unit, Path]:
+    """Copy the units that a folder beside holds and this one does not; which came from where."""
+    taken = {}
     for unit in units:
-        there = next((_file(folder, unit) for folder in siblings if _file(folder, unit).exists()), None)
-        if there is not None and not _file(out, unit).exists():
-            _write(_file(out, unit), json.loads(there.read_text()))
+        folder = next((folder for folder in siblings if _file(folder, unit).exists()), None)
+        if folder is not None and not _file(out, unit).exists():
+            _write(_file(out, unit), json.loads(_file(folder, unit).read_text()))
+            taken[unit] = folder
+    return taken
 
 
 def _identity(experiment: Experiment, scale: Scale, reading: Reading) -> dict[str, Any]:
