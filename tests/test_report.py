@@ -550,6 +550,32 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
     assert "is missing" in written(folder, tmp_path)
 
 
+def test_papers_have_a_legend_and_small_scales_are_said(tmp_path):
+    result = {
+        "schema": 1,
+        "experiment": "he2020local/table1",
+        "scale": "smoke",
+        "reading": "as_released",
+        "seeds": [0],
+        "environment": {"device": "cpu", "torch": "2"},
+        "commit": "a",
+        "seconds": 1.0,
+        "cells": [],
+        "claims": [],
+        "figures": [],
+    }
+    said = "scale: this shows that it runs; verdicts count at paper scale"
+    for scale in ("smoke", "small", "paper"):
+        (tmp_path / scale).mkdir()
+        (tmp_path / scale / "result.json").write_text(json.dumps({**result, "scale": scale}))
+        page = written(tmp_path / scale, tmp_path)
+        assert (f"{scale} {said}" in page) == (scale != "paper")
+        assert all(word in page for word in ("as defined", "as released", "depends", "tolerance", "its evidence names"))
+    page = written(tmp_path, tmp_path / "out")
+    assert page.count('class="legend"') == 1
+    assert 'data-name="numbers"' in page
+
+
 def test_a_claim_leads_to_the_figure_it_names(tmp_path):
     from local_elasticity.report.paper import Figure, _claim
 

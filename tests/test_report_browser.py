@@ -473,3 +473,17 @@ def test_a_thousand_examples_at_fifty_times(browser, tmp_path, caplog):
     assert file.stat().st_size < 15e6
     assert "means of about 10 × 10 pairs" in reader.text("#matrix-note")
     reader.close()
+
+
+def test_the_overview_of_papers_fits_a_phone(browser, tmp_path):
+    results = Path(__file__).parents[1] / "docs" / "results" / "he2020local"
+    made = le.write_report([results / "table4-as_defined", results / "table4-as_released"], tmp_path / "papers.html")
+    page = browser.new_page(viewport=PHONE)
+    page.goto(f"file://{made}")
+    cells = page.locator("#papers td")
+    assert cells.count() == 6
+    for cell in cells.all():
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+    page.close()

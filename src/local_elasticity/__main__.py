@@ -106,7 +106,8 @@ def run(
     ] = None,
     device: Device = "cpu",
     reading: Annotated[
-        str, typer.Option(help="as_defined (the paper's definitions), as_printed, or as_released (the authors' code).")
+        str,
+        typer.Option(help="as_defined (the paper's definitions) or as_released (the authors' code); `list` tells."),
     ] = "as_defined",
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help='Units on Ray: "local", ray://HOST:10001 or HOST:6379.')

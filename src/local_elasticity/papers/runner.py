@@ -26,19 +26,26 @@ logger = logging.getLogger("local_elasticity")
 SCHEMA = 1
 COMMIT = "LOCAL_ELASTICITY_COMMIT"
 EXPERIMENTS = {
-    "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
-    "dan2021dynamics/penalised": "local_elasticity.papers.dan2021dynamics.penalised:Penalised",
-    "dan2021dynamics/relu_gate": "local_elasticity.papers.dan2021dynamics.relu_gate:ReluGateFigure",
+    "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
+    "dan2021dynamics/cifar100": "local_elasticity.papers.dan2021dynamics.cifar100:CIFAR100",
     "dan2021dynamics/homogeneous": "local_elasticity.papers.dan2021dynamics.homogeneous:Homogeneous",
+    "dan2021dynamics/penalised": "local_elasticity.papers.dan2021dynamics.penalised:Penalised",
+    "dan2021dynamics/regression": "local_elasticity.papers.dan2021dynamics.regression:Regression",
+    "dan2021dynamics/relu_gate": "local_elasticity.papers.dan2021dynamics.relu_gate:ReluGateFigure",
+    "dan2021dynamics/selection": "local_elasticity.papers.dan2021dynamics.selection:Selection",
+    "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
     "emergence2024/alignment": "local_elasticity.papers.emergence2024.alignment:Alignment",
     "emergence2024/emergence": "local_elasticity.papers.emergence2024.emergence:Emergence",
+    "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
+    "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
+    "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
     "emergence2024/rank_one": "local_elasticity.papers.emergence2024.rank_one:RankOne",
     "emergence2024/retrieval": "local_elasticity.papers.emergence2024.retrieval:Retrieval",
-    "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
-    "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
-    "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
+    "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
     "he2020local/fig4": "local_elasticity.papers.he2020local.fig4:Fig4",
     "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",
+    "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
+    "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
     "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
     "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
     "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",
@@ -47,15 +54,8 @@ EXPERIMENTS = {
     "he2020local/table6": "local_elasticity.papers.he2020local.table6:Table6",
     "he2020local/table7": "local_elasticity.papers.he2020local.table7:Table7",
     "he2020local/table8": "local_elasticity.papers.he2020local.table8:Table8",
-    "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
-    "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
-    "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
-    "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
-    "dan2021dynamics/cifar100": "local_elasticity.papers.dan2021dynamics.cifar100:CIFAR100",
-    "dan2021dynamics/regression": "local_elasticity.papers.dan2021dynamics.regression:Regression",
-    "dan2021dynamics/selection": "local_elasticity.papers.dan2021dynamics.selection:Selection",
 }
-"""Name → where it is defined; loaded when it is asked for."""
+"""Name → where it is defined, by paper and name; loaded when it is asked for."""
 
 Report = Callable[[Unit, int, int, str], None]
 """Called after every unit: (unit, done, total, the seconds it took or where it was found)."""

@@ -60,7 +60,7 @@ def read_paper(folder: Path) -> Paper:
         if result["schema"] != SCHEMA:
             raise ValueError(f"its schema is {result['schema']}, not {SCHEMA}")
         title = f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale"
-        figures, notes = _figures(folder, result["figures"], f"{title}, {_seeds(len(result['seeds']))}")
+        figures, missing = _figures(folder, result["figures"], f"{title}, {_seeds(len(result['seeds']))}")
         return Paper(
             folder.name,
             title,
@@ -68,7 +68,7 @@ def read_paper(folder: Path) -> Paper:
             [_claim(one, figures) for one in result["claims"]],
             [_cell(one) for one in result["cells"]],
             figures,
-            notes,
+            [*_small(result["scale"]), *missing],
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not a result: {type(error).__name__} {error}") from error
@@ -95,6 +95,10 @@ def _every(value: Any) -> list[Any]:
 
 def _seeds(count: int) -> str:
     return "one seed" if count == 1 else f"{count} seeds"
+
+
+def _small(scale: str) -> list[str]:
+    return [] if scale == "paper" else [f"{scale} scale: this shows that it runs; verdicts count at paper scale"]
 
 
 def _claim(claim: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
