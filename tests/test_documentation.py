@@ -76,7 +76,7 @@ def test_the_tutorial_prints_what_it_says(tmp_path, monkeypatch):
     assert logits[100] < 0.5
     assert logits.diff().max() < 0.01
     assert probabilities.min() < probabilities[0] / 2
-    assert probabilities[100] > 1
+    assert probabilities[100] > 1.5 * probabilities.min()
     zeros, ones, twos = (names["sure"][names["kinds"] == digit].median() for digit in range(3))
     assert min(zeros, twos) > 0.99
     assert ones < 0.5
