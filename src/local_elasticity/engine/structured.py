@@ -120,13 +120,13 @@ class StructuredRunner:
         or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
         """
         what = _shapes(self.job), self.at_once, self.job.batch, self.job.moment.dtype
-        known = _bytes.get(self.job.moment, what)
+        known = _bytes_taken.get(self.job.moment, what)
         if known is None:
             many = min(self.job.n, max(2, self.chunk))
             few = many // 2
             each = -(-(self._live(many) - (less := self._live(few))) // (many - few))
             known = max(0, less - few * each), max(1, each)
-            _bytes.put(self.job.moment, what, known)
+            _bytes_taken.put(self.job.moment, what, known)
         return known
 
     def _live(self, sources: int) -> int:
@@ -188,7 +188,7 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
 
 
 _proved: Remembered[bool] = Remembered()
-_bytes: Remembered[tuple[int, int]] = Remembered()
+_bytes_taken: Remembered[tuple[int, int]] = Remembered()
 
 
 def prove(job: Job, kind: Callable[[Job], Runner]) -> None:

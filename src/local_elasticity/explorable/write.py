@@ -118,7 +118,7 @@ def _name_of(one: Any, place: int, paths: Sequence[Path]) -> str:
 
 def _title(runs: Sequence[Any]) -> str:
     names = [run.name for run in runs]
-    papers = dict.fromkeys(run.provenance["experiment"].partition("/")[0] for run in runs if isinstance(run, Paper))
     if len(runs) > 3 and all(isinstance(run, Paper) for run in runs):
+        papers = dict.fromkeys(run.provenance["experiment"].partition("/")[0] for run in runs)
         return f"Local elasticity: {len(runs)} results of {', '.join(papers)}"
     return "Local elasticity: " + ", ".join(names[:3]) + ("" if len(names) <= 3 else f" and {len(names) - 3} more")

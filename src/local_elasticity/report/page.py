@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from local_elasticity.report.paper import MARKS
 from local_elasticity.report.words import effect, number
-
-READINGS = ("as_defined", "as_printed", "as_released")
 
 GRID_COLUMNS = 3
 """Cells are laid out as a table from so many columns on."""
@@ -44,7 +43,7 @@ def with_claims(file: Path) -> str:
 
     def renewed(match: re.Match[str]) -> str:
         runs = list(_runs(file.parent / match[2]).values())
-        readings = [one for one in READINGS if any(run["reading"] == one for run in runs)]
+        readings = sorted({run["reading"] for run in runs})
         rows = [
             f"| {_plain(text)} | {' | '.join(found.get(one, '') for one in readings)} | {name} |"
             for (name, text), found in _verdicts(runs).items()
@@ -117,7 +116,9 @@ def _grid(cells: Sequence[Mapping[str, Any]], rows: Sequence[str], columns: Sequ
     at = {(cell["row"], cell["column"]): cell for cell in cells}
     head = [f"| | {' | '.join(map(_plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
     body = [f"| {_plain(row)} | {' | '.join(_beside(at[row, column]) for column in columns)} |" for row in rows]
-    legend = "Our mean, the range over seeds, and the paper's value: ✓ agrees, ✗ differs."
+    legend = (
+        f"Our mean, the range over seeds, and the paper's value: {MARKS['agrees']} agrees, {MARKS['differs']} differs."
+    )
     return "\n".join([legend, "", *head, *body])
 
 
@@ -127,8 +128,8 @@ def _beside(cell: Mapping[str, Any]) -> str:
     values = cell["values"]
     spread = f"<br>{min(values):.3g} … {max(values):.3g}" if len(values) > 1 else ""
     ours = "not measured" if cell["mean"] is None else f"{cell['mean']:.3g}{spread}"
-    mark = {"agrees": " ✓", "differs": " ✗"}.get(cell["verdict"] or "", "")
-    paper = "" if cell["paper"] is None else f"<br>paper {_number(cell['paper'])}{mark}"
+    mark = MARKS.get(cell["verdict"] or "", "")
+    paper = "" if cell["paper"] is None else f"<br>paper {_number(cell['paper'])} {mark}".rstrip()
     return f"{ours}{reason}{paper}"
 
 
