@@ -14,7 +14,7 @@ from torch import Tensor
 
 from local_elasticity.shapes import Float, Int
 
-AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
+AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 27}
 """Units of targets that are looked at in one go: what caches hold, or what keeps a GPU busy."""
 
 GROUPS = 2
@@ -62,7 +62,7 @@ def within_reach(
     Z: Float[Tensor, "t h"], s: Float[Tensor, " t"], u: Float[Tensor, " h"]
 ) -> tuple[Int[Tensor, " e"], Int[Tensor, " e"]]:
     """Targets j and units r with |Z_jr| ≤ s_j u_r, ordered by target; found in blocks that caches hold."""
-    rows = max(1, _at_once(Z) // Z.shape[1])
+    rows = max(1, at_once(Z) // Z.shape[1])
     found = [
         torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
         for i in range(0, len(Z), rows)
@@ -100,7 +100,8 @@ def _largest(g: Tensor, V: Tensor) -> Tensor:
     return g.abs().amax(0) @ V.abs()
 
 
-def _at_once(tensor: Tensor) -> int:
+def at_once(tensor: Tensor) -> int:
+    """Units that are looked at in one go."""
     return AT_ONCE.get(tensor.device.type, AT_ONCE["cpu"])
 
 

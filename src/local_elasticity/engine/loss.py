@@ -83,7 +83,7 @@ def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor |
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other, or with places left out."""
     if loss is cross_entropy:
         soft = labels.is_floating_point()
-        if not soft and bool((labels == IGNORED).any()):
+        if not soft and outputs.ndim > 2 and bool((labels == IGNORED).any()):
             return None
         wanted = labels if soft else F.one_hot(labels.long(), outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
         places = outputs[0, 0].numel()

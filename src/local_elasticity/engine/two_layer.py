@@ -7,7 +7,8 @@ With M = [Z > 0], H = relu(Z) and g = ∂ℓ/∂(V H + c) at the source, output 
     Δ_ijk = s_ij Σ_r u_ir V_kr M_jr − η g_ik (H_i·H_j + 1) − η g_ik s_ij Σ_r H_ir u_ir M_jr + flips,
     flips = Σ_r (V_kr − η g_ik H_ir) relu(∓ s_ij u_ir − |Z_jr|),   − where the unit was on, + where it was off.
 
-The sums are k + 2 products of matrices; a unit can flip only where |Z_jr| ≤ max_i|s_ij| · max_i|u_ir|, a sparse set.
+The two sums over M_jr are one product for each output, H_i·H_j is one more; a unit can flip only where
+|Z_jr| ≤ max_i|s_ij| · max_i|u_ir|, a sparse set.
 What does not step leaves its term out: x_i·x_j for W, the 1 beside it for b, H_i·H_j and H_ir u_ir for V, the other 1
 for c.
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.flips import flips
+from local_elasticity.engine.flips import at_once, flips
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
@@ -74,12 +75,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Step:
-    """Sources: inputs x, hidden activations H, and the loss gradients g at the top and u at the hidden units."""
+    """Sources: inputs x, hidden activations H, and the loss gradients g at the top."""
 
     x: Tensor
     H: Tensor
     g: Tensor
-    u: Tensor
 
 
 class _Watch(TorchFunctionMode):
@@ -145,7 +145,7 @@ class TwoLayerRunner:
         with torch.no_grad():
             source = self._source(start, stop)
             loss_gradient, g = self._gradients(source, job.source_labels[start:stop])
-            step = self._step(source, g)
+            step = Step(source.x, source.H, g)
             parts = [
                 self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
             ]
@@ -158,7 +158,7 @@ class TwoLayerRunner:
         parts = []
         for i in range(0, len(step.x), OWN_AT_ONCE):
             some = slice(i, i + OWN_AT_ONCE)
-            few = Step(*(part[some] for part in (step.x, step.H, step.g, step.u)))
+            few = Step(*(part[some] for part in (step.x, step.H, step.g)))
             at = Pass(*(part[some] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
             parts.append(own_change(self._changes(few, at), 0))
         return torch.cat(parts)
@@ -221,10 +221,6 @@ class TwoLayerRunner:
             top.addmm_(Z.relu_() if self.relu else Z, self.V[:, units].double().T)
         return top
 
-    def _step(self, source: Pass, g: Tensor) -> Step:
-        u = g @ self.V
-        return Step(source.x, source.H, g, u.mul_(source.Z > 0) if self.relu else u)
-
     def _changes(self, step: Step, target: Pass) -> Tensor:
         """Δ [c, t, k] of the predictions at a block of targets."""
         rate = self.job.update.step_size
@@ -240,25 +236,25 @@ class TwoLayerRunner:
         return sigmoid_change(target.top, delta) if self.sigmoid else delta
 
     def _through_hidden(self, step: Step, target: Pass) -> Tensor:
-        """Σ_r u_ir V_kr M_jr − η g_ik Σ_r H_ir u_ir M_jr, [c, t, k]."""
-        through = self._first_order(step, target)
-        if self.V_steps:
-            second = self._summed_where_on(step.H * step.u, target)
-            through = through - self.job.update.step_size * step.g[:, None] * second[:, :, None]
-        return through
-
-    def _first_order(self, step: Step, target: Pass) -> Tensor:
-        """Σ_r u_ir V_kr M_jr; for one output and sources that are targets g_i Σ_r V_r² M_ir M_jr, a symmetric sum."""
-        if self.relu and len(self.V) == 1 and step.H is target.H:
-            on = torch.where(target.Z > 0, self.V[0], 0)
-            return step.g[:, None] * _product(on, on)[:, :, None]
-        return torch.stack([self._summed_where_on(step.u * upper, target) for upper in self.V], dim=2)
-
-    def _summed_where_on(self, left: Tensor, target: Pass) -> Tensor:
-        """Σ_r left_ir M_jr, [c, t]; without ReLUs all units are on."""
+        """Σ_r (V_kr − η g_ik H_ir) u_ir M_jr, [c, t, k]; without ReLUs all units are on."""
+        moved = (self._moved(step, k) for k in range(len(self.V)))
         if self.relu:
-            return left @ (target.Z > 0).to(left).T
-        return left.sum(1, keepdim=True).expand(-1, len(target.x))
+            on = torch.sign(target.H).T
+            return torch.stack([one @ on for one in moved], dim=2)
+        return torch.stack([one.sum(1) for one in moved], dim=1)[:, None].expand(-1, len(target.x), -1)
+
+    def _moved(self, step: Step, k: int) -> Tensor:
+        """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
+        rate = self.job.update.step_size if self.V_steps else 0.0
+        moved = torch.empty_like(step.H)
+        for some in torch.arange(len(step.H)).split(max(1, at_once(moved) // moved.shape[1])):
+            rows = slice(int(some[0]), int(some[-1]) + 1)
+            H, g = step.H[rows], step.g[rows]
+            u = g @ self.V
+            if self.relu:
+                u.mul_(H > 0)
+            torch.mul(u, torch.addcmul(self.V[k], H, g[:, k, None], value=-rate), out=moved[rows])
+        return moved
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
