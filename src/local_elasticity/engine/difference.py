@@ -34,6 +34,9 @@ JOINING: set[Any] = {torch.cat, torch.stack}
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
+OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape}
+"""Function that wants its numbers in order in memory → the one that does not: rules may leave channels last."""
+
 Written = TypeVar("Written", bound=Callable[..., Pair])
 
 
@@ -77,7 +80,8 @@ class Difference(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         written = args[0] if func in IN_PLACE or kwargs.pop("inplace", False) else None
-        result = _difference_of(IN_PLACE.get(func, func), args, kwargs)
+        func = OF_ANY_STRIDES.get(func, IN_PLACE.get(func, func))
+        result = _difference_of(func, args, kwargs)
         return result if written is None else _written_into(written, result)
 
 

@@ -20,7 +20,7 @@ class LayerStep:
     """ΔW_i = Σ_l q_il a_ilᵀ and Δb_i = Σ_l q_il of a linear layer or convolution, for each source i.
 
     l runs over the places of the layer (patches of a convolution) and the examples of a minibatch; q carries −η. With
-    weight decay, W and b shrink by the share `decay` = ηλ besides.
+    weight decay, W and b shrink by the share `decay` = ηλ besides. The d numbers of a patch have their channels last.
     """
 
     a: Float[Tensor, "c l d"]
@@ -71,7 +71,7 @@ def _step(job: Job, use: Use, q: Tensor, c: int) -> Step:
     rate, decay = job.update.step_size, job.update.step_size * getattr(job.update, "weight_decay", 0.0)
     if use.kind == "scale":
         return _scale_step(job, use, q, c, rate, decay)
-    a, at = (part.reshape(c, -1, part.shape[-1]) for part in use.places(q[:, None]))
+    a, at = (part.reshape(c, -1, part.shape[-1]) for part in use.places(q[:, None], channels_last=True))
     return LayerStep(a, -rate * at, use.weight is not None, use.bias is not None, decay)
 
 

@@ -8,6 +8,7 @@ residual sums, however they are written; what it cannot read it names.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -41,8 +42,11 @@ layer."""
 MEASURED_SHARE = 0.7
 """Of the memory, how much chunks may take by what a row was seen to take; the rest is for workspaces."""
 
-TILE_BYTES = {"cpu": 1 << 26}
+TILE_BYTES = {"cpu": 1 << 27}
 """What a tile of pairs may take where caches are small; elsewhere half of the memory."""
+
+MOST_TARGETS = 64
+"""Targets of a tile. It has about as many of them as of sources, since each brings work that the others share."""
 
 PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 2, 8, 0.1
 """Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units."""
@@ -100,7 +104,8 @@ class StructuredRunner:
         fitting = max(1, job.memory // job.footprint.forward())
         self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
-        self.at_once = max(1, min(job.m, tile // pair, 64))
+        pairs = max(1, tile // pair)
+        self.at_once = min(job.m, max(pairs // job.n, math.isqrt(pairs)), MOST_TARGETS)
         self.fixed_bytes, self.row_bytes = 0, self.at_once * pair
         self.chunk = self._fitting(tile)
         if self.chunk < job.n and job.moment.device.type not in TILE_BYTES:

@@ -54,10 +54,12 @@ class Use:
     def names(self) -> list[str]:
         return [name for name in (self.weight, self.bias) if name is not None]
 
-    def places(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches)."""
+    def places(self, q: Tensor, *, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+        """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches), whose
+        d numbers are in the order of the weight's unless channels shall come last."""
         if self.kind == "conv2d":
-            windows = patches(self.a, **self.options).permute(0, 4, 5, 1, 2, 3)
+            of_patch = (2, 3, 1) if channels_last else (1, 2, 3)
+            windows = patches(self.a, **self.options).permute(0, 4, 5, *of_patch)
             return windows.flatten(3).flatten(1, 2), q.flatten(3).transpose(2, 3)
         return self.a.reshape(len(self.a), -1, self.a.shape[-1]), q.reshape(*q.shape[:2], -1, q.shape[-1])
 

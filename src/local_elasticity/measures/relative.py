@@ -25,8 +25,8 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
     >>> le.relative(response, change=le.kl).diagonal()
     tensor([1., 1.], dtype=torch.float64)
     """
-    own, moved = source_change(response, change)[:, None], _target_change(response, change)
-    return torch.where(resolved(response, change), moved / own, torch.nan)
+    own, moved = source_change(response, change), _target_change(response, change)
+    return torch.where(_resolved(response, change, own, moved), moved / own[:, None], torch.nan)
 
 
 def source_change(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
@@ -63,7 +63,10 @@ def resolved(response: Response, change: Change = euclidean) -> Bool[Tensor, "n 
     above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes. What
     is infinite is not known.
     """
-    own, moved = source_change(response, change), _target_change(response, change)
+    return _resolved(response, change, source_change(response, change), _target_change(response, change))
+
+
+def _resolved(response: Response, change: Change, own: Tensor, moved: Tensor) -> Tensor:
     clear_at_source = own >= noise_floor(response, change)
     larger = torch.maximum(own[:, None], moved)
     clear_at_target = larger >= _at_targets(response, for_kind(change, response.kind))
@@ -93,4 +96,5 @@ def _change_of_noise(change: Change, before: Tensor, noise: Tensor) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     signs = torch.randint(0, 2, (4, k), generator=generator, device="cpu") * 2 - 1
     signs[0, ::2], signs[0, 1::2] = 1, -1
-    return torch.stack([change(before, sign * noise) for sign in signs.to(noise)]).amax(0)
+    patterns = signs.to(noise).view(4, *[1] * (noise.ndim - 1), k)
+    return change(before, patterns * noise).amax(0)

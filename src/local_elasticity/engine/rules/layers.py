@@ -51,28 +51,32 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Pair:
-    """The same as a linear layer at every patch; ΔW_i is multiplied out where it has more places than that saves."""
+    """The same as a linear layer at every patch; ΔW_i is multiplied out where it has more places than that saves.
+
+    Patches are rows with their channels last, and so are the images that come out: what is copied then lies together.
+    """
     h, d = base_of(input), delta_of(input)
     geometry = {"stride": stride, "padding": padding, "dilation": dilation}
-    base = F.conv2d(h, weight, bias, **geometry, groups=groups)
     step = _layer_step(steps, weight, bias)
     if step is None:
+        base = F.conv2d(h, weight, bias, **geometry, groups=groups)
         return base, None if d is None else _each_source(d, weight, geometry, groups)
-    c, (places, size), (t, o) = len(step.q), step.a.shape[1:], base.shape[:2]
-    at_h = _columns(h[None], weight, geometry)[0]
-    at_d = None if d is None else _columns(d, weight, geometry)
-    W = weight.flatten(1)
+    at_h, sizes = _rows(h[None], weight, geometry)
+    at_d = None if d is None else _rows(d, weight, geometry)[0]
+    W = weight.permute(0, 2, 3, 1).flatten(1)
+    base = _as_images(F.linear(at_h, W, bias), sizes)[0]
+    (places, size), o = step.a.shape[1:], len(W)
     if not step.weight:
-        moved = None if at_d is None else W @ at_d
+        moved = None if at_d is None else F.linear(at_d, W)
     elif places * (2 * size + o) >= size * o:
         moved = _multiplied_out(step.multiplied_out, W, at_h, at_d)
     else:
         moved = _few_places(step, W, at_h, at_d)
-    through = None if at_d is None or not step.decay else _as_images(W @ at_d, c, t, base)
-    delta = None if moved is None else _as_images(moved, c, t, base)
+    through = None if at_d is None or not step.decay else _as_images(F.linear(at_d, W), sizes)
+    delta = None if moved is None else _as_images(moved, sizes)
     if step.bias:
         shift = step.q.sum(1)[:, None, :, None, None]
-        delta = shift.expand(c, *base.shape) if delta is None else delta + shift
+        delta = shift.expand(len(step.q), *base.shape) if delta is None else delta + shift
     return base, _decayed(delta, through, base, weight, bias, step)
 
 
@@ -82,33 +86,32 @@ def _each_source(d: Tensor, weight: Tensor, geometry: dict[str, Any], groups: in
     return out
 
 
-def _columns(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> Tensor:
-    """Images [c, t, channels, …] as columns [c, size of a patch, t · places]."""
+def _rows(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> tuple[Tensor, torch.Size]:
+    """Images [c, t, channels, …] as rows of patches [c, t · places, size of a patch], and [t, rows, columns]."""
     c, t = images.shape[:2]
-    windows: Tensor = patches(images.flatten(0, 1), weight.shape[2:], **geometry).unflatten(0, (c, t))
-    return windows.permute(0, 2, 3, 4, 1, 5, 6).reshape(c, weight[0].numel(), -1)
+    windows = patches(images.flatten(0, 1), weight.shape[2:], **geometry).permute(0, 4, 5, 2, 3, 1)
+    return windows.reshape(c, -1, weight[0].numel()), torch.Size((t, *windows.shape[1:3]))
 
 
-def _as_images(moved: Tensor, c: int, t: int, base: Tensor) -> Tensor:
-    """[c, channels, t · places] as [c, t, channels, …]."""
-    return moved.reshape(c, base.shape[1], t, *base.shape[2:]).transpose(1, 2).contiguous()
+def _as_images(moved: Tensor, sizes: torch.Size) -> Tensor:
+    """[c, t · places, channels] as [c, t, channels, …], channels last in memory."""
+    return moved.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
 
 
 def _multiplied_out(moved: Tensor, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
-    """ΔW_i h for all sources in one product, W⁺_i δ in one for each."""
-    c, o, size = moved.shape
-    at_all = (moved.reshape(c * o, size) @ at_h).reshape(c, o, -1)
-    return at_all if at_d is None else torch.baddbmm(at_all, W + moved, at_d)
+    """ΔW_i h + W⁺_i δ for each source."""
+    at_all = torch.bmm(at_h.expand(len(moved), -1, -1), moved.transpose(1, 2))
+    return at_all if at_d is None else torch.baddbmm(at_all, at_d, (W + moved).transpose(1, 2))
 
 
 def _few_places(step: LayerStep, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
     """Σ_l q_il (a_il·patch), patches of h and of δ met one after the other."""
     c, places, size = step.a.shape
-    met = (step.a.reshape(c * places, size) @ at_h).reshape(c, places, -1)
+    met = (step.a.reshape(c * places, size) @ at_h[0].T).reshape(c, places, -1)
     if at_d is None:
-        return torch.bmm(step.q.transpose(1, 2), met)
-    met = torch.baddbmm(met, step.a, at_d)
-    return torch.baddbmm(W @ at_d, step.q.transpose(1, 2), met)
+        return torch.bmm(met.transpose(1, 2), step.q)
+    met = torch.baddbmm(met, step.a, at_d.transpose(1, 2))
+    return torch.baddbmm(F.linear(at_d, W), met.transpose(1, 2), step.q)
 
 
 @parametric_rule(F.batch_norm)

@@ -32,7 +32,6 @@ LINEAR.update(
         Tensor.flatten,
         Tensor.unflatten,
         Tensor.reshape,
-        Tensor.view,
         Tensor.permute,
         Tensor.transpose,
         Tensor.squeeze,
@@ -89,7 +88,7 @@ def max_pool2d(
     kernel, step, border, spacing = (two(v) for v in (kernel_size, stride or kernel_size, padding, dilation))
     if any(border):
         edges = (border[1], border[1], border[0], border[0])
-        h, d = F.pad(h, edges, value=-torch.inf), F.pad(d, edges)
+        h, d = F.pad(h, edges, value=-torch.inf), F.pad(d.flatten(0, 1), edges).unflatten(0, d.shape[:2])
     rows, columns = base.shape[-2:]
     best: Tensor | None = None
     for i in range(kernel[0]):
