@@ -1,6 +1,7 @@
 """On a CUDA device: the same answers as on the CPU, full precision while measuring, settings restored."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -151,6 +152,67 @@ def test_a_monitor_sees_the_same(measures):
     here, there = histories
     for name in here:
         assert abs(here[name] - there[name]).max() <= 1e-6 * abs(here[name]).max()
+
+
+def conv_net(last=None):
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))
+    return (nn.Sequential(body, last) if last else body).cuda()
+
+
+def watched(net, images, labels):
+    return le.Monitor(net, (images, labels), loss="cross_entropy", measures=("kl", "relative_l1"), every=1, budget=None)
+
+
+def test_a_recorded_probe_sees_what_a_plain_one_sees():
+    net = conv_net()
+    images, labels = torch.randn(20, 3, 8, 8, device="cuda"), torch.arange(20, device="cuda") % 3
+    recorded, plain = watched(net, images, labels), watched(net, images, labels)
+    assert recorded._prober.replay is not None
+    plain._prober = replace(plain._prober, replay=None)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(5):
+        net.train()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+        state = torch.cuda.get_rng_state()
+        recorded.step(step)
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        plain.step(step)
+    assert recorded._prober.replay.usable
+    for one, other in zip(recorded.history, plain.history, strict=True):
+        for name, S in other.similarity.items():
+            assert abs(one.similarity[name] - S).max() <= 1e-4 * abs(S).max()
+
+
+class Reading(nn.Module):
+    """Looks at a number on the GPU, so that the CPU waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x):
+        return x * self.factor.item()
+
+
+class Waiting(nn.Module):
+    """Waits for the GPU."""
+
+    def forward(self, x):
+        torch.cuda.synchronize()
+        return x * 1.0
+
+
+@pytest.mark.parametrize("last", [Reading, Waiting])
+def test_a_network_that_waits_for_the_gpu_is_not_recorded(last):
+    net = conv_net(last())
+    images, labels = torch.randn(8, 3, 8, 8, device="cuda"), torch.arange(8, device="cuda") % 3
+    monitor = watched(net, images, labels)
+    assert monitor._prober.replay is None
+    assert monitor.step(0)
+    nn.functional.cross_entropy(net(images + torch.randn_like(images)), labels).backward()
+    assert watched(conv_net(), images, labels)._prober.replay is not None
 
 
 def test_a_store_is_filled_from_the_gpu(tmp_path):

@@ -13,24 +13,24 @@ SOURCES = 256
 
 @triton.jit
 def _sum_of_flips(
-    uT, HT, sT, spreadT, V, z, unit, first, out, c, t, h, UPPER_STEPS: tl.constexpr, SOURCES: tl.constexpr
+    HT, sT, gT, V, z, unit, first, out, upper_rate, c, t, h, OUTPUTS: tl.constexpr, SOURCES: tl.constexpr
 ):
     j, block, k = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i = block * SOURCES + tl.arange(0, SOURCES)
     inside = i < c
     s = tl.load(sT + j.to(tl.int64) * c + i, mask=inside, other=0.0)
     total = tl.zeros_like(s)
-    if UPPER_STEPS:
-        spread = tl.load(spreadT + k * c + i, mask=inside, other=0.0)
+    spread = upper_rate * tl.load(gT + k * c + i, mask=inside, other=0.0)
     for e in range(tl.load(first + j), tl.load(first + j + 1)):
         r = tl.load(unit + e)
         at = tl.load(z + e)
-        moved = s * tl.load(uT + r * c + i, mask=inside, other=0.0)
+        H = tl.load(HT + r * c + i, mask=inside, other=0.0)
+        u = tl.zeros_like(s)
+        for o in range(OUTPUTS):
+            u += tl.load(gT + o * c + i, mask=inside, other=0.0) * tl.load(V + o * h + r)
+        moved = tl.where(H > 0, s * u, 0.0)
         over = tl.maximum(tl.where(at > 0, -moved, moved) - tl.abs(at), 0.0)
-        weight = tl.load(V + k.to(tl.int64) * h + r)
-        if UPPER_STEPS:
-            weight = weight - spread * tl.load(HT + r * c + i, mask=inside, other=0.0)
-        total += over * weight
+        total += over * (tl.load(V + k.to(tl.int64) * h + r) - spread * H)
     tl.store(out + (k.to(tl.int64) * t + j) * c + i, total, mask=inside)
 
 
@@ -42,12 +42,8 @@ def flips_on_gpu(
     k, h = V.shape
     first = torch.searchsorted(j, torch.arange(t + 1, device=j.device))
     out = s.new_empty(k, t, c)
-    HT, sT = H.T.contiguous(), s.T.contiguous()
-    uT = (V.T @ g.T).mul_(HT > 0)
-    spreadT = upper_rate * g.T.contiguous()
     grid = (t, triton.cdiv(c, SOURCES), k)
+    sources = H.T.contiguous(), s.T.contiguous(), g.T.contiguous()
     with torch.cuda.device(s.device):
-        _sum_of_flips[grid](
-            uT, HT, sT, spreadT, V.contiguous(), Z[j, r], r, first, out, c, t, h, upper_rate != 0, SOURCES
-        )
+        _sum_of_flips[grid](*sources, V.contiguous(), Z[j, r], r, first, out, upper_rate, c, t, h, k, SOURCES)
     return out.permute(2, 1, 0)

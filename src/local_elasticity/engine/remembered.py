@@ -23,10 +23,10 @@ class Remembered(Generic[T]):
         self._of: WeakKeyDictionary[Any, dict[Any, T]] = WeakKeyDictionary()
 
     def get(self, moment: Moment, circumstances: Any) -> T | None:
-        return self._known(moment).get((_made_of(moment), circumstances))
+        return self._known(moment).get((made_of(moment), circumstances))
 
     def put(self, moment: Moment, circumstances: Any, finding: T) -> None:
-        self._known(moment)[_made_of(moment), circumstances] = finding
+        self._known(moment)[made_of(moment), circumstances] = finding
 
     def _known(self, moment: Moment) -> dict[Any, T]:
         try:
@@ -35,7 +35,8 @@ class Remembered(Generic[T]):
             return {}
 
 
-def _made_of(moment: Moment) -> Any:
+def made_of(moment: Moment) -> Any:
+    """What findings about a network depend on, its weights aside."""
     problem = moment.problem
     modules = tuple(map(type, problem.model.modules())) if isinstance(problem.model, nn.Module) else ()
     return modules, problem.steps, problem.output, tuple(p.shape for p in moment.params.values())

@@ -46,7 +46,8 @@ TILE_BYTES = {"cpu": 1 << 27}
 """What a tile of pairs may take where caches are small; elsewhere half of the memory."""
 
 MOST_TARGETS = 64
-"""Targets of a tile. It has about as many of them as of sources, since each brings work that the others share."""
+"""Targets of a tile. Where caches are small it has about as many of them as of sources, since either brings work that
+the others share."""
 
 PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 2, 8, 0.1
 """Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units."""
@@ -105,7 +106,8 @@ class StructuredRunner:
         self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
-        self.at_once = min(job.m, max(pairs // job.n, math.isqrt(pairs)), MOST_TARGETS)
+        few = max(pairs // job.n, math.isqrt(pairs)) if job.moment.device.type in TILE_BYTES else pairs
+        self.at_once = min(job.m, few, MOST_TARGETS)
         self.fixed_bytes, self.row_bytes = 0, self.at_once * pair
         self.chunk = self._fitting(tile)
         if self.chunk < job.n and job.moment.device.type not in TILE_BYTES:

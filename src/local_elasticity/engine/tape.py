@@ -55,8 +55,10 @@ class Use:
         return [name for name in (self.weight, self.bias) if name is not None]
 
     def places(self, q: Tensor, *, channels_last: bool = False) -> tuple[Tensor, Tensor]:
-        """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches), whose
-        d numbers are in the order of the weight's unless channels shall come last."""
+        """Of a linear layer or convolution: inputs [b, l, d] and gradients [b, r, l, o] at its l places (patches).
+
+        The d numbers of a patch are in the order of the weight's, unless channels shall come last.
+        """
         if self.kind == "conv2d":
             of_patch = (2, 3, 1) if channels_last else (1, 2, 3)
             windows = patches(self.a, **self.options).permute(0, 4, 5, *of_patch)

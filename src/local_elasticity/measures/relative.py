@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from local_elasticity.engine.noise import RESOLVED
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.change import Change, euclidean, for_kind
 from local_elasticity.shapes import Bool, Float
+
+FEW = 1 << 18
+"""Numbers in a response up to which what noise makes is worked out for every row."""
 
 
 def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
@@ -79,10 +84,11 @@ def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
 
 
 def _at_targets(response: Response, change: Change) -> Tensor:
-    """What the noise makes at the targets, [n, m]; rows that carry the same share of it are worked out once."""
-    if response.target_before.ndim == 3:
+    """What the noise makes at the targets, [n, m]; rows that carry the same share of it are worked out once, unless
+    there are few: to find them takes longer, and a GPU would have to wait."""
+    if response.target_before.ndim == 3 or response.target_change.numel() <= FEW:
         noise = RESOLVED * response.noise_scale[:, None, None] * response.target_noise
-        return _change_of_noise(change, response.target_before, noise)
+        return _change_of_noise(change, response.target_before.expand_as(noise), noise)
     scale, row_of = response.noise_scale.unique(return_inverse=True)
     noise = RESOLVED * scale[:, None, None] * response.target_noise
     return _change_of_noise(change, response.target_before.expand_as(noise), noise)[row_of]
@@ -93,8 +99,14 @@ def _change_of_noise(change: Change, before: Tensor, noise: Tensor) -> Tensor:
     k = noise.shape[-1]
     if k == 1:
         return change(before, noise)
+    patterns = _signs(k, noise.dtype, noise.device).view(4, *[1] * (noise.ndim - 1), k)
+    return change(before, patterns * noise).amax(0)
+
+
+@cache
+def _signs(k: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "4 k"]:
+    """Signs in turn, and three patterns at random."""
     generator = torch.Generator("cpu").manual_seed(0)
     signs = torch.randint(0, 2, (4, k), generator=generator, device="cpu") * 2 - 1
     signs[0, ::2], signs[0, 1::2] = 1, -1
-    patterns = signs.to(noise).view(4, *[1] * (noise.ndim - 1), k)
-    return change(before, patterns * noise).amax(0)
+    return signs.to(device, dtype)

@@ -95,7 +95,8 @@ def _rows(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> tuple[Ten
 
 def _as_images(moved: Tensor, sizes: torch.Size) -> Tensor:
     """[c, t · places, channels] as [c, t, channels, …], channels last in memory."""
-    return moved.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
+    images: Tensor = moved.unflatten(1, sizes)
+    return images.permute(0, 1, 4, 2, 3)
 
 
 def _multiplied_out(moved: Tensor, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:

@@ -1,0 +1,164 @@
+"""Replay: a measurement recorded as one graph of GPU kernels, and launched whole at every later moment of training.
+
+A small network's measurement is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
+graph reads copies of the weights, into which those of the moment are put first. What Python code decided while it was
+recorded stays decided; so a few predictions are computed anew each time, and a graph that gives others is not believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.inputs import take
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.problem import Moment, Params, Problem
+from local_elasticity.engine.progress import Progress
+from local_elasticity.engine.remembered import made_of
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.structured import Structured
+from local_elasticity.engine.table import as_response, fill
+from local_elasticity.engine.update import SGD, Update
+
+logger = logging.getLogger("local_elasticity")
+
+OfResponse = Callable[[Response], Tensor]
+
+LOOKED_AT = 2
+"""Targets whose predictions are computed anew beside every replay."""
+
+SAME = 1e-3
+"""By how much of the largest prediction those may differ from the graph's."""
+
+SYNCHRONIZES = "synchronizing CUDA operation"
+"""Part of torch's warning where the CPU waits for the GPU, which a graph cannot."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Similarities by name, predictions at the targets before any step, and whether all rows are clear of noise."""
+
+    similarity: Mapping[str, Tensor]
+    before: Tensor
+    clear: Tensor
+
+
+class Replay:
+    """Similarities of the same sources and targets by `Structured`, for as long as the network stays the same but for
+    its weights. Build one with `recorded`.
+    """
+
+    def __init__(self, problem: Problem, job: Job, measures: Mapping[str, OfResponse]) -> None:
+        self.problem, self.job = problem, job
+        self.made_of = made_of(job.moment)
+        self.usable = True
+        self._launch, self._found = captured(lambda: _measured(job, measures))
+
+    def __call__(self, *, all_clear: bool) -> dict[str, Tensor] | None:
+        """The similarities now; None where the graph is not to be believed, or not `all_clear` though that is asked."""
+        if not self.usable:
+            return None
+        with self.problem.moment() as now, torch.no_grad():
+            self.usable = self._put(now)
+            if not self.usable:
+                return None
+            few = take(self.job.target_inputs, slice(0, LOOKED_AT))
+            expected = now.predict(now.params, few)
+            self._launch()
+            found = self._found.before[:LOOKED_AT]
+            same = (found - expected).abs().amax() <= SAME * expected.abs().amax()
+            believed, clear = torch.stack([same, self._found.clear]).tolist()
+        if not believed:
+            logger.info("local elasticity: the network is not what was recorded; it is measured step by step from now")
+            self.usable = False
+        if not believed or (all_clear and not clear):
+            return None
+        return {name: S.clone() for name, S in self._found.similarity.items()}
+
+    def _put(self, now: Moment) -> bool:
+        """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
+        if made_of(now) != self.made_of:
+            return False
+        for kept, new in ((self.job.moment.params, now.params), (self.job.moment.constants, now.constants)):
+            if list(kept) != list(new) or any(_like(kept[name]) != _like(new[name]) for name in kept):
+                return False
+            for name, tensor in kept.items():
+                tensor.copy_(new[name])
+        return True
+
+
+def recorded(
+    problem: Problem, sources: Any, targets: Any, update: Update, memory: int | None, measures: Mapping[str, OfResponse]
+) -> Replay | None:
+    """A recording of what `Structured`, which must have been proved on this network before, does; None, with the reason
+    in the log, where it would not be the same at another moment, does not fit in one chunk or waits for the GPU."""
+    with problem.moment() as now:
+        if not (records_on(now.device) and isinstance(update, SGD) and problem.loss_is_named):
+            return None
+        moment = replace(now, params=_copies(now.params), constants=_copies(now.constants))
+        job = Job.read(moment, sources, targets, update, memory=memory)
+        runner = Structured().runner(job)
+        if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
+            return None
+        if waits(lambda: _measured(job, measures)):
+            logger.info("local elasticity: the network or a measure waits for the GPU, so that probes are not recorded")
+            return None
+        return Replay(problem, job, measures)
+
+
+def records_on(device: torch.device) -> bool:
+    """Whether there are graphs of kernels."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+def waits(work: Callable[[], object]) -> bool:
+    """Whether the CPU waits for the GPU in it."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return any(SYNCHRONIZES in str(one.message) for one in seen)
+
+
+def captured(work: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
+    """A function that launches all kernels of `work` at once, and the tensors that they fill."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        work()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        found = work()
+    return graph.replay, found
+
+
+def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
+    """What a probe computes, without a look at any number."""
+    runner = Structured().runner(job)
+    noise = Noise.measure(job, runner)
+    table = fill(job, runner, Progress(job.n, "updates", False))
+    response = as_response(job, table, noise, runner, "structured", ())
+    clear = resolved_rows(
+        job.kind, noise.source_before, table.source_change, noise.of_rows(table), runner.target_before, noise.target
+    )
+    return Found({name: measure(response) for name, measure in measures.items()}, runner.target_before, clear.all())
+
+
+def _copies(tensors: Params) -> Params:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _like(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.device
