@@ -160,7 +160,8 @@ def conv_net(last=None):
 
 
 def watched(net, images, labels):
-    return le.Monitor(net, (images, labels), loss="cross_entropy", measures=("kl", "relative_l1"), every=1, budget=None)
+    options = {"loss": "cross_entropy", "measures": ("kl", "relative_l1"), "every": 1, "budget": None}
+    return le.Monitor(net, (images, labels), engine="structured", **options)
 
 
 def test_a_recorded_probe_sees_what_a_plain_one_sees():

@@ -141,3 +141,18 @@ def test_what_is_not_recorded(played, options):
     monitor = watch(Net(), examples(), **options)
     monitor.probe(0)
     assert not played
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_keeps_a_recording_that_is_faster_than_the_loop(played, monkeypatch, fast):
+    monkeypatch.setattr(replay.Replay, "beats_the_loop", lambda self: fast)
+    watch(Net(), examples(), engine="auto").probe(0)
+    assert bool(played) == fast
+
+
+def test_a_recording_is_timed_against_the_loop(played):
+    net, sources = Net(), examples()
+    recording = watch(net, sources)._prober.replay
+    assert recording.beats_the_loop() in (True, False)
+    recording._launch = lambda: None
+    assert recording.beats_the_loop()

@@ -62,7 +62,7 @@ def within_reach(
     Z: Float[Tensor, "t h"], s: Float[Tensor, " t"], u: Float[Tensor, " h"]
 ) -> tuple[Int[Tensor, " e"], Int[Tensor, " e"]]:
     """Targets j and units r with |Z_jr| ≤ s_j u_r, ordered by target; found in blocks that caches hold."""
-    rows = max(1, at_once(Z) // Z.shape[1])
+    rows = max(1, units_at_once(Z) // Z.shape[1])
     found = [
         torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
         for i in range(0, len(Z), rows)
@@ -100,7 +100,7 @@ def _largest(g: Tensor, V: Tensor) -> Tensor:
     return g.abs().amax(0) @ V.abs()
 
 
-def at_once(tensor: Tensor) -> int:
+def units_at_once(tensor: Tensor) -> int:
     """Units that are looked at in one go."""
     return AT_ONCE.get(tensor.device.type, AT_ONCE["cpu"])
 

@@ -8,6 +8,7 @@ recorded stays decided; so a few predictions are computed anew each time, and a 
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.problem import Moment, Params, Problem
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.remembered import made_of
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.structured import Structured
+from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 
@@ -82,6 +85,14 @@ class Replay:
             return None
         return {name: S.clone() for name, S in self._found.similarity.items()}
 
+    def beats_the_loop(self) -> bool:
+        """Whether it takes less time than `Looped` would, as two of its rows tell."""
+        with self.problem.moment():
+            loop = LoopedRunner(self.job)
+            loop.rows(0, 1)
+            of_loop = _seconds(lambda: [loop.rows(0, 1) for _ in range(2)], self.job.moment.device) / 2
+            return _seconds(self._launch, self.job.moment.device) < of_loop * self.job.n
+
     def _put(self, now: Moment) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
         if made_of(now) != self.made_of:
@@ -97,20 +108,26 @@ class Replay:
 def recorded(
     problem: Problem, sources: Any, targets: Any, update: Update, memory: int | None, measures: Mapping[str, OfResponse]
 ) -> Replay | None:
-    """A recording of what `Structured`, which must have been proved on this network before, does; None, with the reason
-    in the log, where it would not be the same at another moment, does not fit in one chunk or waits for the GPU."""
+    """A recording of what `Structured` does; None, with the reason in the log, where that would not be the same at
+    another moment, does not fit in one chunk or waits for the GPU. Nets of two layers have a shorter way.
+    """
     with problem.moment() as now:
         if not (records_on(now.device) and isinstance(update, SGD) and problem.loss_is_named):
             return None
         moment = replace(now, params=_copies(now.params), constants=_copies(now.constants))
         job = Job.read(moment, sources, targets, update, memory=memory)
-        runner = Structured().runner(job)
-        if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
+        try:
+            if two_layer_runner(job) is not None:
+                return None
+            runner = differences_runner(job)
+            if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
+                return None
+            if waits(lambda: _measured(job, measures)):
+                raise UnreadableError("the network waits for the GPU")
+            return Replay(problem, job, measures)
+        except (UnreadableError, RuntimeError) as error:
+            logger.info("local elasticity: probes are not recorded (%s)", error)
             return None
-        if waits(lambda: _measured(job, measures)):
-            logger.info("local elasticity: the network or a measure waits for the GPU, so that probes are not recorded")
-            return None
-        return Replay(problem, job, measures)
 
 
 def records_on(device: torch.device) -> bool:
@@ -146,7 +163,7 @@ def captured(work: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
 
 def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
     """What a probe computes, without a look at any number."""
-    runner = Structured().runner(job)
+    runner = differences_runner(job)
     noise = Noise.measure(job, runner)
     table = fill(job, runner, Progress(job.n, "updates", False))
     response = as_response(job, table, noise, runner, "structured", ())
@@ -154,6 +171,20 @@ def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
         job.kind, noise.source_before, table.source_change, noise.of_rows(table), runner.target_before, noise.target
     )
     return Found({name: measure(response) for name, measure in measures.items()}, runner.target_before, clear.all())
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    _settle(device)
+    began = time.perf_counter()
+    work()
+    _settle(device)
+    return time.perf_counter() - began
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for what the GPU has been given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _copies(tensors: Params) -> Params:

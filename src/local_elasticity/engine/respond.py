@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.climb import respond_and_climb
 from local_elasticity.engine.job import Engine, Job
@@ -81,8 +83,8 @@ def respond(
 
 def _overflows(response: Response) -> list[str]:
     """What to say of predictions that are not finite, before or after the step."""
-    sources = int((~response.source_change.isfinite()).flatten(1).any(1).sum())
-    targets = int((~response.target_before.isfinite()).any(-1).sum())
+    unknown = [~rows.isfinite().flatten(1).all(1) for rows in (response.source_change, response.target_before)]
+    sources, targets = torch.stack([rows.sum() for rows in unknown]).tolist()
     what = [f"{count} of the {name}" for count, name in ((sources, "sources"), (targets, "targets")) if count]
     return [f"predictions are not finite at {' and '.join(what)}; their pairs are NaN"] if what else []
 

@@ -27,14 +27,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.flips import at_once, flips
+from local_elasticity.engine.flips import flips, units_at_once
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 
-UNITS_AT_ONCE = 4096
+UNITS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 """Hidden units of a forward pass in float64 at a time."""
 
 OWN_AT_ONCE = 64
@@ -214,8 +214,9 @@ class TwoLayerRunner:
         """V σ(W x + b) + c in float64, some hidden units at a time."""
         x = x.double()
         top = x.new_zeros(len(x), len(self.V)) if self.c is None else self.c.double().repeat(len(x), 1)
-        for r in range(0, len(self.W), UNITS_AT_ONCE):
-            units = slice(r, r + UNITS_AT_ONCE)
+        at_once = UNITS_AT_ONCE.get(x.device.type, UNITS_AT_ONCE["cpu"])
+        for r in range(0, len(self.W), at_once):
+            units = slice(r, r + at_once)
             bias = None if self.b is None else self.b[units].double()
             Z = F.linear(x, self.W[units].double(), bias)
             top.addmm_(Z.relu_() if self.relu else Z, self.V[:, units].double().T)
@@ -247,7 +248,7 @@ class TwoLayerRunner:
         """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)
-        for some in torch.arange(len(step.H)).split(max(1, at_once(moved) // moved.shape[1])):
+        for some in torch.arange(len(step.H)).split(max(1, units_at_once(moved) // moved.shape[1])):
             rows = slice(int(some[0]), int(some[-1]) + 1)
             H, g = step.H[rows], step.g[rows]
             u = g @ self.V

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -24,11 +23,10 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.replay import Replay, recorded, records_on
 from local_elasticity.engine.respond import resolve_engine, respond
 from local_elasticity.engine.response import Response, repeated
+from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OfResponse, check_name
 from local_elasticity.training.distributed import alone, gathered_response, gathered_rows, share, shared, together
-
-logger = logging.getLogger("local_elasticity")
 
 Measure = str | OfResponse
 
@@ -135,17 +133,14 @@ class Prober:
 
     def recorded(self) -> Replay | None:
         """A recording, on a GPU, for one process and measures by name: functions of the user's may have a mind of their
-        own. A first probe finds the fastest way, and is not kept."""
+        own. `auto` keeps it where it is fast."""
         named = {one: OF_RESPONSE[one] for one in self.measures.values() if isinstance(one, str) and one in OF_RESPONSE}
-        if not (named and len(named) == len(self.measures) and alone() and records_on(self.sources[1].device)):
+        engine = resolve_engine(self.engine, self.approximate)
+        known = named and len(named) == len(self.measures) and isinstance(engine, (Auto, Structured))
+        if not (known and alone() and records_on(self.sources[1].device)):
             return None
-        try:
-            if self._respond().engine != "structured":
-                return None
-            return recorded(self.problem, self.sources, self.targets, self.update, self.memory, named)
-        except (RuntimeError, MemoryError) as error:
-            logger.info("local elasticity: probes are not recorded (%s)", error)
-            return None
+        replay = recorded(self.problem, self.sources, self.targets, self.update, self.memory, named)
+        return replay if replay and (isinstance(engine, Structured) or replay.beats_the_loop()) else None
 
     def _climbs(self) -> bool:
         """Whether rows that rounding hides are computed again."""
