@@ -430,3 +430,34 @@ def test_functional_relu_and_pooling_with_padding():
     sources = torch.randn(4, 1, 7, 7).double(), torch.randn(4, 2).double()
     got = le.respond(problem, sources, engine="structured", update=le.SGD(0.5))
     assert_same_rows(got.target_change, le.respond(problem, sources, engine="looped", update=le.SGD(0.5)).target_change)
+
+
+def test_gradients_so_large_that_the_trial_step_drowns_in_its_own_rounding():
+    """As those of a net that is about to diverge: it is then proved at the step that was asked for."""
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 1, bias=False)).double()
+    with torch.no_grad():
+        net[2].weight.abs_()
+    x, y = torch.rand(5, 6, dtype=torch.float64), torch.full((5,), -1e13, dtype=torch.float64)
+    problem, update = le.Problem.of(net, "half_mse"), le.SGD(1e-14)
+    found = le.respond(problem, (x, y), update=update, engine="structured").target_change
+    expected = le.respond(problem, (x, y), update=update, engine="looped").target_change
+    assert (found - expected).norm() <= 1e-10 * expected.norm()
+
+
+def test_a_model_that_wants_its_numbers_in_order():
+    """`view` after a convolution, whose differences have their channels last."""
+
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.top = nn.Conv2d(2, 3, 3), nn.Linear(3 * 16, 2)
+
+        def forward(self, x):
+            return self.top(torch.relu(self.conv(x)).view(len(x), -1))
+
+    problem = le.Problem.of(Viewed().double(), "cross_entropy")
+    sources = torch.randn(5, 2, 6, 6, dtype=torch.float64), torch.arange(5) % 2
+    found = le.respond(problem, sources, update=le.SGD(0.1), engine="structured")
+    expected = le.respond(problem, sources, update=le.SGD(0.1), engine="looped")
+    assert found.engine == "structured"
+    assert (found.target_change - expected.target_change).norm() <= 1e-10 * expected.target_change.norm()

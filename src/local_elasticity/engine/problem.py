@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -142,6 +143,13 @@ class Moment:
     constants: Params
     device: torch.device
     dtype: torch.dtype
+
+    @cached_property
+    def made_of(self) -> Any:
+        """What findings about a network depend on, its weights aside."""
+        problem = self.problem
+        modules = tuple(map(type, problem.model.modules())) if isinstance(problem.model, nn.Module) else ()
+        return modules, problem.steps, problem.output, tuple(p.shape for p in self.params.values())
 
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
         """What the loss reads: the model's outputs [b, …] at the given parameters."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from torch import nn
-
 from local_elasticity.engine.problem import Moment
 
 T = TypeVar("T")
@@ -23,20 +21,13 @@ class Remembered(Generic[T]):
         self._of: WeakKeyDictionary[Any, dict[Any, T]] = WeakKeyDictionary()
 
     def get(self, moment: Moment, circumstances: Any) -> T | None:
-        return self._known(moment).get((made_of(moment), circumstances))
+        return self._known(moment).get((moment.made_of, circumstances))
 
     def put(self, moment: Moment, circumstances: Any, finding: T) -> None:
-        self._known(moment)[made_of(moment), circumstances] = finding
+        self._known(moment)[moment.made_of, circumstances] = finding
 
     def _known(self, moment: Moment) -> dict[Any, T]:
         try:
             return self._of.setdefault(moment.problem.model, {})
         except TypeError:
             return {}
-
-
-def made_of(moment: Moment) -> Any:
-    """What findings about a network depend on, its weights aside."""
-    problem = moment.problem
-    modules = tuple(map(type, problem.model.modules())) if isinstance(problem.model, nn.Module) else ()
-    return modules, problem.steps, problem.output, tuple(p.shape for p in moment.params.values())

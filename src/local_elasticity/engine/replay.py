@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,6 @@ from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.problem import Moment, Params, Problem
 from local_elasticity.engine.progress import Progress
-from local_elasticity.engine.remembered import made_of
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.table import as_response, fill
@@ -60,7 +60,7 @@ class Replay:
 
     def __init__(self, problem: Problem, job: Job, measures: Mapping[str, OfResponse]) -> None:
         self.problem, self.job = problem, job
-        self.made_of = made_of(job.moment)
+        self.made_of = job.moment.made_of
         self.usable = True
         self._launch, self._found = captured(lambda: _measured(job, measures))
 
@@ -72,10 +72,9 @@ class Replay:
             self.usable = self._put(now)
             if not self.usable:
                 return None
-            few = take(self.job.target_inputs, slice(0, LOOKED_AT))
-            expected = now.predict(now.params, few)
             self._launch()
-            found = self._found.before[:LOOKED_AT]
+            few = take(self.job.target_inputs, slice(0, LOOKED_AT))
+            expected, found = now.predict(now.params, few), self._found.before[:LOOKED_AT]
             same = (found - expected).abs().amax() <= SAME * expected.abs().amax()
             believed, clear = torch.stack([same, self._found.clear]).tolist()
         if not believed:
@@ -95,7 +94,7 @@ class Replay:
 
     def _put(self, now: Moment) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
-        if made_of(now) != self.made_of:
+        if now.made_of != self.made_of:
             return False
         for kept, new in ((self.job.moment.params, now.params), (self.job.moment.constants, now.constants)):
             if list(kept) != list(new) or any(_like(kept[name]) != _like(new[name]) for name in kept):
@@ -150,15 +149,27 @@ def waits(work: Callable[[], object]) -> bool:
 
 def captured(work: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
     """A function that launches all kernels of `work` at once, and the tensors that they fill."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
+    current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+    beside.wait_stream(current)
     with torch.cuda.stream(beside):
         work()
-    torch.cuda.current_stream().wait_stream(beside)
+    current.wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.stream(current), _lent_random_state(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         found = work()
     return graph.replay, found
+
+
+@contextmanager
+def _lent_random_state() -> Iterator[None]:
+    """A random state that may be spoiled: a recording that fails leaves the one it began with unusable."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
 
 
 def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:

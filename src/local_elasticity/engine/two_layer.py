@@ -25,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.flips import flips, units_at_once
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.leaves import leaves
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 
@@ -92,7 +93,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = torch.relu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)) and func not in _RESHAPES:
+        if any(isinstance(leaf, Tensor) for leaf in leaves(result)) and func not in _RESHAPES:
             self.names.append(_name(func))
             if func is F.linear:
                 self.linear.append((*_linear_arguments(*args, **(kwargs or {})), result))
@@ -248,8 +249,9 @@ class TwoLayerRunner:
         """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)
-        for some in torch.arange(len(step.H)).split(max(1, units_at_once(moved) // moved.shape[1])):
-            rows = slice(int(some[0]), int(some[-1]) + 1)
+        at_once = max(1, units_at_once(moved) // moved.shape[1])
+        for i in range(0, len(moved), at_once):
+            rows = slice(i, i + at_once)
             H, g = step.H[rows], step.g[rows]
             u = g @ self.V
             if self.relu:

@@ -89,7 +89,7 @@ def geometry(learned: Learned, K: np.ndarray) -> dict[str, float]:
     x = learned.x[: min(PROBED, len(K))]
     problem = le.Problem.of(learned.net, "mse")
     update = le.SGD(PROBE)
-    response = le.respond(problem, (x, x.new_full((len(x),), 2.0)), update=update, engine="structured", progress=False)
+    response = le.respond(problem, (x, x.new_full((len(x),), 2.0)), update=update, progress=False)
     stepped, limit = le.kernel(response).double().cpu().numpy(), K[: len(x), : len(x)]
     norms = K.diagonal()
     distance = np.sqrt((norms[:, None] + norms - 2 * K).clip(min=0))
