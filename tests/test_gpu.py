@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
+from local_elasticity.engine.flips import flips
 from tests.cases import CASES
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
@@ -152,6 +153,16 @@ def test_a_monitor_sees_the_same(measures):
     here, there = histories
     for name in here:
         assert abs(here[name] - there[name]).max() <= 1e-6 * abs(here[name]).max()
+
+
+@pytest.mark.parametrize(("outputs", "rate"), [(1, 0.1), (3, 0.1), (3, 0.0)])
+def test_flips_are_exact_in_float64(outputs, rate):
+    Z, H = torch.randn(7, 50, dtype=torch.float64), torch.randn(300, 50, dtype=torch.float64).relu()
+    V, g = torch.randn(outputs, 50, dtype=torch.float64), torch.randn(300, outputs, dtype=torch.float64)
+    s = torch.randn(300, 7, dtype=torch.float64)
+    expected = flips(Z, s, H, V, g, rate)
+    found = flips(*(part.cuda() for part in (Z, s, H, V, g)), rate).cpu()
+    assert (found - expected).norm() <= 1e-13 * expected.norm()
 
 
 def conv_net(last=None):

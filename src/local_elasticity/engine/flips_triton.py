@@ -12,15 +12,13 @@ SOURCES = 256
 
 
 @triton.jit
-def _sum_of_flips(
-    HT, sT, gT, V, z, unit, first, out, upper_rate, c, t, h, OUTPUTS: tl.constexpr, SOURCES: tl.constexpr
-):
+def _sum_of_flips(HT, sT, gT, spreadT, V, z, unit, first, out, c, t, h, OUTPUTS: tl.constexpr, SOURCES: tl.constexpr):
     j, block, k = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i = block * SOURCES + tl.arange(0, SOURCES)
     inside = i < c
     s = tl.load(sT + j.to(tl.int64) * c + i, mask=inside, other=0.0)
     total = tl.zeros_like(s)
-    spread = upper_rate * tl.load(gT + k * c + i, mask=inside, other=0.0)
+    spread = tl.load(spreadT + k * c + i, mask=inside, other=0.0)
     for e in range(tl.load(first + j), tl.load(first + j + 1)):
         r = tl.load(unit + e)
         at = tl.load(z + e)
@@ -43,7 +41,8 @@ def flips_on_gpu(
     first = torch.searchsorted(j, torch.arange(t + 1, device=j.device))
     out = s.new_empty(k, t, c)
     grid = (t, triton.cdiv(c, SOURCES), k)
-    sources = H.T.contiguous(), s.T.contiguous(), g.T.contiguous()
+    gT = g.T.contiguous()
+    sources = H.T.contiguous(), s.T.contiguous(), gT, upper_rate * gT  # a plain number would be one in float32
     with torch.cuda.device(s.device):
-        _sum_of_flips[grid](*sources, V.contiguous(), Z[j, r], r, first, out, upper_rate, c, t, h, k, SOURCES)
+        _sum_of_flips[grid](*sources, V.contiguous(), Z[j, r], r, first, out, c, t, h, k, SOURCES)
     return out.permute(2, 1, 0)

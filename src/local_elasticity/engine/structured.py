@@ -205,7 +205,8 @@ _bytes_taken: Remembered[tuple[int, int]] = Remembered()
 def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
     """Compare a few pairs with the loop, in float64 where that is possible; raise an UnreadableError if they differ."""
     what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
-    if _proved.get(job.moment, what):
+    at_its_own = (*what, job.update.step_size)
+    if _proved.get(job.moment, what) or _proved.get(job.moment, at_its_own):
         return
     try:
         if _agrees(job, kind, PROOF_STEP, PROVED, PROOF_ROUNDING):
@@ -218,6 +219,7 @@ def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
         raise UnreadableError(f"engine: Structured could not be checked against the loop ({reason})") from reason
     if not agrees:
         raise UnreadableError("engine: Structured differs from the loop on this model; use engine='auto'")
+    _proved.put(job.moment, at_its_own, True)
 
 
 def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: float, of_largest: float) -> bool:
