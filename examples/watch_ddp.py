@@ -7,29 +7,33 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import local_elasticity as le
 
+
+def watched_training() -> le.Monitor:
+    torch.manual_seed(0)  # the same weights and the same sources in every process
+    digits = le.data.load("digits")
+    data = TensorDataset(*digits.take([0, 1, 2], per_class=60))
+    points = digits.take([0, 1, 2], per_class=10, split="test")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    parallel = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=30, sampler=DistributedSampler(data))
+
+    monitor = le.Monitor(parallel, points, loss="cross_entropy", measures=("relative",), every=3, budget=None)
+    step = 0
+    for epoch in range(4):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            monitor.step(step)  # in every process
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(parallel(x), y).backward()
+            optimizer.step()
+            step += 1
+    return monitor
+
+
 dist.init_process_group("gloo")  # "nccl" on GPUs
-
-torch.manual_seed(0)  # the same weights and the same sources in every process
-digits = le.data.load("digits")
-data = TensorDataset(*digits.take([0, 1, 2], per_class=60))
-points = digits.take([0, 1, 2], per_class=10, split="test")
-net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
-parallel = DistributedDataParallel(net)
-optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-loader = DataLoader(data, batch_size=30, sampler=DistributedSampler(data))
-
-monitor = le.Monitor(parallel, points, loss="cross_entropy", measures=("relative",), every=3, budget=None)
-step = 0
-for epoch in range(4):
-    loader.sampler.set_epoch(epoch)
-    for x, y in loader:
-        monitor.step(step)  # in every process
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(parallel(x), y).backward()
-        optimizer.step()
-        step += 1
-
+monitor = watched_training()
 if dist.get_rank() == 0:
     print(le.training.locality(monitor.frame(resamples=0)).round(3).to_string(index=False))
 dist.barrier()
-dist.destroy_process_group()
+dist.destroy_process_group()  # with no DDP left that holds on to it

@@ -30,7 +30,7 @@ def played(monkeypatch):
     """Recordings on the CPU; the list grows with each that is played."""
     launches = []
 
-    def captured(work):
+    def captured(work, device):
         found = work()
 
         def launch():
@@ -94,7 +94,7 @@ def test_a_replay_is_what_would_be_measured(played, monkeypatch, given):
 
 def test_a_network_that_python_code_changes_is_measured_instead(played, monkeypatch):
     """A graph does what it did when it was recorded, whatever Python would do now."""
-    monkeypatch.setattr(replay, "captured", lambda work: (lambda: played.append(1), work()))
+    monkeypatch.setattr(replay, "captured", lambda work, device: (lambda: played.append(1), work()))
     net, sources = Net(), examples()
     monitor = watch(net, sources)
     monitor.probe(0)

@@ -89,7 +89,7 @@ class _Group:
         for target, start, end in zip(targets.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
             some = slice(start, end)
             H, V = self.H[r[some]], self.V[r[some]]
-            over = (V @ self.g).mul_(H > 0).mul_(self.s[target]).mul_(sign[some]).sub_(size[some]).relu_()
+            over = torch.addmm(size[some], V * sign[some], self.g * self.s[target], beta=-1).relu_().mul_(H > 0)
             total[:, target] = V.T @ over
             if self.upper_rate:
                 total[:, target] -= self.upper_rate * self.g * H.mul_(over).sum(0)

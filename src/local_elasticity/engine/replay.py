@@ -62,7 +62,7 @@ class Replay:
         self.problem, self.job = problem, job
         self.made_of = job.moment.made_of
         self.usable = True
-        self._launch, self._found = captured(lambda: _measured(job, measures))
+        self._launch, self._found = captured(lambda: _measured(job, measures), job.moment.device)
 
     def __call__(self, *, all_clear: bool) -> dict[str, Tensor] | None:
         """The similarities now; None where the graph is not to be believed, or not `all_clear` though that is asked."""
@@ -147,16 +147,18 @@ def waits(work: Callable[[], object]) -> bool:
     return any(SYNCHRONIZES in str(one.message) for one in seen)
 
 
-def captured(work: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
+def captured(work: Callable[[], Found], device: torch.device) -> tuple[Callable[[], None], Found]:
     """A function that launches all kernels of `work` at once, and the tensors that they fill."""
-    current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-    beside.wait_stream(current)
-    with torch.cuda.stream(beside):
-        work()
-    current.wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(current), _lent_random_state(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        found = work()
+    with torch.cuda.device(device):
+        current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):
+            work()
+        current.wait_stream(beside)
+        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
+        with torch.cuda.stream(current), _lent_random_state(), recording:
+            found = work()
     return graph.replay, found
 
 

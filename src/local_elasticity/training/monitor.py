@@ -55,7 +55,8 @@ class Monitor:
             log(values, step). One that raises is told of once.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
             monitor with the same store after `load_state_dict`.
-        engine, approximate, memory: as for `respond`; memory is 2 GiB by default.
+        engine, approximate, memory: as for `respond`; memory is 2 GiB by default. On a GPU the monitor records a probe
+            when it is made, where it can, and keeps that memory.
 
     >>> import torch, local_elasticity as le
     >>> net, x, y = torch.nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
