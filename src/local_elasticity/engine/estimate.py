@@ -32,9 +32,15 @@ class Estimate:
     bytes: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.engine}: {self._cost} ({self.reason})"
+
     def _repr_html_(self) -> str:
-        cost = f"about {self.seconds:.3g} s, at most {self.bytes / 2**20:,.0f} MiB"
-        return f"<b>{escape(self.engine)}</b>: {cost}<br><small>{escape(self.reason)}</small>"
+        return f"<b>{escape(self.engine)}</b>: {self._cost}<br><small>{escape(self.reason)}</small>"
+
+    @property
+    def _cost(self) -> str:
+        return f"about {self.seconds:.3g} s, at most {self.bytes / 2**20:,.0f} MiB"
 
 
 def estimate(

@@ -18,6 +18,7 @@ taken from predictions in float64 for the sources where rounding would show.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,7 +192,8 @@ class TwoLayerRunner:
         loss_gradient, g = self._gradients_at(source.top, source, labels)
         if g.dtype == torch.float64 or g.device.type == "mps":
             return loss_gradient, g
-        summed = (source.H.square() @ self.V.square().T).sum(1).sqrt()
+        squares = self.V.square().sum(0)
+        summed = torch.cat([source.H[rows].square() @ squares for rows in _tiles(source.H)]).sqrt()
         rounding = FORWARD_ROUNDING * torch.finfo(g.dtype).eps * summed
         small = ~(rounding < RIGHT * g.norm(dim=1))
         rows = torch.nonzero(small if self.job.moment.problem.loss_is_named else torch.ones_like(small)).flatten()
@@ -249,15 +251,19 @@ class TwoLayerRunner:
         """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)
-        at_once = max(1, units_at_once(moved) // moved.shape[1])
-        for i in range(0, len(moved), at_once):
-            rows = slice(i, i + at_once)
+        for rows in _tiles(moved):
             H, g = step.H[rows], step.g[rows]
             u = g @ self.V
             if self.relu:
                 u.mul_(H > 0)
             torch.mul(u, torch.addcmul(self.V[k], H, g[:, k, None], value=-rate), out=moved[rows])
         return moved
+
+
+def _tiles(of: Tensor) -> Iterator[slice]:
+    """Rows of [b, h], as many at a time as caches hold."""
+    at_once = max(1, units_at_once(of) // of.shape[1])
+    return (slice(i, i + at_once) for i in range(0, len(of), at_once))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ class Budget:
         if not self.skipped:
             logger.warning(
                 "local elasticity: probes are due more often than %.0f %% of the training time allows (one took "
-                "%.3g s); those that do not fit are left out and listed in monitor.skipped; budget=None takes all",
+                "%.3g s); those that do not fit are left out and listed in monitor.skipped; a larger every= spreads "
+                "them evenly, budget=None takes all",
                 100 * self.share,
                 self.last_seconds,
             )
