@@ -6,6 +6,7 @@ was counted with the unit's present state is short of relu(∓ s_ij u_ir − |Z_
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,15 @@ from local_elasticity.shapes import Float, Int
 
 AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 27}
 """Units of targets that are looked at in one go: what caches hold, or what keeps a GPU busy."""
+
+CANDIDATES = 256
+"""Units that may flip, of one target or several, that are worked on in one go."""
+
+FEW = 4
+"""Where less than one unit in so many may flip, only those are looked at."""
+
+LAID_OUT = 512
+"""Units whose activations are transposed in one go."""
 
 GROUPS = 2
 """Sources are taken in groups of similar loss gradient: few units are within reach of the small ones."""
@@ -44,17 +54,18 @@ def flips(
     if kernel is not None:
         out: Tensor = kernel(Z, s, H, V, g, upper_rate, j, r)
         return out
+    z, units = Z[j, r], torch.unique(r)
+    if FEW * len(units) < H.shape[1]:
+        H, V, r = H[:, units], V[:, units], torch.searchsorted(units, r)
     order = g.abs().sum(1).argsort()
-    units, of = torch.unique(r, return_inverse=True)
-    HT, VT = H[order][:, units].T.contiguous(), V[:, units].T.contiguous()
+    HT = torch.cat([H[:, i : i + LAID_OUT][order].T.contiguous() for i in range(0, H.shape[1], LAID_OUT)])
     total = s.new_zeros(len(V), len(Z), len(s))
     for some in torch.arange(len(s), device="cpu").chunk(GROUPS):
         at = slice(int(some[0]), int(some[-1]) + 1)
         sources = order[at]
-        near = Z[j, r].abs() <= s[sources].abs().amax(0)[j] * _largest(g[sources], V)[r]
-        z = Z[j[near], r[near]]
-        group = _Group(s[sources].T.contiguous(), g[sources].T.contiguous(), HT[:, at], VT, upper_rate)
-        group.add_to(total[:, :, at], z, j[near], of[near])
+        near = z.abs() <= s[sources].abs().amax(0)[j] * _largest(g[sources], V)[r]
+        group = _Group(s[sources].T.contiguous(), g[sources].T.contiguous(), HT[:, at], V.T.contiguous(), upper_rate)
+        group.add_to(total[:, :, at], z[near], j[near], r[near])
     return torch.empty_like(total).index_copy_(2, order, total).permute(2, 1, 0)
 
 
@@ -82,17 +93,38 @@ class _Group:
     upper_rate: float
 
     def add_to(self, total: Tensor, z: Tensor, j: Tensor, r: Tensor) -> None:
-        """Put the flips of these sources into total [k, t, c], a target at a time, which stays in the cache."""
-        sign, size = torch.where(z > 0, -1, 1).to(z.dtype)[:, None], z.abs()[:, None]
+        """Put the flips of these sources into total [k, t, c], some targets at a time, which stay in the cache."""
+        V, size = self.V[r], z.abs()[:, None]
+        outward = V * torch.where(z > 0, -1, 1).to(z.dtype)[:, None]
         targets, counts = torch.unique_consecutive(j, return_counts=True)
-        ends = counts.cumsum(0)
-        for target, start, end in zip(targets.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
-            some = slice(start, end)
-            H, V = self.H[r[some]], self.V[r[some]]
-            over = torch.addmm(size[some], V * sign[some], self.g * self.s[target], beta=-1).relu_().mul_(H > 0)
-            total[:, target] = V.T @ over
+        for some, of in _gathered(counts.tolist()):
+            at, H = targets[of], self.H[r[some]]
+            if len(at) == 1:
+                over = torch.addmm(size[some], outward[some], self.g * self.s[at], beta=-1)
+                sums = V[some].T[:, None]
+            else:
+                over = (outward[some] @ self.g).mul_(self.s[j[some]]).sub_(size[some])
+                belongs = (at[:, None] == j[some]).to(z.dtype)
+                sums = V[some].T[:, None] * belongs
+            over.relu_().mul_(H > 0)
+            moved = sums @ over
             if self.upper_rate:
-                total[:, target] -= self.upper_rate * self.g * H.mul_(over).sum(0)
+                H.mul_(over)
+                spread = H.sum(0, keepdim=True) if len(at) == 1 else belongs @ H
+                moved -= self.upper_rate * self.g[:, None] * spread
+            total[:, at] = moved
+
+
+def _gathered(counts: list[int]) -> Iterator[tuple[slice, slice]]:
+    """Slices of candidates, about `CANDIDATES` each or those of one target, and of the targets that they belong to."""
+    start = first = end = 0
+    for target, count in enumerate(counts):
+        if target > first and end + count - start > CANDIDATES:
+            yield slice(start, end), slice(first, target)
+            start, first = end, target
+        end += count
+    if counts:
+        yield slice(start, end), slice(first, len(counts))
 
 
 def _largest(g: Tensor, V: Tensor) -> Tensor:
