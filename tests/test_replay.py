@@ -10,7 +10,6 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine import replay
-from local_elasticity.training import probe
 
 
 class Net(nn.Module):
@@ -43,8 +42,7 @@ def played(monkeypatch):
 
         return launch, found
 
-    for module in (replay, probe):
-        monkeypatch.setattr(module, "records_on", lambda device: True)
+    monkeypatch.setattr(replay, "records_on", lambda device: True)
     monkeypatch.setattr(replay, "waits", lambda work: False)
     monkeypatch.setattr(replay, "captured", captured)
     return launches
@@ -82,7 +80,7 @@ def test_a_replay_is_what_would_be_measured(played, monkeypatch, given):
     net, sources = Net(), examples()
     targets = None if given is None else torch.randn(given, 2, 6, 6)
     replaying = watch(net, sources, targets=targets)
-    monkeypatch.setattr(probe, "records_on", lambda device: False)
+    monkeypatch.setattr(replay, "records_on", lambda device: False)
     measuring = watch(net, sources, targets=targets)
     assert measuring._prober.replay is None
     train(net, sources, (replaying, measuring))

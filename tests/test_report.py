@@ -345,6 +345,7 @@ def test_responses_and_estimates_show_themselves(problem):
     assert "&lt;b&gt;bold" in response._repr_html_()
     estimate = dataclasses.replace(le.estimate(problem, sources), reason="<script>")
     assert "MiB" in estimate._repr_html_()
+    assert "MiB" in str(estimate)
     assert "<script>" not in estimate._repr_html_()
 
 

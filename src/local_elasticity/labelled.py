@@ -16,13 +16,13 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
+from local_elasticity.engine.response import OfResponse
 from local_elasticity.engine.update import SGD, Update, check_update
 from local_elasticity.measures.named import (
     OF_PROBLEM,
     OF_RESPONSE,
     OWN_CHANGE,
     OWN_FLOOR,
-    OfResponse,
     check_name,
     unresolved_share,
 )

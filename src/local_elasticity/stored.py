@@ -18,9 +18,10 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine
+from local_elasticity.engine.response import OfResponse
 from local_elasticity.engine.update import Update
 from local_elasticity.engine.versions import versions
-from local_elasticity.measures.named import OF_PROBLEM, OfResponse
+from local_elasticity.measures.named import OF_PROBLEM
 from local_elasticity.store import provenance
 from local_elasticity.store.blocks import Grid
 from local_elasticity.store.fingerprint import fingerprint

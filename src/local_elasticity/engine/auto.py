@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from local_elasticity.engine.clock import now
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.memory import is_out_of_memory
@@ -286,9 +286,7 @@ class AutoRunner:
         logger.info(note)
 
     def _now(self) -> float:
-        if self.job.moment.device.type == "cuda":
-            torch.cuda.synchronize(self.job.moment.device)
-        return time.perf_counter()
+        return now(self.job.moment.device)
 
 
 def _looped(job: Job, at_once: int | None, channels_last: bool) -> Way:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.leaves import leaves
+from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.steps import Steps
 
 Pair = tuple[Tensor, Tensor | None]
@@ -97,7 +97,7 @@ def delta_of(x: Any) -> Tensor | None:
 
 
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
-    met = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Difference)]
+    met = [leaf for leaf in flattened((args, kwargs)) if isinstance(leaf, Difference)]
     steps = met[0].steps
     if func in JOINING:
         args, kwargs = tree_map(lambda leaf: _as_constant(leaf, steps), (args, kwargs))
@@ -107,7 +107,7 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     if moves and func in RULES:
         return Difference.of(*RULES[func](*args, **kwargs), steps)
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
-    if not any(isinstance(leaf, Tensor) for leaf in leaves(base)):
+    if not any(isinstance(leaf, Tensor) for leaf in flattened(base)):
         return base
     if not moves:
         return tree_map(lambda leaf: Difference.of(leaf, None, steps), base)
@@ -126,7 +126,7 @@ def _as_constant(leaf: Any, steps: Steps) -> Any:
 
 def applied_to_deltas(func: Any, args: Any, kwargs: Any) -> Any:
     """A linear function of the differences, for every source."""
-    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Difference)]
+    found = [leaf for leaf in flattened((args, kwargs)) if isinstance(leaf, Difference)]
     c = next(len(leaf.delta) for leaf in found if leaf.delta is not None)
 
     def of_one(*deltas: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.clock import now
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
@@ -128,6 +128,4 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
 
 
 def _now(job: Job) -> float:
-    if job.moment.device.type == "cuda":
-        torch.cuda.synchronize(job.moment.device)
-    return time.perf_counter()
+    return now(job.moment.device)

@@ -16,13 +16,13 @@ from torch import Tensor
 from local_elasticity.shapes import Float, Int
 
 AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 27}
-"""Units of targets that are looked at in one go: what caches hold, or what keeps a GPU busy."""
+"""Activations that are looked at in one go: what caches hold, or what keeps a GPU busy."""
 
 CANDIDATES = 256
 """Units that may flip, of one target or several, that are worked on in one go."""
 
-FEW = 4
-"""Where less than one unit in so many may flip, only those are looked at."""
+ONE_IN = 4
+"""Where less than one unit in so many may flip, only those are laid out."""
 
 LAID_OUT = 512
 """Units whose activations are transposed in one go."""
@@ -55,7 +55,7 @@ def flips(
         out: Tensor = kernel(Z, s, H, V, g, upper_rate, j, r)
         return out
     z, units = Z[j, r], torch.unique(r)
-    if FEW * len(units) < H.shape[1]:
+    if ONE_IN * len(units) < H.shape[1]:
         H, V, r = H[:, units], V[:, units], torch.searchsorted(units, r)
     order = g.abs().sum(1).argsort()
     HT = torch.cat([H[:, i : i + LAID_OUT][order].T.contiguous() for i in range(0, H.shape[1], LAID_OUT)])
@@ -73,10 +73,8 @@ def within_reach(
     Z: Float[Tensor, "t h"], s: Float[Tensor, " t"], u: Float[Tensor, " h"]
 ) -> tuple[Int[Tensor, " e"], Int[Tensor, " e"]]:
     """Targets j and units r with |Z_jr| ≤ s_j u_r, ordered by target; found in blocks that caches hold."""
-    rows = max(1, units_at_once(Z) // Z.shape[1])
     found = [
-        torch.nonzero(Z[i : i + rows].abs() <= s[i : i + rows, None] * u) + Z.new_tensor([i, 0]).long()
-        for i in range(0, len(Z), rows)
+        torch.nonzero(Z[rows].abs() <= s[rows, None] * u) + Z.new_tensor([rows.start, 0]).long() for rows in tiles(Z)
     ]
     j, r = torch.cat(found).T.contiguous()
     return j, r
@@ -99,19 +97,12 @@ class _Group:
         targets, counts = torch.unique_consecutive(j, return_counts=True)
         for some, of in _gathered(counts.tolist()):
             at, H = targets[of], self.H[r[some]]
-            if len(at) == 1:
-                over = torch.addmm(size[some], outward[some], self.g * self.s[at], beta=-1)
-                sums = V[some].T[:, None]
-            else:
-                over = (outward[some] @ self.g).mul_(self.s[j[some]]).sub_(size[some])
-                belongs = (at[:, None] == j[some]).to(z.dtype)
-                sums = V[some].T[:, None] * belongs
-            over.relu_().mul_(H > 0)
-            moved = sums @ over
+            moves = self.s[at if len(at) == 1 else j[some]]
+            over = (outward[some] @ self.g).mul_(moves).sub_(size[some]).relu_().mul_(H > 0)
+            belongs = (at[:, None] == j[some]).to(z.dtype)
+            moved = (V[some].T[:, None] * belongs) @ over
             if self.upper_rate:
-                H.mul_(over)
-                spread = H.sum(0, keepdim=True) if len(at) == 1 else belongs @ H
-                moved -= self.upper_rate * self.g[:, None] * spread
+                moved -= self.upper_rate * self.g[:, None] * (belongs @ H.mul_(over))
             total[:, at] = moved
 
 
@@ -132,9 +123,10 @@ def _largest(g: Tensor, V: Tensor) -> Tensor:
     return g.abs().amax(0) @ V.abs()
 
 
-def units_at_once(tensor: Tensor) -> int:
-    """Units that are looked at in one go."""
-    return AT_ONCE.get(tensor.device.type, AT_ONCE["cpu"])
+def tiles(of: Float[Tensor, "b h"]) -> Iterator[slice]:
+    """Rows of the activations of b examples, as many at a time as caches hold."""
+    at_once = max(1, AT_ONCE.get(of.device.type, AT_ONCE["cpu"]) // of.shape[1])
+    return (slice(i, i + at_once) for i in range(0, len(of), at_once))
 
 
 def _on_gpu() -> Any:

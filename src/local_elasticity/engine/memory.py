@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.leaves import leaves
 from local_elasticity.engine.problem import Inputs, Moment
 
 SHARE_OF_FREE = 0.5
@@ -105,7 +105,7 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in leaves(result):
+        for leaf in flattened(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf.untyped_storage())
         return result
@@ -130,7 +130,7 @@ class _Allocations(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.sizes += [t.numel() * t.element_size() for t in leaves(result) if isinstance(t, Tensor)]
+        self.sizes += [t.numel() * t.element_size() for t in flattened(result) if isinstance(t, Tensor)]
         return result
 
 

@@ -8,7 +8,6 @@ recorded stays decided; so a few predictions are computed anew each time, and a 
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.clock import now
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
@@ -25,14 +25,12 @@ from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.problem import Moment, Params, Problem
 from local_elasticity.engine.progress import Progress
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import OfResponse
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
-
-OfResponse = Callable[[Response], Tensor]
 
 LOOKED_AT = 2
 """Targets whose predictions are computed anew beside every replay."""
@@ -68,13 +66,13 @@ class Replay:
         """The similarities now; None where the graph is not to be believed, or not `all_clear` though that is asked."""
         if not self.usable:
             return None
-        with self.problem.moment() as now, torch.no_grad():
-            self.usable = self._put(now)
+        with self.problem.moment() as moment, torch.no_grad():
+            self.usable = self._put(moment)
             if not self.usable:
                 return None
             self._launch()
             few = take(self.job.target_inputs, slice(0, LOOKED_AT))
-            expected, found = now.predict(now.params, few), self._found.before[:LOOKED_AT]
+            expected, found = moment.predict(moment.params, few), self._found.before[:LOOKED_AT]
             same = (found - expected).abs().amax() <= SAME * expected.abs().amax()
             believed, clear = torch.stack([same, self._found.clear]).tolist()
         if not believed:
@@ -92,11 +90,11 @@ class Replay:
             of_loop = _seconds(lambda: [loop.rows(0, 1) for _ in range(2)], self.job.moment.device) / 2
             return _seconds(self._launch, self.job.moment.device) < of_loop * self.job.n
 
-    def _put(self, now: Moment) -> bool:
+    def _put(self, moment: Moment) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
-        if now.made_of != self.made_of:
+        if moment.made_of != self.made_of:
             return False
-        for kept, new in ((self.job.moment.params, now.params), (self.job.moment.constants, now.constants)):
+        for kept, new in ((self.job.moment.params, moment.params), (self.job.moment.constants, moment.constants)):
             if list(kept) != list(new) or any(_like(kept[name]) != _like(new[name]) for name in kept):
                 return False
             for name, tensor in kept.items():
@@ -110,10 +108,10 @@ def recorded(
     """A recording of what `Structured` does; None, with the reason in the log, where that would not be the same at
     another moment, does not fit in one chunk or waits for the GPU. Nets of two layers have a shorter way.
     """
-    with problem.moment() as now:
-        if not (records_on(now.device) and isinstance(update, SGD) and problem.loss_is_named):
+    with problem.moment() as present:
+        if not (records_on(present.device) and isinstance(update, SGD) and problem.loss_is_named):
             return None
-        moment = replace(now, params=_copies(now.params), constants=_copies(now.constants))
+        moment = replace(present, params=_copies(present.params), constants=_copies(present.constants))
         job = Job.read(moment, sources, targets, update, memory=memory)
         try:
             if two_layer_runner(job) is not None:
@@ -187,17 +185,9 @@ def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    _settle(device)
-    began = time.perf_counter()
+    began = now(device)
     work()
-    _settle(device)
-    return time.perf_counter() - began
-
-
-def _settle(device: torch.device) -> None:
-    """Wait for what the GPU has been given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return now(device) - began
 
 
 def _copies(tensors: Params) -> Params:

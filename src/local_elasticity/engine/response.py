@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -122,6 +123,10 @@ class Response:
             target_noise=target * (1 - target) * self.target_noise,
             kind="binary_probabilities",
         )
+
+
+OfResponse = Callable[[Response], Tensor]
+"""A measure of what updates did."""
 
 
 def repeated(response: Response, n: int, m: int) -> Response:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from local_elasticity.engine.leaves import leaves
+from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.patches import patches
 from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
 
@@ -142,8 +142,8 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        names = [self.names[id(leaf)] for leaf in leaves((args, kwargs)) if id(leaf) in self.names]
-        if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves(result)):
+        names = [self.names[id(leaf)] for leaf in flattened((args, kwargs)) if id(leaf) in self.names]
+        if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in flattened(result)):
             self.met.update(names)
             if func in _READERS:
                 use = _READERS[func](self.names, result, *args, **(kwargs or {}))

@@ -18,7 +18,6 @@ taken from predictions in float64 for the sources where rounding would show.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +27,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.flips import flips, units_at_once
+from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.flips import flips, tiles
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
-from local_elasticity.engine.leaves import leaves
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 
-UNITS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
+PRECISE_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 """Hidden units of a forward pass in float64 at a time."""
 
 OWN_AT_ONCE = 64
@@ -94,7 +93,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = torch.relu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, Tensor) for leaf in leaves(result)) and func not in _RESHAPES:
+        if any(isinstance(leaf, Tensor) for leaf in flattened(result)) and func not in _RESHAPES:
             self.names.append(_name(func))
             if func is F.linear:
                 self.linear.append((*_linear_arguments(*args, **(kwargs or {})), result))
@@ -193,7 +192,7 @@ class TwoLayerRunner:
         if g.dtype == torch.float64 or g.device.type == "mps":
             return loss_gradient, g
         squares = self.V.square().sum(0)
-        summed = torch.cat([source.H[rows].square() @ squares for rows in _tiles(source.H)]).sqrt()
+        summed = torch.cat([source.H[rows].square() @ squares for rows in tiles(source.H)]).sqrt()
         rounding = FORWARD_ROUNDING * torch.finfo(g.dtype).eps * summed
         small = ~(rounding < RIGHT * g.norm(dim=1))
         rows = torch.nonzero(small if self.job.moment.problem.loss_is_named else torch.ones_like(small)).flatten()
@@ -217,7 +216,7 @@ class TwoLayerRunner:
         """V σ(W x + b) + c in float64, some hidden units at a time."""
         x = x.double()
         top = x.new_zeros(len(x), len(self.V)) if self.c is None else self.c.double().repeat(len(x), 1)
-        at_once = UNITS_AT_ONCE.get(x.device.type, UNITS_AT_ONCE["cpu"])
+        at_once = PRECISE_AT_ONCE.get(x.device.type, PRECISE_AT_ONCE["cpu"])
         for r in range(0, len(self.W), at_once):
             units = slice(r, r + at_once)
             bias = None if self.b is None else self.b[units].double()
@@ -251,19 +250,13 @@ class TwoLayerRunner:
         """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)
-        for rows in _tiles(moved):
+        for rows in tiles(moved):
             H, g = step.H[rows], step.g[rows]
             u = g @ self.V
             if self.relu:
                 u.mul_(H > 0)
             torch.mul(u, torch.addcmul(self.V[k], H, g[:, k, None], value=-rate), out=moved[rows])
         return moved
-
-
-def _tiles(of: Tensor) -> Iterator[slice]:
-    """Rows of [b, h], as many at a time as caches hold."""
-    at_once = max(1, units_at_once(of) // of.shape[1])
-    return (slice(i, i + at_once) for i in range(0, len(of), at_once))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -20,14 +20,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import OfResponse, Response
 from local_elasticity.measures.activation import activation
 from local_elasticity.measures.change import kl, manhattan
 from local_elasticity.measures.kernel import kernel, normalized
 from local_elasticity.measures.relative import noise_floor, relative, source_change
 from local_elasticity.measures.stiffness import stiffness
 
-OfResponse = Callable[[Response], Tensor]
 OfProblem = Callable[..., Tensor]
 
 

@@ -12,7 +12,7 @@ from local_elasticity.engine.response import Response
 from local_elasticity.measures.change import Change, euclidean, for_kind
 from local_elasticity.shapes import Bool, Float
 
-FEW = 1 << 18
+SMALL = 1 << 18
 """Numbers in a response up to which what noise makes is worked out for every row."""
 
 
@@ -86,7 +86,7 @@ def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
 def _at_targets(response: Response, change: Change) -> Tensor:
     """What the noise makes at the targets, [n, m]; rows that carry the same share of it are worked out once, unless
     there are few: to find them takes longer, and a GPU would have to wait."""
-    if response.target_before.ndim == 3 or response.target_change.numel() <= FEW:
+    if response.target_before.ndim == 3 or response.target_change.numel() <= SMALL:
         noise = RESOLVED * response.noise_scale[:, None, None] * response.target_noise
         return _change_of_noise(change, response.target_before.expand_as(noise), noise)
     scale, row_of = response.noise_scale.unique(return_inverse=True)

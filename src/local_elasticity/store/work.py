@@ -14,10 +14,10 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import respond
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import OfResponse, Response
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.kernel import kernel, normalized
-from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OWN_CHANGE, OfResponse
+from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OWN_CHANGE
 from local_elasticity.scale.workers import threads_set
 from local_elasticity.store.blocks import At, Grid
 

@@ -20,12 +20,12 @@ from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.replay import Replay, recorded, records_on
+from local_elasticity.engine.replay import Replay, recorded
 from local_elasticity.engine.respond import resolve_engine, respond
-from local_elasticity.engine.response import Response, repeated
+from local_elasticity.engine.response import OfResponse, Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import Update
-from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, OfResponse, check_name
+from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, check_name
 from local_elasticity.training.distributed import alone, gathered_response, gathered_rows, share, shared, together
 
 Measure = str | OfResponse
@@ -137,7 +137,7 @@ class Prober:
         named = {one: OF_RESPONSE[one] for one in self.measures.values() if isinstance(one, str) and one in OF_RESPONSE}
         engine = resolve_engine(self.engine, self.approximate)
         known = named and len(named) == len(self.measures) and isinstance(engine, (Auto, Structured))
-        if not (known and alone() and records_on(self.sources[1].device)):
+        if not (known and alone()):
             return None
         replay = recorded(self.problem, self.sources, self.targets, self.update, self.memory, named)
         return replay if replay and (isinstance(engine, Structured) or replay.beats_the_loop()) else None

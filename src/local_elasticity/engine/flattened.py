@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def leaves(value: Any) -> list[Any]:
+def flattened(value: Any) -> list[Any]:
     """What tuples, lists and dicts hold, however nested; anything else is itself.
 
-    >>> leaves(((1, [2, 3]), {"stride": (4, 5)}))
+    >>> flattened(((1, [2, 3]), {"stride": (4, 5)}))
     [1, 2, 3, 4, 5]
     """
     if isinstance(value, dict):
@@ -18,7 +18,7 @@ def leaves(value: Any) -> list[Any]:
     found = []
     for one in value:
         if isinstance(one, (tuple, list, dict)):
-            found += leaves(one)
+            found += flattened(one)
         else:
             found.append(one)
     return found
