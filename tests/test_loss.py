@@ -32,6 +32,38 @@ def test_closed_gradients_are_those_of_autograd(name, shape, soft):
     torch.testing.assert_close(gradient_of(loss, outputs.detach(), labels), expected, rtol=1e-12, atol=1e-14)
 
 
+OF_TORCH = {"cross_entropy": F.cross_entropy, "bce_logits": F.binary_cross_entropy_with_logits}
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (6, 4), (6, 4, 3)])
+@pytest.mark.parametrize("soft", [False, True])
+def test_cross_entropy_is_that_of_torch(shape, soft):
+    """With places left out, too."""
+    outputs = (5 * torch.randn(shape, dtype=torch.float64)).requires_grad_()
+    labels = torch.rand(shape, dtype=torch.float64) if soft else torch.randint(0, shape[1], (6, *shape[2:]))
+    if not soft and len(shape) == 3:
+        labels[:2, 1:] = -100
+    found, expected = LOSSES["cross_entropy"][0](outputs, labels), F.cross_entropy(outputs, labels)
+    gradients = (torch.autograd.grad(loss, outputs)[0] for loss in (found, expected))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_the_gradient_of_a_learned_example_has_all_its_digits(name):
+    """Where torch's own p − 1 has lost some or all of them."""
+    loss, outputs = LOSSES[name][0], torch.tensor([[20.0, 1.5, -1.0], [-3.0, 12.0, -9.0]])
+    labels = torch.tensor([0, 1]) if name == "cross_entropy" else (outputs > 0).float()
+    truth = gradient_of(loss, outputs.double(), labels)
+    by_hand = gradient_of(loss, outputs, labels).double()
+    taken = outputs.requires_grad_()
+    by_autograd, of_torch = (torch.autograd.grad(2 * f(taken, labels), taken)[0] for f in (loss, OF_TORCH[name]))
+    wrong = lambda found: ((found - truth).abs() / truth.abs()).max()
+    assert wrong(by_hand) < 1e-5
+    assert wrong(by_autograd.double()) < 1e-5
+    assert wrong(of_torch.double()) > 1e-3
+
+
 def test_other_losses_have_no_closed_gradient():
     assert gradient_of(torch.nn.functional.l1_loss, torch.ones(2, 1), torch.ones(2, 1)) is None
 

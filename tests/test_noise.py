@@ -123,6 +123,29 @@ def test_classifiers_keep_the_promise_for_every_change(digits):
                         assert S.isfinite().double().mean() > truth.isfinite().double().mean() - 0.02
 
 
+@pytest.mark.parametrize("engine", ["structured", "linearized"])
+def test_learned_sources_of_a_classifier_are_clear_in_float32(digits, engine):
+    """Their loss gradient is tiny, but nothing is lost in it."""
+    torch.manual_seed(0)
+    x, y = digits[0].flatten(1), (digits[1] == 3).long()
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for _ in range(160):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        net[4].weight *= 2.5
+    problem = le.Problem.of(net, "cross_entropy")
+    response = le.respond(problem, (x, y), update=le.SGD(1e-3), engine=engine)
+    exact = le.respond(problem.to(torch.float64), (x, y), update=le.SGD(1e-3), engine=engine)
+    assert response.loss_gradient.norm(dim=1).max() < 1e-4
+    for change in (le.euclidean, le.kl):
+        S, truth = le.relative(response, change).double(), le.relative(exact, change)
+        assert S.isfinite().all()
+        assert ((S - truth).abs() <= RESOLVED_ERROR / 10 * truth.clamp_min(1)).all()
+
+
 def test_steps_that_rounding_swallows_are_noticed():
     """Every weight is so large that the step vanishes in float32: nothing moves, and that is said."""
     net = nn.Linear(4, 1, bias=False)

@@ -10,6 +10,10 @@ its own is a batch of one.
 | `cross_entropy` | −log softmax(f)_y                           | logits                 |
 | `bce`           | −y log f − (1 − y) log(1 − f)               | binary probabilities   |
 | `bce_logits`    | the same at f = sigmoid(z)                  | binary logits          |
+
+An example that is learned has a gradient close to 0, which p − 1 would give as a difference of nearly equal numbers.
+The two losses of logits are written so that it keeps its digits: −log softmax(f)_y is −log sigmoid of f_y minus the
+logsumexp of the others, and its gradient is p_j at j ≠ y and −Σ_{j≠y} p_j at y.
 """
 
 from __future__ import annotations
@@ -43,7 +47,12 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
         raise TypeError(
             f"sources: cross_entropy wants whole-number class labels, not {labels.dtype}; pass labels.long()"
         )
-    return F.cross_entropy(outputs, labels if labels.is_floating_point() else labels.long())
+    if labels.is_floating_point() or outputs.shape[1] == 1:
+        return F.cross_entropy(outputs, labels if labels.is_floating_point() else labels.long())
+    others = outputs.masked_fill(_is_own(outputs, labels), -torch.inf).logsumexp(1)
+    own = outputs.gather(1, labels.long().clamp_min(0).unsqueeze(1)).squeeze(1)
+    known = labels != IGNORED
+    return -torch.where(known, F.logsigmoid(own - others), 0).sum() / known.sum()
 
 
 def bce(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -51,7 +60,8 @@ def bce(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def bce_logits(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs, _like(labels, outputs))
+    y = _like(labels, outputs)
+    return -(y * F.logsigmoid(outputs) + (1 - y) * F.logsigmoid(-outputs)).mean()
 
 
 LOSSES: dict[str, tuple[LossFunction, Kind]] = {
@@ -82,21 +92,31 @@ NAMED = frozenset(function for function, _ in LOSSES.values())
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other, or with places left out."""
     if loss is cross_entropy:
-        soft = labels.is_floating_point()
-        if not soft and outputs.ndim > 2 and bool((labels == IGNORED).any()):
+        p, places = outputs.softmax(1), outputs[0, 0].numel()
+        if labels.is_floating_point():
+            return (p * labels.sum(1, keepdim=True) - labels) / places
+        if outputs.ndim > 2 and bool((labels == IGNORED).any()):
             return None
-        wanted = labels if soft else F.one_hot(labels.long(), outputs.shape[1]).movedim(-1, 1).to(outputs.dtype)
-        places = outputs[0, 0].numel()
-        return (outputs.softmax(1) * wanted.sum(1, keepdim=True) - wanted) / places
+        own = _is_own(outputs, labels)
+        others = p.masked_fill(own, 0)
+        return torch.where(own, -others.sum(1, keepdim=True), others) / places
     if loss not in NAMED:
         return None
-    residual = (torch.sigmoid(outputs) if loss is bce_logits else outputs) - _like(labels, outputs)
+    y = _like(labels, outputs)
+    if loss is bce_logits:
+        return ((1 - y) * torch.sigmoid(outputs) - y * torch.sigmoid(-outputs)) / outputs[0].numel()
+    residual = outputs - y
     if loss is half_mse:
         return residual
     if loss is bce:
         residual = residual / (outputs * (1 - outputs)).clamp_min(1e-12)  # as torch bounds it
     k = outputs[0].numel()
     return 2 * residual / k if loss is mse else residual / k
+
+
+def gradient_cancels(loss: LossFunction, labels: Tensor) -> bool:
+    """Whether ∂ℓ/∂f loses digits where an example is learned, as any difference f − y does."""
+    return not (loss is cross_entropy and not labels.is_floating_point())
 
 
 def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, LossFunction, Kind]:
@@ -141,6 +161,12 @@ def _as_by_default(loss: LossFunction) -> bool:
     default = type(loss)()
     same = all(getattr(loss, name, None) == getattr(default, name, None) for name in settings)
     return same and not list(loss.buffers())
+
+
+def _is_own(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Which of the logits [b, k, …] is that of the label [b, …]."""
+    classes = torch.arange(outputs.shape[1], device=outputs.device)
+    return labels.unsqueeze(1) == classes.view(-1, *[1] * (outputs.ndim - 2))
 
 
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:

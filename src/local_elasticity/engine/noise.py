@@ -4,7 +4,8 @@ A change computed as f(x; w⁺) − f(x; w) carries the rounding of two forward 
 are *measured*, by moving every weight up or down by one unit in the last place and looking how far predictions move
 when nothing was learned. Two more terms belong to the row: the part of the step that was rounded away (`realized`),
 which is coherent and can be far larger than random rounding, and, for several outputs, the rounding of the loss
-gradient, which turns the step. An engine that does not subtract has only a few units of relative rounding.
+gradient, which turns the step: much where that gradient is a small difference f − y, by that of the logits where it is
+a product. An engine that does not subtract has only a few units of relative rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
-from local_elasticity.engine.loss import Kind
+from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.shapes import Bool, Float
 
@@ -52,11 +53,13 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """Predictions before the step, and the standard deviation of rounding in a change of each."""
+    """Predictions before the step, the standard deviation of rounding in a change of each, and whether the loss
+    gradient is a difference of nearly equal numbers where a source is learned."""
 
     source_before: Float[Tensor, "n batch k"]
     source: Float[Tensor, "n batch k"]
     target: Float[Tensor, "m k"]
+    gradient_cancels: bool
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -75,29 +78,34 @@ class Noise:
             source_before.reshape(batches),
             (torch.zeros_like(source_before) if source is None else source).reshape(batches),
             torch.zeros_like(target_before) if target is None else target,
+            gradient_cancels(job.moment.problem.loss, job.source_labels),
         )
 
     def again(self, rows: Tensor, dtype: torch.dtype) -> Noise:
         """The noise of some rows in another precision: rounding goes with the unit in the last place."""
         finer = torch.finfo(dtype).eps / torch.finfo(self.target.dtype).eps
-        scaled = (
+        return Noise(
             self.source_before[rows].to(dtype),
             finer * self.source[rows].to(dtype),
             finer * self.target.to(dtype),
+            self.gradient_cancels,
         )
-        return Noise(*scaled)
 
     def of_rows(self, rows: Measured) -> Float[Tensor, "c batch k"]:
-        """The noise of the first c sources' own changes, with the terms that belong to the row."""
+        """The noise of the first c sources' own changes, with the terms that belong to the row; at least what has no
+        square, since norms square."""
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps
-        if gradient[0].numel() > 1:
+        if gradient[0].numel() > 1 and self.gradient_cancels:
             size = _size(gradient)
             share = share + eps / size.clamp_min(torch.finfo(size.dtype).tiny)
+        elif gradient[0].numel() > 1:
+            share = share + eps * self.source_before[: len(change)].abs().flatten(1).amax(1)
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
-        return torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row)
+        noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row)
+        return noise.clamp_min(torch.finfo(change.dtype).tiny ** 0.5)
 
 
 def resolved_rows(

@@ -19,6 +19,7 @@ from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
+from local_elasticity.engine.loss import gradient_cancels
 from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_predictions, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -226,6 +227,7 @@ def _response(
     before = torch.stack([step.source_before for step in steps])
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
     at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
+    cancels = gradient_cancels(job.moment.problem.loss, job.source_labels)
     dtype = torch.float64 if job.moment.dtype == torch.float64 else torch.float32
     return Response(
         source_before=before[:, 0].to(dtype),
@@ -234,7 +236,7 @@ def _response(
         target_change=torch.stack([step.target_change for step in steps]).to(dtype),
         loss_gradient=measured.loss_gradient[:, 0].to(dtype),
         step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.moment.device),
-        source_noise=Noise(before, at_sources, at_targets).of_rows(measured)[:, 0].to(dtype),
+        source_noise=Noise(before, at_sources, at_targets, cancels).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
         kind=job.kind,
