@@ -170,8 +170,8 @@ def conv_net(last=None):
     return (nn.Sequential(body, last) if last else body).cuda()
 
 
-def watched(net, images, labels):
-    options = {"loss": "cross_entropy", "measures": ("kl", "relative_l1"), "every": 1, "budget": None}
+def watched(net, images, labels, **options):
+    options = {"loss": "cross_entropy", "measures": ("kl", "relative_l1"), "every": 1, "budget": None, **options}
     return le.Monitor(net, (images, labels), engine="structured", **options)
 
 
@@ -179,8 +179,8 @@ def test_a_recorded_probe_sees_what_a_plain_one_sees():
     net = conv_net()
     images, labels = torch.randn(20, 3, 8, 8, device="cuda"), torch.arange(20, device="cuda") % 3
     recorded, plain = watched(net, images, labels), watched(net, images, labels)
-    assert recorded._prober.replay is not None
-    plain._prober = replace(plain._prober, replay=None)
+    assert recorded._keeper.prober.replay is not None
+    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(5):
         net.train()
@@ -191,10 +191,59 @@ def test_a_recorded_probe_sees_what_a_plain_one_sees():
         recorded.step(step)
         assert torch.equal(torch.cuda.get_rng_state(), state)
         plain.step(step)
-    assert recorded._prober.replay.usable
+    assert recorded._keeper.prober.replay.usable
     for one, other in zip(recorded.history, plain.history, strict=True):
         for name, S in other.similarity.items():
             assert abs(one.similarity[name] - S).max() <= 1e-4 * abs(S).max()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_training_beside_a_probe_is_the_same_to_the_bit(optimizer, tmp_path):
+    """Probes under way on the GPU while training goes on; their history is that of probes that are waited for."""
+    images, labels = torch.randn(64, 3, 8, 8, device="cuda"), torch.arange(64, device="cuda") % 3
+    start, weights, histories = conv_net(), [], []
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for beside in (True, False):
+            net = copy.deepcopy(start)
+            monitor = watched(net, images[:30], labels[:30], store=tmp_path / f"{beside}.zarr")
+            assert monitor._keeper.prober.replay is not None
+            steps = optimizer(net.parameters(), 0.01)
+            busy = []
+            for step in range(40):
+                net.train()
+                steps.zero_grad()
+                nn.functional.cross_entropy(net(images), labels).backward()
+                steps.step()
+                monitor.step(step)
+                busy.append(monitor._keeper.busy)
+                if not beside:
+                    assert len(monitor.history) == step + 1
+            assert any(busy)
+            weights.append(copy.deepcopy(net.state_dict()))
+            histories.append(monitor.history)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert histories[0].steps == histories[1].steps == list(range(40))
+    for one, other in zip(*histories, strict=True):
+        for name, S in other.similarity.items():
+            assert abs(one.similarity[name] - S).max() <= 1e-6 * abs(S).max()
+
+
+def test_a_probe_beside_training_reads_the_weights_of_its_step():
+    """Though they are overwritten the moment that it is launched."""
+    net = conv_net()
+    images, labels = torch.randn(30, 3, 8, 8, device="cuda"), torch.arange(30, device="cuda") % 3
+    beside, plain = watched(net, images, labels), watched(net, images, labels)
+    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
+    plain.step(0)
+    beside.step(0)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(0.5)
+    for name, S in plain.history[0].similarity.items():
+        assert abs(beside.history[0].similarity[name] - S).max() <= 1e-4 * abs(S).max()
 
 
 class Reading(nn.Module):
@@ -221,10 +270,10 @@ def test_a_network_that_waits_for_the_gpu_is_not_recorded(last):
     net = conv_net(last())
     images, labels = torch.randn(8, 3, 8, 8, device="cuda"), torch.arange(8, device="cuda") % 3
     monitor = watched(net, images, labels)
-    assert monitor._prober.replay is None
+    assert monitor._keeper.prober.replay is None
     assert monitor.step(0)
     nn.functional.cross_entropy(net(images + torch.randn_like(images)), labels).backward()
-    assert watched(conv_net(), images, labels)._prober.replay is not None
+    assert watched(conv_net(), images, labels)._keeper.prober.replay is not None
 
 
 def test_a_store_is_filled_from_the_gpu(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.training.budget import Budget
+from local_elasticity.training.probe import Prober
 from tests.test_untouched import fingerprint, surroundings
 
 x, y = torch.randn(48, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(48) % 3
@@ -233,14 +234,14 @@ def test_the_budget_is_kept_by_leaving_probes_out(monkeypatch, caplog):
     clock = Clock()
     net = nn.Linear(3, 1)
     monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", every=1, budget=0.1)
-    monitor.budget = Budget(0.1, clock=clock)
-    measure = monitor._prober
+    monitor._keeper.budget = Budget(0.1, clock=clock)
+    measure = Prober.__call__
 
-    def slow():
+    def slow(prober):
         clock.now += 2.0
-        return measure()
+        return measure(prober)
 
-    monitor._prober = slow
+    monkeypatch.setattr(Prober, "__call__", slow)
     with caplog.at_level(logging.WARNING):
         for step in range(200):
             clock.now += 1.0
@@ -260,13 +261,13 @@ def test_without_a_budget_every_probe_is_taken():
     assert monitor.skipped == []
 
 
-def test_running_out_of_memory_costs_a_probe_and_not_the_run(caplog):
+def test_running_out_of_memory_costs_a_probe_and_not_the_run(monkeypatch, caplog):
     net = nn.Linear(3, 1)
     monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", every=1, budget=None)
-    measure, monitor._prober = monitor._prober, lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
-    assert not monitor.step(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Prober, "__call__", lambda prober: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+        assert not monitor.step(0)
     assert "no memory" in caplog.text
-    monitor._prober = measure
     assert monitor.step(1)
     assert monitor.skipped == [0]
 

@@ -4,12 +4,22 @@ Here a recording is played by computing everything again from the weights that w
 graphs of a real GPU.
 """
 
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import local_elasticity as le
 from local_elasticity.engine import replay
+from local_elasticity.training.budget import Budget
+from local_elasticity.training.history import History
+from local_elasticity.training.schedule import Listed
 
 
 class Net(nn.Module):
@@ -24,23 +34,49 @@ class Net(nn.Module):
         return self.factor * self.body(x)
 
 
+class Player:
+    """Computes everything again when it is launched, and is done when it is told so."""
+
+    def __init__(self, work, launches):
+        self.work, self.launches, self.found = work, launches, work()
+        self.done = True
+
+    def launch(self):
+        self.launches.append(1)
+        for kept, new in zip(tree_leaves(vars_of(self.found)), tree_leaves(vars_of(self.work())), strict=True):
+            kept.copy_(new)
+        return self
+
+    def wait(self):
+        self.done = True
+        return 0.5
+
+
+class Ordered:
+    def __init__(self):
+        self.seen = []
+
+    def log(self, values, step):
+        self.seen.append(step)
+
+
+class AnyOrder(Ordered):
+    def log_metrics(self, values, step):
+        self.seen.append(step)
+
+
+def vars_of(found):
+    return found if isinstance(found, torch.Tensor) else (found.similarity, found.clear)
+
+
 @pytest.fixture
 def played(monkeypatch):
     """Recordings on the CPU; the list grows with each that is played."""
     launches = []
 
-    def captured(work, device):
-        found = work()
-
-        def launch():
-            launches.append(1)
-            again = work()
-            for name, S in found.similarity.items():
-                S.copy_(again.similarity[name])
-            found.before.copy_(again.before)
-            found.clear.copy_(again.clear)
-
-        return launch, found
+    def captured(works, device):
+        look, measure = works
+        return Player(look, []), Player(measure, launches)
 
     monkeypatch.setattr(replay, "records_on", lambda device: True)
     monkeypatch.setattr(replay, "waits", lambda work: False)
@@ -82,7 +118,7 @@ def test_a_replay_is_what_would_be_measured(played, monkeypatch, given):
     replaying = watch(net, sources, targets=targets)
     monkeypatch.setattr(replay, "records_on", lambda device: False)
     measuring = watch(net, sources, targets=targets)
-    assert measuring._prober.replay is None
+    assert measuring._keeper.prober.replay is None
     train(net, sources, (replaying, measuring))
     assert len(played) == len(replaying.history) == 4
     for one, other in zip(replaying.history, measuring.history, strict=True):
@@ -92,15 +128,15 @@ def test_a_replay_is_what_would_be_measured(played, monkeypatch, given):
 
 def test_a_network_that_python_code_changes_is_measured_instead(played, monkeypatch):
     """A graph does what it did when it was recorded, whatever Python would do now."""
-    monkeypatch.setattr(replay, "captured", lambda work, device: (lambda: played.append(1), work()))
+    monkeypatch.setattr(Player, "launch", lambda self: self.launches.append(1) or self)
     net, sources = Net(), examples()
     monitor = watch(net, sources)
     monitor.probe(0)
     net.factor = 2.0
     monitor.probe(1)
     monitor.probe(2)
-    assert len(played) == 2
-    assert not monitor._prober.replay.usable
+    assert len(played) == 1
+    assert not monitor._keeper.prober.replay.usable
     fresh = watch(net, sources, engine="looped")
     fresh.probe(1)
     assert_same(monitor.history[1], fresh.history[0])
@@ -114,14 +150,135 @@ def test_a_layer_that_was_put_in_is_measured_instead(played):
     assert not played
 
 
-def test_rows_that_rounding_hides_are_computed_again(played):
-    """A source that is learned already does not move: `auto` looks at it in float64, `structured` says NaN."""
+def learned():
+    """A net and three sources, the first of which it has learned already, so that it does not move."""
     net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 9, 1))
     x = torch.randn(3, 1, 4, 4)
-    y = net(x).detach()[:, 0] + torch.tensor([0.0, 1.0, 2.0])
-    prober = watch(net, (x, y), loss="half_mse", measures=("relative",))._prober
-    assert prober.replay(all_clear=False)["relative"][0].isnan().all()
-    assert prober.replay(all_clear=True) is None
+    return net, (x, net(x).detach()[:, 0] + torch.tensor([1e-9, 1.0, 2.0]))
+
+
+def test_rows_that_rounding_hides_are_nan_or_computed_again(played, monkeypatch):
+    """`structured` says NaN; `auto` measures them in float64, at the weights of the step that it was launched at."""
+    monkeypatch.setattr(replay.Replay, "beats_the_loop", lambda self: True)
+    options = {"loss": "half_mse", "measures": ("relative",)}
+    net, sources = learned()
+    one, other = (watch(net, sources, engine=engine, **options) for engine in ("structured", "auto"))
+    truth = watch(net, sources, engine="looped", **options)
+    later(other)
+    for monitor in (one, other, truth):
+        monitor.probe(0)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p))
+    assert np.isnan(one.history[0].similarity["relative"][0]).all()
+    assert other._keeper.busy
+    found, expected = (monitor.history[0].similarity["relative"] for monitor in (other, truth))
+    assert abs(found - expected)[1:].max() < 1e-4
+    assert len(played) == 2
+
+
+def later(monitor):
+    """Its probes are under way until somebody waits for them."""
+    recording = monitor._keeper.prober.replay._recording
+    launch = recording.launch
+
+    def launched():
+        launch()
+        recording.done = False
+        return recording
+
+    recording.launch = launched
+    return recording
+
+
+def test_training_goes_on_beside_a_probe(played, monkeypatch):
+    """What it finds is what the network was at its step, whenever it is ready."""
+    net, sources = Net(), examples()
+    beside, plain = watch(net, sources), watch(net, sources)
+    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
+    recording = later(beside)
+    train(net, sources, (beside, plain), steps=1)
+    assert beside._keeper.busy
+    assert len(beside._keeper.history) == 0
+    beside.schedule = plain.schedule = Listed([3])
+    train(net, sources, (), steps=1)
+    beside.step(1)
+    assert beside._keeper.busy
+    recording.done = True
+    beside.step(2)
+    assert not beside._keeper.busy
+    assert_same(beside.history[0], plain.history[0])
+    assert 0.5 <= beside.history[0].seconds < 5
+    with pytest.raises(ValueError, match="comes after step 0"):
+        beside.step(0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda monitor: monitor.history,
+        lambda monitor: monitor.frame(),
+        lambda monitor: monitor.state_dict(),
+        lambda monitor: monitor.close(),
+        lambda monitor: monitor.probe(1),
+    ],
+    ids=["history", "frame", "state_dict", "close", "another probe"],
+)
+def test_whoever_wants_a_probe_waits_for_it(played, read):
+    monitor = watch(Net(), examples())
+    later(monitor)
+    monitor.step(0)
+    assert monitor._keeper.busy
+    read(monitor)
+    assert len(monitor._keeper.history) == 1
+
+
+def test_a_probe_beside_training_is_charged_to_the_budget(played):
+    """As long as its cost is not known, no other is taken."""
+    clock = iter(range(1000))
+    monitor = watch(Net(), examples(), budget=0.1)
+    monitor._keeper.budget = Budget(0.1, clock=lambda: next(clock) / 10)
+    recording = later(monitor)
+    assert [monitor.step(step) for step in range(3)] == [True, False, False]
+    assert monitor.skipped == [1, 2]
+    before = monitor.budget.probing_seconds
+    recording.done = True
+    monitor.step(3)
+    assert monitor.budget.probing_seconds >= before + 0.5
+
+
+@pytest.mark.parametrize(("logger", "waits"), [(Ordered(), True), (AnyOrder(), False)])
+def test_loggers_that_want_steps_in_order_get_them_so(played, logger, waits):
+    monitor = watch(Net(), examples(), loggers=[logger])
+    later(monitor)
+    monitor.step(0)
+    assert monitor._keeper.busy == (not waits)
+    assert bool(logger.seen) == waits
+    monitor.close()
+    assert logger.seen == [0]
+
+
+AT_THE_END = """
+import sys, torch
+import local_elasticity as le
+from tests import test_replay
+from local_elasticity.engine import replay
+
+def captured(works, device):
+    return [test_replay.Player(work, []) for work in works]
+
+replay.records_on, replay.waits, replay.captured = lambda device: True, lambda work: False, captured
+monitor = test_replay.watch(test_replay.Net(), test_replay.examples(), store=sys.argv[1])
+test_replay.later(monitor)
+monitor.step(0)
+assert monitor._keeper.busy
+"""
+
+
+def test_a_program_that_ends_beside_a_probe_does_not_lose_it(tmp_path):
+    command = [sys.executable, "-c", AT_THE_END, str(tmp_path / "run.zarr")]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    assert History.open(tmp_path / "run.zarr").steps == [0]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +307,7 @@ def test_auto_keeps_a_recording_that_is_faster_than_the_loop(played, monkeypatch
 
 def test_a_recording_is_timed_against_the_loop(played):
     net, sources = Net(), examples()
-    recording = watch(net, sources)._prober.replay
-    assert recording.beats_the_loop() in (True, False)
-    recording._launch = lambda: None
-    assert recording.beats_the_loop()
+    replayed = watch(net, sources)._keeper.prober.replay
+    for seconds in (0.0, 1e9):
+        replayed._recording.wait = lambda seconds=seconds: seconds
+        assert replayed.beats_the_loop() == (seconds == 0.0)

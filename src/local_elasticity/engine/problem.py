@@ -39,6 +39,7 @@ class Problem:
     output: Callable[[Any], Tensor] | None = None
     given: Mapping[str, Tensor] | None = None
     dtype: torch.dtype | None = None
+    weights: Mapping[str, Tensor] | None = None
 
     @classmethod
     def of(
@@ -85,6 +86,10 @@ class Problem:
         """The same problem computed in another precision; the model itself stays as it is."""
         return replace(self, dtype=dtype)
 
+    def at(self, weights: Mapping[str, Tensor]) -> Problem:
+        """The same problem with other weights: parameters and buffers by name, for those that the model has now."""
+        return replace(self, weights=weights)
+
     def lifted(self) -> Problem:
         """In float32, where part of the model is in half precision and none was asked for: steps would drown in it."""
         tensors = list(self.named_parameters().values())
@@ -119,13 +124,15 @@ class Problem:
     @contextmanager
     def moment(self) -> Iterator[Moment]:
         """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
-        problem, parameters = self.lifted(), self.named_parameters()
+        problem, other = self.lifted(), self.weights or {}
+        parameters = {name: other.get(name, p) for name, p in self.named_parameters().items()}
         device = _only_device(parameters)
         with held_still(device, self.model), mode_of(self.model, self.mode == "train"):
             params = {name: problem._cast(parameters[name].detach()) for name in self.steps}
             constants = {name: problem._cast(p.detach()) for name, p in parameters.items() if name not in params}
             if isinstance(self.model, nn.Module):
-                constants |= {name: problem._cast(b.detach().clone()) for name, b in self.model.named_buffers()}
+                buffers = {name: other.get(name, b) for name, b in self.model.named_buffers()}
+                constants |= {name: problem._cast(b.detach().clone()) for name, b in buffers.items()}
             yield Moment(problem, params, constants, device, next(iter(params.values())).dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:

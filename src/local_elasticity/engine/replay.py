@@ -1,18 +1,19 @@
 """Replay: a measurement recorded as one graph of GPU kernels, and launched whole at every later moment of training.
 
 A small network's measurement is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
-graph reads copies of the weights, into which those of the moment are put first. What Python code decided while it was
-recorded stays decided; so a few predictions are computed anew each time, and a graph that gives others is not believed.
+graph reads copies of the weights, into which those of the moment are put first, so that training may go on beside it.
+What Python code decided while it was recorded stays decided; so a few predictions are computed anew each time, and
+where their own small graph gives others, neither is believed.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.noise import Noise, resolved_rows
-from local_elasticity.engine.problem import Moment, Params, Problem
+from local_elasticity.engine.problem import Inputs, Moment, Params, Problem
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.response import OfResponse
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
@@ -33,7 +34,7 @@ from local_elasticity.engine.update import SGD, Update
 logger = logging.getLogger("local_elasticity")
 
 LOOKED_AT = 2
-"""Targets whose predictions are computed anew beside every replay."""
+"""Targets whose predictions are computed anew before every replay."""
 
 SAME = 1e-3
 """By how much of the largest prediction those may differ from the graph's."""
@@ -44,11 +45,56 @@ SYNCHRONIZES = "synchronizing CUDA operation"
 
 @dataclass(frozen=True)
 class Found:
-    """Similarities by name, predictions at the targets before any step, and whether all rows are clear of noise."""
+    """Similarities by name, and whether all rows are clear of noise."""
 
     similarity: Mapping[str, Tensor]
-    before: Tensor
     clear: Tensor
+
+
+@runtime_checkable
+class Launched(Protocol):
+    """Work under way."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self) -> float:
+        """The seconds that it took, once it is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnStream:
+    """Kernels under way between two events of a stream."""
+
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def done(self) -> bool:
+        return bool(self.ended.query())
+
+    def wait(self) -> float:
+        self.ended.synchronize()
+        return float(self.began.elapsed_time(self.ended)) / 1e3
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A graph of kernels, launched whole beside whatever else the GPU does, and the tensors that it fills."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    found: Any
+
+    def launch(self) -> Launched:
+        launched = OnStream(*(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            launched.began.record()
+            self.graph.replay()
+            launched.ended.record()
+        return launched
 
 
 class Replay:
@@ -60,46 +106,61 @@ class Replay:
         self.problem, self.job = problem, job
         self.made_of = job.moment.made_of
         self.usable = True
-        self._launch, self._found = captured(lambda: _measured(job, measures), job.moment.device)
+        self._few = take(job.target_inputs, slice(0, LOOKED_AT))
+        works = [lambda: _predicted(job.moment, self._few), lambda: _measured(job, measures)]
+        self._look, self._recording = captured(works, job.moment.device)
 
-    def __call__(self, *, all_clear: bool) -> dict[str, Tensor] | None:
-        """The similarities now; None where the graph is not to be believed, or not `all_clear` though that is asked."""
+    @property
+    def weights(self) -> Params:
+        """The parameters and buffers of the moment that was launched last."""
+        return {**self.job.moment.params, **self.job.moment.constants}
+
+    def launched(self) -> Launched | None:
+        """Measure what the network is now, while the caller goes on; None where the graph is not to be believed. One at
+        a time: read `found` before the next.
+        """
         if not self.usable:
             return None
-        with self.problem.moment() as moment, torch.no_grad():
-            self.usable = self._put(moment)
-            if not self.usable:
-                return None
-            self._launch()
-            few = take(self.job.target_inputs, slice(0, LOOKED_AT))
-            expected, found = moment.predict(moment.params, few), self._found.before[:LOOKED_AT]
-            same = (found - expected).abs().amax() <= SAME * expected.abs().amax()
-            believed, clear = torch.stack([same, self._found.clear]).tolist()
-        if not believed:
-            logger.info("local elasticity: the network is not what was recorded; it is measured step by step from now")
-            self.usable = False
-        if not believed or (all_clear and not clear):
-            return None
-        return {name: S.clone() for name, S in self._found.similarity.items()}
+        with self.problem.moment() as moment:
+            self.usable = self._put(moment) and self._believed(moment)
+            return self._recording.launch() if self.usable else None
+
+    def found(self) -> tuple[dict[str, Tensor], bool]:
+        """What was launched last has found, once that is done; and whether all of it is clear of noise."""
+        found: Found = self._recording.found
+        return {name: S.clone() for name, S in found.similarity.items()}, bool(found.clear)
 
     def beats_the_loop(self) -> bool:
         """Whether it takes less time than `Looped` would, as two of its rows tell."""
+        device = self.job.moment.device
         with self.problem.moment():
             loop = LoopedRunner(self.job)
             loop.rows(0, 1)
-            of_loop = _seconds(lambda: [loop.rows(0, 1) for _ in range(2)], self.job.moment.device) / 2
-            return _seconds(self._launch, self.job.moment.device) < of_loop * self.job.n
+            began = now(device)
+            for _ in range(2):
+                loop.rows(0, 1)
+            of_loop = (now(device) - began) / 2
+            return self._recording.launch().wait() < of_loop * self.job.n
 
     def _put(self, moment: Moment) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
-        if moment.made_of != self.made_of:
+        kept, new = self.weights, {**moment.params, **moment.constants}
+        fits = moment.made_of == self.made_of and list(kept) == list(new)
+        if not fits or any(_like(kept[name]) != _like(new[name]) for name in kept):
             return False
-        for kept, new in ((self.job.moment.params, moment.params), (self.job.moment.constants, moment.constants)):
-            if list(kept) != list(new) or any(_like(kept[name]) != _like(new[name]) for name in kept):
-                return False
-            for name, tensor in kept.items():
-                tensor.copy_(new[name])
+        with torch.no_grad():
+            torch._foreach_copy_(list(kept.values()), list(new.values()))
         return True
+
+    def _believed(self, moment: Moment) -> bool:
+        """Whether a few predictions are still those that the graph makes."""
+        launched = self._look.launch()
+        expected = _predicted(moment, self._few)
+        launched.wait()
+        believed = bool((self._look.found - expected).abs().amax() <= SAME * expected.abs().amax())
+        if not believed:
+            logger.info("local elasticity: the network is not what was recorded; it is measured step by step from now")
+        return believed
 
 
 def recorded(
@@ -145,19 +206,25 @@ def waits(work: Callable[[], object]) -> bool:
     return any(SYNCHRONIZES in str(one.message) for one in seen)
 
 
-def captured(work: Callable[[], Found], device: torch.device) -> tuple[Callable[[], None], Found]:
-    """A function that launches all kernels of `work` at once, and the tensors that they fill."""
+def captured(works: Sequence[Callable[[], Any]], device: torch.device) -> list[Recording]:
+    """A recording of each of the works, which must have been done before. They share a stream, so that none of its
+    libraries' workspaces is anyone else's; what torch has put by stays there, unlike with torch.cuda.graph.
+    """
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), _lent_random_state():
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            return [_captured(work, stream) for work in works]
+
+
+def _captured(work: Callable[[], Any], stream: torch.cuda.Stream) -> Recording:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
-        current, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            work()
-        current.wait_stream(beside)
-        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")
-        with torch.cuda.stream(current), _lent_random_state(), recording:
-            found = work()
-    return graph.replay, found
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        found = work()
+    finally:
+        graph.capture_end()
+    return Recording(graph, stream, found)
 
 
 @contextmanager
@@ -181,13 +248,12 @@ def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
     clear = resolved_rows(
         job.kind, noise.source_before, table.source_change, noise.of_rows(table), runner.target_before, noise.target
     )
-    return Found({name: measure(response) for name, measure in measures.items()}, runner.target_before, clear.all())
+    return Found({name: measure(response) for name, measure in measures.items()}, clear.all())
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    began = now(device)
-    work()
-    return now(device) - began
+def _predicted(moment: Moment, inputs: Inputs) -> Tensor:
+    with torch.no_grad():
+        return moment.predict(moment.params, inputs)
 
 
 def _copies(tensors: Params) -> Params:

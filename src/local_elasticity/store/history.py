@@ -1,7 +1,9 @@
 """A history on disk as it grows: one zarr store, one chunk a probe, readable with xarray at any moment.
 
-A probe's similarities are written first and its step last, each as a chunk of its own that appears whole or not at all.
-A process that is killed in between leaves a chunk without a step, which counts for nothing and is written over.
+A probe's chunks are written first and the arrays' new lengths after them, that of the steps last; every file appears
+whole or not at all. A process that is killed in between leaves chunks without a step, which count for nothing and are
+written over. They are written here, by zarr's specification and not by its library: that takes three times as long,
+while training waits, and its threads are gone when a process ends.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ FORMAT = "local elasticity history 1"
 
 ORDER = ("seconds", "numbers", "similarity", "step")
 """In which a probe's arrays are written."""
+
+DESCRIPTION = "zarr.json"
+"""The file that describes an array or the whole."""
+
+LITTLE_ENDIAN = {"float64": "<f8", "int64": "<i8"}
 
 
 class HistoryStore:
@@ -54,14 +61,14 @@ class HistoryStore:
             "target_classes": list(target_classes),
             "numbers": list(numbers),
         }
-        if (self.path / "zarr.json").exists():
+        if (self.path / DESCRIPTION).exists():
             self.group: Any = zarr.open_group(self.path, mode="r+")
             self._check(identity)
         elif self.path.exists() and any(self.path.iterdir()):
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
             self.group = self._create({**identity, **about})
-        self._arrays = {name: self.group[name] for name in ORDER if name in self.group}
+        self._names = [name for name in ORDER if name in self.group]
         self._engine = self.about.get("engine")
         self._count = len(self.steps())
 
@@ -70,7 +77,7 @@ class HistoryStore:
         """A history that is there, whatever it holds."""
         import zarr
 
-        if not (Path(path) / "zarr.json").exists():
+        if not (Path(path) / DESCRIPTION).exists():
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
         attributes = zarr.open_group(path, mode="r").attrs
         if attributes.get("format") != json.dumps(FORMAT):
@@ -83,7 +90,8 @@ class HistoryStore:
     @property
     def about(self) -> dict[str, Any]:
         """All that is known of the run besides its numbers."""
-        return {name: json.loads(str(value)) for name, value in self.group.attrs.items()}
+        attributes = json.loads((self.path / DESCRIPTION).read_text())["attributes"]
+        return {name: json.loads(str(value)) for name, value in attributes.items()}
 
     def _create(self, attributes: Mapping[str, Any]) -> Any:
         """An empty history; it appears whole or not at all."""
@@ -121,7 +129,7 @@ class HistoryStore:
 
     def steps(self) -> list[int]:
         """The steps of the finished probes, in order."""
-        written: list[int] = self._arrays["step"][:].tolist()
+        written: list[int] = self._array("step")[:].tolist()
         return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
 
     def append(
@@ -135,34 +143,62 @@ class HistoryStore:
     ) -> None:
         """Add a probe; its step is written last."""
         if engine != self._engine:
-            self.group.attrs["engine"], self._engine = json.dumps(engine), engine
+            self._say(engine)
         values: dict[str, Any] = {
             "seconds": seconds,
             "numbers": list((numbers or {}).values()),
-            "similarity": np.array(list(similarity.values())),
+            "similarity": list(similarity.values()),
             "step": step,
         }
-        for name, array in self._arrays.items():
-            array.resize((self._count + 1, *array.shape[1:]))
-            if 0 not in array.shape[1:]:
-                array[self._count] = values[name]
+        descriptions = {name: json.loads((self.path / name / DESCRIPTION).read_text()) for name in self._names}
+        for name, about in descriptions.items():
+            about["shape"][0] = self._count + 1
+            place = [self._count] + [0] * (len(about["shape"]) - 1)
+            if 0 not in about["shape"]:
+                chunk = self.path / name / "c" / "/".join(map(str, place))
+                _write(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).tobytes())
+        for name, about in descriptions.items():
+            _write(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count += 1
+
+    def _say(self, engine: str) -> None:
+        about = json.loads((self.path / DESCRIPTION).read_text())
+        about["attributes"]["engine"] = json.dumps(engine)
+        _write(self.path / DESCRIPTION, json.dumps(about).encode())
+        self._engine = engine
 
     def keep(self, count: int) -> None:
         """Drop all probes after the first `count`; the steps go first."""
-        for array in reversed(self._arrays.values()):
+        for name in reversed(self._names):
+            array = self._array(name)
             if array.shape[0] > count:
                 array.resize((count, *array.shape[1:]))
         self._count = count
 
+    def _array(self, name: str) -> Any:
+        import zarr
+
+        return zarr.open_array(self.path / name, mode="r+")
+
     def similarity(self, place: int) -> np.ndarray:
         """The similarities of one probe, [measures, n, m]."""
-        values: np.ndarray = self._arrays["similarity"][place]
+        values: np.ndarray = self._array("similarity")[place]
         return values
 
     def numbers(self, place: int) -> list[float]:
         """The measures of features of one probe."""
-        return self._arrays["numbers"][place].tolist() if "numbers" in self._arrays else []
+        return self._array("numbers")[place].tolist() if "numbers" in self._names else []
 
     def seconds(self, place: int) -> float:
-        return float(self._arrays["seconds"][place])
+        return float(self._array("seconds")[place])
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

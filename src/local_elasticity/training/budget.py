@@ -41,19 +41,22 @@ class Budget:
         if share is not None and not (isinstance(share, (int, float)) and share > 0):
             raise ValueError(f"budget: a positive share of the training time, or None, is wanted, not {share!r}")
         self._began = self.clock()
+        self._told = False
 
     @property
     def training_seconds(self) -> float:
         """Time that went into anything but probing."""
         return self.earlier_seconds + self.clock() - self._began - self.probing_seconds
 
-    def affords(self, step: int) -> bool:
-        """Whether a probe may be taken now; where not, the step is written down as skipped."""
-        if self.share is None or self.last_seconds == 0:
+    def affords(self, step: int, *, busy: bool = False) -> bool:
+        """Whether a probe may be taken now; where not, the step is written down as skipped. None may while the GPU is
+        `busy` with the last, whose cost is not known yet."""
+        if self.share is None or (self.last_seconds == 0 and not busy):
             return True
-        if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds:
+        if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds and not busy:
             return True
-        if not self.skipped:
+        if not (self._told or busy):
+            self._told = True
             logger.warning(
                 "local elasticity: probes are due more often than %.0f %% of the training time allows (one took "
                 "%.3g s); those that do not fit are left out and listed in monitor.skipped; a larger every= spreads "
@@ -81,9 +84,12 @@ class Budget:
         try:
             yield
         finally:
-            seconds = self.clock() - began
-            self.last_seconds += seconds
-            self.probing_seconds += seconds
+            self.charge(self.clock() - began)
+
+    def charge(self, seconds: float) -> None:
+        """Count more seconds as the last probe's; those on a GPU beside training as if training had waited."""
+        self.last_seconds += seconds
+        self.probing_seconds += seconds
 
     def state(self) -> dict[str, Any]:
         return {
@@ -96,5 +102,6 @@ class Budget:
     def load(self, state: dict[str, Any]) -> None:
         self.probing_seconds, self.last_seconds = float(state["probing_seconds"]), float(state["last_seconds"])
         self.skipped = [int(step) for step in state["skipped"]]
+        self._told = bool(self.skipped)
         self._began = self.clock()
         self.earlier_seconds = float(state["training_seconds"]) + self.probing_seconds

@@ -10,9 +10,14 @@ logger = logging.getLogger("local_elasticity")
 
 Log = Callable[[Mapping[str, float], int], Any]
 
+IN_ANY_ORDER = ("log_metrics", "add_scalar")
+"""What loggers have that take steps in any order."""
+
 
 class Loggers:
     """Hands numbers to every logger; one that raises is told of once, and training goes on.
+
+    `in_order` says whether one may refuse a step that comes after a later one was logged, as W&B does.
 
     >>> seen = []
     >>> Loggers([lambda values, step: seen.append((step, values))]).log({"kl": 0.5}, 3)
@@ -21,7 +26,9 @@ class Loggers:
     """
 
     def __init__(self, loggers: Iterable[Any]) -> None:
+        loggers = list(loggers)
         self._logs = [(type(one).__name__, log_of(one)) for one in loggers]
+        self.in_order = not all(any(hasattr(one, name) for name in IN_ANY_ORDER) for one in loggers)
         self._broken: set[int] = set()
 
     def __bool__(self) -> bool:

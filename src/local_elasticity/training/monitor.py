@@ -9,21 +9,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from local_elasticity.emergence.along import FeatureMeasure
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import SGD, Update, check_update
 from local_elasticity.engine.versions import versions
 from local_elasticity.training.budget import Budget
-from local_elasticity.training.distributed import OthersFailedError, decided, first
-from local_elasticity.training.history import ONE_CLASS, History, Probe
+from local_elasticity.training.distributed import decided, first
+from local_elasticity.training.history import ONE_CLASS, History
+from local_elasticity.training.keeper import Keeper
 from local_elasticity.training.loggers import Loggers
-from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Measure, Prober
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
@@ -56,7 +54,7 @@ class Monitor:
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
             monitor with the same store after `load_state_dict`.
         engine, approximate, memory: as for `respond`; memory is 2 GiB by default. On a GPU the monitor records a probe
-            when it is made, where it can, and keeps that memory.
+            when it is made, where it can, and keeps that memory; training then goes on beside its probes.
 
     >>> import torch, local_elasticity as le
     >>> net, x, y = torch.nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
@@ -94,8 +92,8 @@ class Monitor:
     ) -> None:
         problem = _as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
-        self._loggers = Loggers(loggers)
-        self._prober = Prober.read(
+        told = Loggers(loggers)
+        prober = Prober.read(
             problem,
             sources,
             targets,
@@ -105,15 +103,13 @@ class Monitor:
             approximate=approximate,
             memory=memory,
         )
-        self.budget = Budget(budget)
-        self._device = self._prober.sources[1].device
-        source_classes, target_classes = self._classes(source_labels, target_labels)
-        self.history = History(
-            tuple(self._prober.measures),
+        source_classes, target_classes = _classes(prober, source_labels, target_labels)
+        history = History(
+            tuple(prober.measures),
             source_classes,
             target_classes,
-            numbers=tuple(self._prober.of_features),
-            square=self._prober.targets is None,
+            numbers=tuple(prober.of_features),
+            square=prober.targets is None,
             store=store if first() else None,
             about={
                 "update": repr(update),
@@ -122,9 +118,21 @@ class Monitor:
                 "versions": versions(),
             },
         )
-        self._resumed = len(self.history) == 0
+        self._keeper = Keeper(prober, history, Budget(budget), told)
+        self._resumed = len(history) == 0
         self._seen: int | None = None
         self._told = False
+
+    @property
+    def history(self) -> History:
+        """All probes so far; one that a GPU is still at is waited for."""
+        self._keeper.finish()
+        return self._keeper.history
+
+    @property
+    def budget(self) -> Budget:
+        """What probes may take of the training time, and what they took."""
+        return self._keeper.budget
 
     @property
     def skipped(self) -> list[int]:
@@ -133,6 +141,7 @@ class Monitor:
 
     def step(self, step: int) -> bool:
         """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
+        self._keeper.look()
         self._check_order(step)
         self._seen = step
         return self._wanted(step) and self.probe(step)
@@ -142,42 +151,14 @@ class Monitor:
         known = isinstance(self.schedule, OF_STEPS_ALONE)
         if known and not self.schedule.due(step):
             return False
-        return decided(first() and (known or self.schedule.due(step)) and self.budget.affords(step))
+        due = first() and (known or self.schedule.due(step))
+        return decided(due and self.budget.affords(step, busy=self._keeper.busy))
 
     def probe(self, step: int) -> bool:
-        """Probe now, whatever the schedule and the budget say; False where memory did not suffice."""
-        self._wait()
-        try:
-            with self.budget.probing():
-                found, engine = self._prober()
-                numbers = self._numbers(step)
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, OthersFailedError) or is_out_of_memory(error)):
-                raise
-            logger.warning("local elasticity: no probe at step %d (%s); training goes on", step, error)
-            self.budget.skipped.append(step)
-            return False
-        with self.budget.recording():
-            self._record(Probe(step, found, self.budget.last_seconds, engine, numbers))
-        return True
-
-    def _record(self, probe: Probe) -> None:
-        self.history.append(probe)
-        if first() and self._loggers:
-            classes = self.history.source_classes, self.history.target_classes
-            values = logged_values(probe.similarity, *classes, square=self.history.square)
-            numbers = {f"local_elasticity/{name}": value for name, value in probe.numbers.items()}
-            self._loggers.log(values | numbers, probe.step)
-
-    def _numbers(self, step: int) -> dict[str, float]:
-        """Measures of features; NaN where the features have none, such as in a run that diverges."""
-        if not self.history.numbers:
-            return {}
-        try:
-            return self._prober.numbers()
-        except ValueError as error:
-            logger.warning("local elasticity: no measures of features at step %d (%s)", step, error)
-            return dict.fromkeys(self.history.numbers, float("nan"))
+        """Probe now, whatever the schedule and the budget say; False where memory did not suffice. On a GPU that has
+        recorded the probe, training may go on beside it.
+        """
+        return self._keeper.take(step)
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
@@ -199,23 +180,25 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain values and tensors. With a store the history stays there and is not copied."""
+        history = self.history
         return {
             "step": -1 if self._seen is None else self._seen,
-            **self.history.identity,
+            **history.identity,
             "budget": self.budget.state(),
-            "probes": [] if self.history.stored else self.history.state(),
-            "of_features": {name: one.state() for name, one in self._prober.of_features.items()},
+            "probes": [] if history.stored else history.state(),
+            "of_features": {name: one.state() for name, one in self._keeper.prober.of_features.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
         if not (isinstance(state, Mapping) and {"step", "budget", "probes", "of_features"} <= set(state)):
             raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
-        self.history.check_identity(state)
-        self.history.load(state["probes"], int(state["step"]))
+        history = self.history
+        history.check_identity(state)
+        history.load(state["probes"], int(state["step"]))
         self.budget.load(state["budget"])
         for name, one in state["of_features"].items():
-            self._prober.of_features[name].load(one)
+            self._keeper.prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
 
     def resume(self, step: int) -> None:
@@ -245,7 +228,7 @@ class Monitor:
             self._told = True
 
     def _check_order(self, step: int) -> None:
-        last = self.history[-1].step if len(self.history) else -1
+        last = self._keeper.last_step
         if step <= last and not self._resumed:
             raise ValueError(
                 f"store: it holds {len(self.history)} probes up to step {last}, and training is at "
@@ -254,20 +237,6 @@ class Monitor:
         if step <= last:
             raise ValueError(f"step: {step} comes after step {last}; count steps over the whole of training")
         self._resumed = True
-
-    def _classes(self, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
-        prober = self._prober
-        labels = prober.sources[1]
-        if source_labels is None and prober.problem.classifies and labels.ndim == 1:
-            source_labels = labels
-        if target_labels is None and prober.targets is None:
-            target_labels = source_labels
-        return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, prober.m, "target_labels")
-
-    def _wait(self) -> None:
-        """Work that training has queued on a GPU is not the probe's."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def _as_problem(problem: Any, loss: Any) -> Problem:
@@ -287,6 +256,16 @@ def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Updat
     if not callable(update):
         check_update(update)
     return update(optimizer)
+
+
+def _classes(prober: Prober, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
+    """The classes of sources and targets."""
+    labels = prober.sources[1]
+    if source_labels is None and prober.problem.classifies and labels.ndim == 1:
+        source_labels = labels
+    if target_labels is None and prober.targets is None:
+        target_labels = source_labels
+    return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, prober.m, "target_labels")
 
 
 def _labels(labels: Any, size: int, name: str) -> list[Any]:

@@ -20,7 +20,7 @@ from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.replay import Replay, recorded
+from local_elasticity.engine.replay import Launched, Replay, recorded
 from local_elasticity.engine.respond import resolve_engine, respond
 from local_elasticity.engine.response import OfResponse, Response, repeated
 from local_elasticity.engine.structured import Structured
@@ -98,12 +98,21 @@ class Prober:
         """Similarities [n, m] by the measure's name, and the engine that computed the response."""
         if not self.measures:
             return {}, "features"
-        replayed = self.replay(all_clear=self._climbs()) if self.replay else None
-        if replayed is not None:
-            return _as_arrays(replayed), "structured"
         response = self._respond() if self._steps() else None
         found = {name: self._similarity(measure, response) for name, measure in self.measures.items()}
         return _as_arrays(found), response.engine if response else "gradients"
+
+    def launched(self) -> Launched | None:
+        """The same on a GPU while the caller goes on; None where that was not recorded, or is no longer right."""
+        return self.replay.launched() if self.replay else None
+
+    def found(self) -> tuple[dict[str, np.ndarray], str]:
+        """What was launched has found. Rows that rounding hides are computed again, at the weights of that moment."""
+        assert self.replay is not None
+        similarity, clear = self.replay.found()
+        if clear or not self._climbs():
+            return _as_arrays(similarity), "structured"
+        return replace(self, problem=self.problem.at(self.replay.weights), replay=None)()
 
     def numbers(self) -> dict[str, float]:
         """The measures of features by name, each stream gone through once; every process measures them whole."""
