@@ -19,7 +19,6 @@ from torch.func import jacrev, vmap
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.layout import Layout
-from local_elasticity.engine.loss import gradient_of
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Inputs, Moment, Params
 from local_elasticity.engine.tape import Matrices, Tape, outer_sums
@@ -161,19 +160,6 @@ def own_kernel(moment: Moment, layout: Layout, inputs: Inputs, product: Callable
         total = part if total is None else total.add_(part)
     assert total is not None
     return total
-
-
-def loss_cotangents(moment: Moment, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
-    """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
-    c, batch = labels.shape[:2]
-    each = gradient_of(moment.problem.loss, outputs.detach(), labels.flatten(0, 1))
-    if each is not None:
-        return each.reshape(c, batch, -1) / batch
-    with torch.enable_grad():
-        read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
-        total = torch.stack([moment.loss(one, label) for one, label in zip(read, labels, strict=True)]).sum()
-        gradient: Tensor = torch.autograd.grad(total, read)[0]
-    return gradient.reshape(c, batch, -1)
 
 
 def inner(left: Factors, right: Factors) -> Float[Tensor, "bl rl br rr"]:

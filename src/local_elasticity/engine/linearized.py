@@ -21,7 +21,6 @@ from local_elasticity.engine.jacobian import (
     gram,
     inner,
     jacobian_factors,
-    loss_cotangents,
 )
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.layout import InPiecesError, Layout
@@ -108,7 +107,7 @@ class LinearizedRunner:
 
     def _shared_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         job, jacobians = self.job, self._jacobian_of(slice(None))
-        loss_gradient = loss_cotangents(job.moment, self._outputs(start, stop), job.source_labels[start:stop])
+        loss_gradient = job.moment.loss_gradients(self._outputs(start, stop), job.source_labels[start:stop])
         g = loss_gradient[:, 0]
         if job.update.plain and g.shape[1] == 1:
             if self.kernel is None:
@@ -122,7 +121,7 @@ class LinearizedRunner:
         job = self.job
         examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
         tape = self.layout.record(job.moment, examples)
-        loss_gradient = loss_cotangents(job.moment, tape.outputs, job.source_labels[start:stop])
+        loss_gradient = job.moment.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]
         along = self._along(factors_along(job.moment, self.layout, tape, examples, cotangents))
         blocks = range(0, job.m, self.block)

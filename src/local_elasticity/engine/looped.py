@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Rows
-from local_elasticity.engine.problem import Params
+from local_elasticity.engine.problem import Params, as_predictions
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
 """How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
@@ -97,14 +97,15 @@ class LoopedRunner:
         inputs, labels = self.job.source(row)
         moment = self.job.moment
         outputs = moment.outputs(self.leaves, inputs)
-        read = outputs.detach().requires_grad_()
-        (loss_gradient,) = torch.autograd.grad(moment.loss(read, labels), read)
+        loss_gradient = moment.loss_gradients(outputs, labels[None])[0]
         gradients = torch.autograd.grad(
-            outputs, list(self.leaves.values()), loss_gradient, allow_unused=True, materialize_grads=True
+            outputs,
+            list(self.leaves.values()),
+            loss_gradient.view_as(outputs),
+            allow_unused=True,
+            materialize_grads=True,
         )
-        batch = len(outputs)
-        named = dict(zip(self.leaves, gradients, strict=True))
-        return read.detach().reshape(batch, -1), loss_gradient.reshape(batch, -1), named
+        return as_predictions(outputs.detach()), loss_gradient, dict(zip(self.leaves, gradients, strict=True))
 
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:

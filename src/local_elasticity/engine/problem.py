@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from local_elasticity.engine.guard import held_still, mode_of
-from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, resolve_loss
+from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
 from local_elasticity.shapes import Float
 
 Inputs = Any
@@ -181,6 +181,18 @@ class Moment:
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.problem.loss(outputs, labels)
+
+    def loss_gradients(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
+        """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
+        c, batch = labels.shape[:2]
+        each = gradient_of(self.problem.loss, outputs.detach(), labels.flatten(0, 1))
+        if each is not None:
+            return each.reshape(c, batch, -1) / batch
+        with torch.enable_grad():
+            read = outputs.detach().unflatten(0, (c, batch)).requires_grad_()
+            total = torch.stack([self.loss(one, label) for one, label in zip(read, labels, strict=True)]).sum()
+            gradient: Tensor = torch.autograd.grad(total, read)[0]
+        return gradient.reshape(c, batch, -1)
 
 
 def check_problem(problem: Any) -> None:

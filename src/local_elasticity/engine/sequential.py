@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.difference import UnreadableError
-from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
 from local_elasticity.engine.loss import gradient_cancels
@@ -154,7 +153,7 @@ class _TwoLayerWalk:
         top = F.linear(hidden, self.V, self.c)[None]
         outputs = torch.sigmoid(top) if net.sigmoid else top
         labels = self.job.source_labels[row : row + 1]
-        loss_gradient = loss_cotangents(self.job.moment, outputs.reshape(1, *self.shape), labels)[:, 0]
+        loss_gradient = self.job.moment.loss_gradients(outputs.reshape(1, *self.shape), labels)[:, 0]
         g = loss_gradient * outputs * (1 - outputs) if net.sigmoid else loss_gradient
         u = (g @ self.V)[0]
         u = u * (self.Z[row] > 0) if net.relu else u

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.jacobian import loss_cotangents
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.tape import Use
@@ -59,7 +58,7 @@ class Steps:
         moment, c = job.moment, stop - start
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
         tape = layout.record(moment, inputs)
-        loss_gradient = loss_cotangents(moment, tape.outputs, job.source_labels[start:stop])
+        loss_gradient = moment.loss_gradients(tape.outputs, job.source_labels[start:stop])
         of_tensor: dict[int, Step] = {}
         for use, q in zip(tape.uses, tape.gradients_at_uses(loss_gradient.flatten(0, 1)[:, None]), strict=True):
             step = _step(job, use, q[:, 0], c)

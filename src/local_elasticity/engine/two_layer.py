@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.flips import flips, tiles
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.jacobian import loss_cotangents, symmetric_product
+from local_elasticity.engine.jacobian import symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.rules.elementwise import sigmoid_change
@@ -208,7 +208,7 @@ class TwoLayerRunner:
     def _gradients_at(self, top: Tensor, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
         outputs = torch.sigmoid(top) if self.sigmoid else top
         labels = labels.to(top.dtype) if labels.is_floating_point() else labels
-        loss_gradient = loss_cotangents(self.job.moment, outputs.reshape(source.outputs.shape), labels)
+        loss_gradient = self.job.moment.loss_gradients(outputs.reshape(source.outputs.shape), labels)
         g = loss_gradient[:, 0]
         return loss_gradient, g * outputs * (1 - outputs) if self.sigmoid else g
 

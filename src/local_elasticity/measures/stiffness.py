@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import count, read_sources, take
-from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace, loss_cotangents
+from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
@@ -56,7 +56,7 @@ def stiffness(
             def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
                 inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
                 tape = layout.record(moment, inputs)
-                cotangents = loss_cotangents(moment, tape.outputs, labels[:, None])
+                cotangents = moment.loss_gradients(tape.outputs, labels[:, None])
                 return factors_along(moment, layout, tape, inputs, cotangents)
 
             strips = []
