@@ -200,9 +200,9 @@ def main() -> None:
     cheapest = min(close, key=lambda one: one["overhead"])
     verdicts = [
         (f"released / auto at least {wanted:g}", probe["released / auto"], probe["released / auto"] >= wanted),
-        ("7 probes / an epoch of 15,000 images: at most 0.3", cheapest["overhead"], cheapest["overhead"] <= 0.3),
-        ("7 probes on disk / an epoch of 15,000 images: at most 0.3", stored["overhead"], stored["overhead"] <= 0.3),
-        ("default budget / 5 epochs: at most 0.1", kept["overhead"], kept["overhead"] <= BUDGET),
+        ("7 probes in an epoch of 15,000 images: at most 0.3", cheapest["overhead"], cheapest["overhead"] <= 0.3),
+        ("7 probes, stored, in an epoch of 15,000 images: at most 0.3", stored["overhead"], stored["overhead"] <= 0.3),
+        ("5 epochs with the default budget: at most 0.1", kept["overhead"], kept["overhead"] <= BUDGET),
     ]
     report = {
         "machine": f"one {torch.cuda.get_device_name()}" if on_gpu else f"{torch.get_num_threads()} CPU threads",

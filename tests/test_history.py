@@ -185,3 +185,43 @@ def test_a_killed_process_leaves_a_whole_history(tmp_path):
     assert len(history) >= 6
     assert history.steps == list(range(len(history)))
     assert all(np.isfinite(probe.similarity[name]).all() for probe in history for name in ("kl", "relative"))
+
+
+def test_a_store_that_is_something_else_is_refused(tmp_path):
+    problem = le.Problem.of(nn.Linear(4, 3), "cross_entropy")
+    le.similarity(problem, (x, y), store=tmp_path / "similarity.zarr", measure="kl", progress=False)
+    with pytest.raises(ValueError, match="holds no history"):
+        Run(store=tmp_path / "similarity.zarr")
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(FileExistsError, match="is a file"):
+        Run(store=tmp_path / "file")
+
+
+def test_two_monitors_cannot_write_to_one_store(tmp_path, caplog):
+    """The second to write goes on in memory."""
+    one, other = (Run(store=tmp_path / "history.zarr") for _ in range(2))
+    one.train(0, 30)
+    other.train(0, 20)
+    assert "another monitor writes to it" in caplog.text
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
+    assert other.monitor.history.steps == [0, 10]
+    one.train(30, 50)
+    assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20, 30, 40]
+
+
+def test_a_store_that_was_begun_otherwise_is_told_of(tmp_path, caplog):
+    Run(store=tmp_path / "history.zarr").train(0, 30)
+    Run(store=tmp_path / "history.zarr")
+    assert not caplog.records
+    Run(store=tmp_path / "history.zarr", update=le.SGD(10.0))
+    assert "begun with update SGD(step_size=0.001, weight_decay=0.0), not SGD(step_size=10.0" in caplog.text
+
+
+def test_a_checkpoint_without_its_store_is_told_of(tmp_path, caplog):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 30)
+    run.save(tmp_path / "checkpoint.pt")
+    Run(store=tmp_path / "history.zarr").load(tmp_path / "checkpoint.pt")
+    assert not caplog.records
+    Run(store=tmp_path / "another.zarr").load(tmp_path / "checkpoint.pt")
+    assert "had taken 3 probes, of which 0 are here" in caplog.text

@@ -13,6 +13,7 @@ import local_elasticity as le
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.probe import Prober
 from tests.test_untouched import fingerprint, surroundings
+from tests.tolerances import SAME_IN_FLOAT32
 
 x, y = torch.randn(48, 1, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(48) % 3
 SOURCES = x[:6], y[:6]
@@ -163,8 +164,8 @@ def test_the_frame_says_what_similarity_says():
     S = le.similarity(problem, SOURCES, targets[0], measure="kl", source_labels=y[:6], target_labels=y[6:15])
     expected = S.le.classes()
     found = frame[(frame.step == 5) & (frame.measure == "kl")].reset_index(drop=True)
-    assert np.allclose(found.value, expected.value)
-    assert np.allclose(found.low, expected.low)
+    assert np.allclose(found.value, expected.value, rtol=SAME_IN_FLOAT32)
+    assert np.allclose(found.low, expected.low, rtol=SAME_IN_FLOAT32)
     assert (found.low <= found.value).all()
     assert (found.value <= found.high).all()
     data = monitor.history.dataset()
@@ -419,3 +420,79 @@ def test_targets_that_are_the_sources_are_known_as_such():
     assert twice.history.square
     assert twice.frame().pairs.tolist() == once.frame().pairs.tolist()
     assert twice.frame().value.tolist() == pytest.approx(once.frame().value.tolist(), rel=1e-2)
+
+
+def small_monitor(**options):
+    options = {"loss": "cross_entropy", "measures": ("kl",), "every": 1, "budget": None, **options}
+    torch.manual_seed(0)
+    return le.Monitor(nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2), **options)
+
+
+def test_probes_come_in_order_too():
+    monitor = small_monitor()
+    monitor.step(0)
+    monitor.probe(7)
+    for step in (1, 7):
+        with pytest.raises(ValueError, match="given after step 7"):
+            monitor.probe(step)
+    assert monitor.history.steps == [0, 7]
+
+
+@pytest.mark.parametrize("step", [None, 1.5, "1"])
+def test_steps_are_whole_numbers(step):
+    with pytest.raises(TypeError, match="step: a whole number"):
+        small_monitor().step(step)
+
+
+def test_a_step_may_be_a_tensor():
+    monitor = small_monitor()
+    monitor.step(torch.tensor(3))
+    assert monitor.history.steps == [3]
+    assert type(monitor.history.steps[0]) is int
+
+
+def test_a_logger_by_itself_is_refused():
+    with pytest.raises(TypeError, match="loggers=.logger."):
+        small_monitor(loggers=object())
+
+
+def test_without_a_schedule_nothing_counts_as_left_out(caplog):
+    """It was asked for as many probes as fit."""
+    monitor = small_monitor(every=None, budget=1e-9)
+    assert sum(monitor.step(step) for step in range(50)) == 1
+    assert monitor.skipped == []
+    assert "left out" not in caplog.text
+
+
+def test_short_probes_are_structured_at_once():
+    """Without a race, which they would not be worth; what cannot be read goes as before."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    sources = torch.randn(6, 3), torch.arange(6) % 2
+    monitor = le.Monitor(net, sources, loss="cross_entropy", every=1, budget=None)
+    monitor.step(0)
+    assert monitor.history[0].engine == "structured"
+    net[1] = Odd()
+    monitor.step(1)
+    assert monitor.history[1].engine == "looped"
+
+
+class Odd(nn.Module):
+    """Nothing that Structured could read."""
+
+    def forward(self, x):
+        return torch.special.erfcx(x)
+
+
+def test_unresolved_pairs_are_told_of_once(caplog):
+    """By the measure and its step, however often the frame is asked for."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(4, 3)
+    monitor = le.Monitor(net, (x, net(x)[:, 0].detach()), loss="half_mse", engine="looped", every=1, budget=None)
+    for step in range(3):
+        monitor.step(step)
+    for _ in range(2):
+        monitor.frame()
+        monitor.phases()
+    told = [record.getMessage() for record in caplog.records if "unresolved" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("relative at step 0: up to 100 %")

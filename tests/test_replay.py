@@ -209,7 +209,7 @@ def test_training_goes_on_beside_a_probe(played, monkeypatch):
     assert not beside._keeper.busy
     assert_same(beside.history[0], plain.history[0])
     assert 0.5 <= beside.history[0].seconds < 5
-    with pytest.raises(ValueError, match="comes after step 0"):
+    with pytest.raises(ValueError, match="given after step 0"):
         beside.step(0)
 
 

@@ -1,4 +1,5 @@
-"""Climbing: rows that rounding hides in the model's precision are computed again in float64."""
+"""Climbing: rows that rounding hides in the model's precision are computed again in float64, and those that it hides
+there too by differences, which nothing is subtracted in."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.auto import AutoRunner
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.difference import UnreadableError
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.structured import differences_runner
 from local_elasticity.engine.table import Table, as_response, fill
 
 logger = logging.getLogger("local_elasticity")
@@ -24,23 +27,28 @@ SCOUTS = 8
 def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     """Exact rows by the fastest engine; those whose change is not clear of the noise again in float64."""
     noise = Noise.measure(job, runner)
-
-    def resolved(table: Table) -> Tensor:
-        rows = table.rows_done()
-        before, at_targets = noise.source_before[: table.done], noise.target * rows.subtracted.max()
-        kind = job.kind
-        return resolved_rows(kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
+    lowest = job.moment.dtype != torch.float64
 
     def hopeless(table: Table) -> bool:
-        return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not resolved(table).any()
+        return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not _clear(job, runner, noise, table).any()
 
-    table = fill(job, runner, bar, enough=None if job.moment.dtype == torch.float64 else hopeless)
-    clear = torch.zeros(job.n, dtype=torch.bool, device=job.moment.device)
-    clear[: table.done] = resolved(table)
+    table = fill(job, runner, bar, enough=hopeless if lowest else None)
+    hidden = torch.ones(job.n, dtype=torch.bool, device=job.moment.device)
+    hidden[: table.done] = ~_clear(job, runner, noise, table)
     response = as_response(job, table, noise, runner, runner.name, tuple(runner.notes))
-    if job.moment.dtype == torch.float64 or clear.all():
+    if not hidden.any():
         return response
-    return _again_in_float64(job, runner, noise, response, torch.nonzero(~clear).flatten(), bar)
+    rows = torch.nonzero(hidden).flatten()
+    if lowest:
+        return _again_in_float64(job, runner, noise, response, rows, bar)
+    return _by_differences(job, runner, noise, response, rows, bar)
+
+
+def _clear(job: Job, runner: Runner, noise: Noise, table: Table) -> Tensor:
+    """Which of the rows so far are clear of the noise."""
+    rows = table.rows_done()
+    before, at_targets = noise.source_before[: table.done], noise.target * rows.subtracted.max()
+    return resolved_rows(job.kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
 
 
 def _again_in_float64(
@@ -51,15 +59,36 @@ def _again_in_float64(
         with job.moment.problem.to(torch.float64).moment() as moment:
             higher = job.again(moment, rows)
             bar.total += len(rows) - (bar.total - bar.done)
-            again = runner.again(higher)
-            better = as_response(
-                higher, fill(higher, again, bar), noise.again(rows, torch.float64), again, runner.name, ()
-            )
+            again, finer = runner.again(higher), noise.again(rows, torch.float64)
+            table = fill(higher, again, bar)
+            better = as_response(higher, table, finer, again, runner.name, ())
+            hidden = torch.nonzero(~_clear(higher, again, finer, table)).flatten()
+            better = _by_differences(higher, again, finer, better, hidden, bar)
     except (RuntimeError, TypeError) as error:
         note = f"{len(rows)} rows are below the noise of {low}, and float64 is not possible here ({error})"
         logger.warning(note)
         return replace(response, notes=(*response.notes, note))
     note = f"{len(rows)} of {job.n} rows are below the noise of {low} and were computed again in float64"
+    logger.info(note)
+    return _merged(response, better, rows, note)
+
+
+def _by_differences(
+    job: Job, runner: Runner, noise: Noise, response: Response, rows: Tensor, bar: Progress
+) -> Response:
+    """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
+    if not (runner.subtracts and len(rows)):
+        return response
+    few = job.again(job.moment, rows)
+    try:
+        differences = differences_runner(few)
+    except UnreadableError as error:
+        logger.info("%d rows stay hidden by rounding (%s)", len(rows), error)
+        return response
+    bar.total += len(rows)
+    finer = noise.again(rows, job.moment.dtype)
+    better = as_response(few, fill(few, differences, bar), finer, differences, "structured", ())
+    note = f"{len(rows)} rows are below the noise of float64 and were computed again by differences (structured)"
     logger.info(note)
     return _merged(response, better, rows, note)
 
@@ -76,5 +105,5 @@ def _merged(response: Response, better: Response, rows: Tensor, note: str) -> Re
         response.source_change[rows] = response.target_change[rows, rows]
     response.loss_gradient[rows] = better.loss_gradient.to(dtype)
     response.source_noise[rows] = better.source_noise.to(dtype)
-    response.noise_scale[rows] = quieter.to(dtype)
-    return replace(response, notes=(*response.notes, note))
+    response.noise_scale[rows] = (quieter * better.noise_scale).to(dtype)
+    return replace(response, notes=(*response.notes, note, *better.notes))

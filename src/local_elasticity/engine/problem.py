@@ -60,7 +60,8 @@ class Problem:
                 (outputs, labels) → scalar such as `torch.nn.CrossEntropyLoss()`, which is known to be the same.
             output: turns whatever the model returns into one tensor [b, …], for example `lambda out: out.logits`.
             params: which parameters step: a regular expression searched in their names, or a predicate
-                (name, parameter) → bool. By default those that require a gradient. A plain function needs them all.
+                (name, parameter) → bool. By default those that require a gradient now; layers that are unfrozen later
+                need a new problem. A plain function needs them all.
             mode: `"eval"` (batch-norm statistics frozen, dropout off) or `"train"`, which is refused for a model with
                 batch norm or dropout, whose predictions then depend on the batch or on chance.
             kind: what the outputs are (`"logits"`, `"probabilities"`, `"binary_logits"`, `"binary_probabilities"`,

@@ -69,6 +69,34 @@ def class_pairs(
     2          dog          cat    0.3      2
     3          dog          dog    NaN      0
     """
+    frame = summarized(
+        S,
+        source_labels,
+        target_labels,
+        reduce=reduce,
+        self_pairs=self_pairs,
+        source_change=source_change,
+        level=level,
+        resamples=resamples,
+        seed=seed,
+    )
+    tell_of_unresolved(frame, "class_pairs")
+    return frame
+
+
+def summarized(
+    S: Any,
+    source_labels: Any = None,
+    target_labels: Any = None,
+    *,
+    reduce: Reduction = "median",
+    self_pairs: Literal["exclude", "include"] = "exclude",
+    source_change: Any = None,
+    level: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """`class_pairs` without a word about pairs that are unresolved."""
     import pandas as pd
 
     values, rows, columns, weights, square = _read(S, source_labels, target_labels, source_change)
@@ -88,14 +116,20 @@ def class_pairs(
             unresolved = 1 - resolved / pairs if pairs else np.nan
             table.append((_plain(a), _plain(b), float(found[0]), low, high, resolved, unresolved))
     names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
-    frame = pd.DataFrame(table, columns=names)
-    if (frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any():
+    return pd.DataFrame(table, columns=names)
+
+
+def tell_of_unresolved(frame: pd.DataFrame, what: str) -> bool:
+    """Warn where many pairs of two classes are unresolved; whether there was reason to."""
+    many = bool((frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any())
+    if many:
         logger.warning(
-            "class_pairs: up to %.0f %% of the pairs of two classes are unresolved and left out; the value is that of "
-            "the others. A larger step, float64 or Structured resolves more",
+            "%s: up to %.0f %% of the pairs of two classes are unresolved and left out; the value is that of the "
+            'others. A larger step or engine="structured" resolves more',
+            what,
             100 * frame["unresolved"].max(),
         )
-    return frame
+    return many
 
 
 def _read(

@@ -20,7 +20,8 @@ class Pairs:
 
     `within` and `between` are medians over all pairs of equal and of different classes, [t], and `bands` their
     quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own alone.
-    (Means of the classes' medians would be ruled by a class whose steps hardly move itself.)
+    (Means of the classes' medians would be ruled by a class whose steps hardly move itself.) `training.phases.locality`
+    gives every pair of classes the same weight instead, and differs where classes do.
     """
 
     classes: list[str]

@@ -61,27 +61,27 @@ class HistoryStore:
             "target_classes": list(target_classes),
             "numbers": list(numbers),
         }
+        if self.path.is_file():
+            raise FileExistsError(f"store: {self.path} is a file; choose another path")
         if (self.path / DESCRIPTION).exists():
-            self.group: Any = zarr.open_group(self.path, mode="r+")
             self._check(identity)
+            self.group: Any = zarr.open_group(self.path, mode="r+")
         elif self.path.exists() and any(self.path.iterdir()):
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
             self.group = self._create({**identity, **about})
         self._names = [name for name in ORDER if name in self.group]
         self._engine = self.about.get("engine")
-        self._count = len(self.steps())
+        self._count, self._length = len(self.steps()), self._array("step").shape[0]
 
     @classmethod
     def open(cls, path: str | Path) -> HistoryStore:
         """A history that is there, whatever it holds."""
-        import zarr
-
         if not (Path(path) / DESCRIPTION).exists():
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
-        attributes = zarr.open_group(path, mode="r").attrs
-        if attributes.get("format") != json.dumps(FORMAT):
+        if not _is_history(Path(path)):
             raise ValueError(f"path: {path} is a zarr store, but holds no history")
+        attributes = _attributes(Path(path))
         names = ("measures", "source_classes", "target_classes")
         measures, sources, targets = (json.loads(str(attributes[name])) for name in names)
         numbers = json.loads(str(attributes.get("numbers", "[]")))
@@ -90,8 +90,7 @@ class HistoryStore:
     @property
     def about(self) -> dict[str, Any]:
         """All that is known of the run besides its numbers."""
-        attributes = json.loads((self.path / DESCRIPTION).read_text())["attributes"]
-        return {name: json.loads(str(value)) for name, value in attributes.items()}
+        return {name: json.loads(str(value)) for name, value in _attributes(self.path).items()}
 
     def _create(self, attributes: Mapping[str, Any]) -> Any:
         """An empty history; it appears whole or not at all."""
@@ -118,9 +117,9 @@ class HistoryStore:
         return zarr.open_group(self.path, mode="r+")
 
     def _check(self, identity: Mapping[str, Any]) -> None:
-        there = self.about
-        if there.get("format") != FORMAT:
+        if not _is_history(self.path):
             raise ValueError(f"store: {self.path} is a zarr store, but holds no history; choose another path")
+        there = self.about
         for name, value in identity.items():
             if there.get(name, []) != json.loads(json.dumps(value)):
                 raise ValueError(
@@ -142,8 +141,6 @@ class HistoryStore:
         numbers: Mapping[str, float] | None = None,
     ) -> None:
         """Add a probe; its step is written last."""
-        if engine != self._engine:
-            self._say(engine)
         values: dict[str, Any] = {
             "seconds": seconds,
             "numbers": list((numbers or {}).values()),
@@ -151,6 +148,10 @@ class HistoryStore:
             "step": step,
         }
         descriptions = {name: json.loads((self.path / name / DESCRIPTION).read_text()) for name in self._names}
+        if descriptions["step"]["shape"][0] != self._length:
+            raise OSError("another monitor writes to it; give each its own")
+        if engine != self._engine:
+            self._say(engine)
         for name, about in descriptions.items():
             about["shape"][0] = self._count + 1
             place = [self._count] + [0] * (len(about["shape"]) - 1)
@@ -159,7 +160,7 @@ class HistoryStore:
                 _write(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).tobytes())
         for name, about in descriptions.items():
             _write(self.path / name / DESCRIPTION, json.dumps(about).encode())
-        self._count += 1
+        self._count = self._length = self._count + 1
 
     def _say(self, engine: str) -> None:
         about = json.loads((self.path / DESCRIPTION).read_text())
@@ -173,7 +174,7 @@ class HistoryStore:
             array = self._array(name)
             if array.shape[0] > count:
                 array.resize((count, *array.shape[1:]))
-        self._count = count
+        self._count = self._length = count
 
     def _array(self, name: str) -> Any:
         import zarr
@@ -191,6 +192,15 @@ class HistoryStore:
 
     def seconds(self, place: int) -> float:
         return float(self._array("seconds")[place])
+
+
+def _attributes(path: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads((path / DESCRIPTION).read_text())
+    return dict(about.get("attributes", {}))
+
+
+def _is_history(path: Path) -> bool:
+    return bool(_attributes(path).get("format") == json.dumps(FORMAT))
 
 
 def _write(path: Path, content: bytes) -> None:

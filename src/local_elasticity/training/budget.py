@@ -48,13 +48,15 @@ class Budget:
         """Time that went into anything but probing."""
         return self.earlier_seconds + self.clock() - self._began - self.probing_seconds
 
-    def affords(self, step: int, *, busy: bool = False) -> bool:
-        """Whether a probe may be taken now; where not, the step is written down as skipped. None may while the GPU is
-        `busy` with the last, whose cost is not known yet."""
+    def affords(self, step: int, *, busy: bool = False, asked: bool = True) -> bool:
+        """Whether a probe may be taken now; where not, a step that was `asked` for is written down as skipped. None may
+        while the GPU is `busy` with the last, whose cost is not known yet."""
         if self.share is None or (self.last_seconds == 0 and not busy):
             return True
         if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds and not busy:
             return True
+        if not asked:
+            return False
         if not (self._told or busy):
             self._told = True
             logger.warning(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from local_elasticity.measures.summary import Reduction, class_pairs
+from local_elasticity.measures.summary import Reduction, summarized, tell_of_unresolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,12 +60,14 @@ class History:
         self.about = {**(about or {}), "targets_are_sources": square}
         self._probes: list[Probe] = []
         self._frames: dict[tuple[int, str], pd.DataFrame] = {}
+        self._told: set[str] = set()
         self._store: HistoryStore | None = None
         if store is not None:
             from local_elasticity.store.history import HistoryStore
 
             classes = self.source_classes, self.target_classes
             self._read(HistoryStore(store, self.measures, *classes, self.about, numbers=self.numbers))
+            self._tell_of_changes()
 
     @classmethod
     def open(cls, path: str | Path) -> History:
@@ -87,6 +89,14 @@ class History:
             numbers = dict(zip(self.numbers, store.numbers(place), strict=True))
             self._probes.append(Probe(step, similarity, store.seconds(place), engine, numbers))
         self._store = store
+
+    def _tell_of_changes(self) -> None:
+        """Say where the store was begun with another update, loss or policy."""
+        assert self._store is not None
+        begun = self._store.about
+        for name in ("update", "loss", "policy"):
+            if begun.get(name) != self.about.get(name):
+                logger.warning("store: it was begun with %s %s, not %s", name, begun.get(name), self.about.get(name))
 
     def __len__(self) -> int:
         return len(self._probes)
@@ -207,7 +217,7 @@ class History:
     def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
         key = (probe.step, f"{measure} {reduce} {resamples}")
         if key not in self._frames:
-            table = class_pairs(
+            table = summarized(
                 probe.similarity[measure],
                 self.source_classes,
                 self.target_classes,
@@ -215,6 +225,8 @@ class History:
                 self_pairs="exclude" if self.square else "include",
                 resamples=resamples,
             )
+            if measure not in self._told and tell_of_unresolved(table, f"{measure} at step {probe.step}"):
+                self._told.add(measure)
             table.insert(0, "step", probe.step)
             table.insert(1, "measure", measure)
             self._frames[key] = table

@@ -26,6 +26,8 @@ class Loggers:
     """
 
     def __init__(self, loggers: Iterable[Any]) -> None:
+        if not isinstance(loggers, Iterable):
+            raise TypeError(f"loggers: a list of them is wanted, not {type(loggers).__name__}; pass loggers=[logger]")
         loggers = list(loggers)
         self._logs = [(type(one).__name__, log_of(one)) for one in loggers]
         self.in_order = not all(any(hasattr(one, name) for name in IN_ANY_ORDER) for one in loggers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +120,7 @@ class Monitor:
             },
         )
         self._keeper = Keeper(prober, history, Budget(budget), told)
+        self._asked = every is not None or schedule is not None
         self._resumed = len(history) == 0
         self._seen: int | None = None
         self._told = False
@@ -142,9 +144,8 @@ class Monitor:
     def step(self, step: int) -> bool:
         """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
         self._keeper.look()
-        self._check_order(step)
-        self._seen = step
-        return self._wanted(step) and self.probe(step)
+        step = self._checked(step)
+        return self._wanted(step) and self._keeper.take(step)
 
     def _wanted(self, step: int) -> bool:
         """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about."""
@@ -152,13 +153,13 @@ class Monitor:
         if known and not self.schedule.due(step):
             return False
         due = first() and (known or self.schedule.due(step))
-        return decided(due and self.budget.affords(step, busy=self._keeper.busy))
+        return decided(due and self.budget.affords(step, busy=self._keeper.busy, asked=self._asked))
 
     def probe(self, step: int) -> bool:
         """Probe now, whatever the schedule and the budget say; False where memory did not suffice. On a GPU that has
         recorded the probe, training may go on beside it.
         """
-        return self._keeper.take(step)
+        return self._keeper.take(self._checked(step))
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
@@ -185,6 +186,7 @@ class Monitor:
             "step": -1 if self._seen is None else self._seen,
             **history.identity,
             "budget": self.budget.state(),
+            "taken": len(history),
             "probes": [] if history.stored else history.state(),
             "of_features": {name: one.state() for name, one in self._keeper.prober.of_features.items()},
         }
@@ -196,6 +198,13 @@ class Monitor:
         history = self.history
         history.check_identity(state)
         history.load(state["probes"], int(state["step"]))
+        if len(history) < state.get("taken", 0):
+            logger.warning(
+                "store: the checkpoint's monitor had taken %d probes, of which %d are here; the others are in the "
+                "store that it wrote to",
+                state["taken"],
+                len(history),
+            )
         self.budget.load(state["budget"])
         for name, one in state["of_features"].items():
             self._keeper.prober.of_features[name].load(one)
@@ -227,7 +236,12 @@ class Monitor:
             logger.warning("schedule: it never fired up to step %d, so that nothing was measured", self._seen)
             self._told = True
 
-    def _check_order(self, step: int) -> None:
+    def _checked(self, step: Any) -> int:
+        """The step as a number, after the last probe's."""
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise TypeError(f"step: a whole number is wanted, not {step!r}") from None
         last = self._keeper.last_step
         if step <= last and not self._resumed:
             raise ValueError(
@@ -235,8 +249,9 @@ class Monitor:
                 f"step {step}; call load_state_dict or resume to go on, or choose another path"
             )
         if step <= last:
-            raise ValueError(f"step: {step} comes after step {last}; count steps over the whole of training")
-        self._resumed = True
+            raise ValueError(f"step: {step} was given after step {last}; count steps over the whole of training")
+        self._resumed, self._seen = True, step
+        return int(step)
 
 
 def _as_problem(problem: Any, loss: Any) -> Problem:

@@ -40,7 +40,8 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
 
     The median over pairs of different classes divided by the median over classes with themselves: 1 where a step on
     one example moves all classes alike, 0 where it moves its own class alone. (Means would be ruled by a class whose
-    steps hardly move itself.)
+    steps hardly move itself.) The explorable page has all pairs at hand and takes the medians over those, so that its
+    ratio differs where classes do.
 
     >>> import pandas as pd
     >>> rows = [(0, "kl", "a", "a", 0.8), (0, "kl", "a", "b", 0.2), (0, "kl", "b", "b", 0.4), (0, "kl", "b", "a", 0.4)]
@@ -127,12 +128,12 @@ def logged_values(
     similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
 ) -> dict[str, float]:
     """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
-    from local_elasticity.measures.summary import class_pairs
+    from local_elasticity.measures.summary import summarized
 
     values: dict[str, float] = {}
     for name, S in similarity.items():
         self_pairs: Literal["exclude", "include"] = "exclude" if square else "include"
-        table = class_pairs(S, source_classes, target_classes, self_pairs=self_pairs, resamples=0)
+        table = summarized(S, source_classes, target_classes, self_pairs=self_pairs, resamples=0)
         table = table.assign(step=0, measure=name)
         if len(table) <= PAIRS_LOGGED:
             pairs = zip(table.source_class, table.target_class, table.value, strict=True)

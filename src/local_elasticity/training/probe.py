@@ -13,7 +13,8 @@ from torch import Tensor
 from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
-from local_elasticity.engine.auto import Auto
+from local_elasticity.engine.auto import Auto, settled_where_short
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.guard import held_still
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.job import Engine, Job
@@ -49,8 +50,7 @@ class Prober:
     measures: Mapping[str, Measure]
     of_features: Mapping[str, FeatureMeasure]
     update: Update
-    engine: str | Engine
-    approximate: bool
+    engine: Engine
     memory: int | None
     replay: Replay | None = None
 
@@ -69,7 +69,7 @@ class Prober:
     ) -> Prober:
         """Check everything before training begins; errors name the argument and say what to do."""
         named, of_features = _named(measures)
-        resolve_engine(engine, approximate)
+        chosen = resolve_engine(engine, approximate)
         labels, labelled = None, any(_labelled(name) for name in named)
         if given_twice(sources, targets, labelled=labelled):
             targets = None
@@ -81,10 +81,11 @@ class Prober:
                 _check_unlabelled(targets, sources[0])
                 targets = read_targets(targets, moment.device, moment.dtype)
             Job.read(moment, sources, targets, update)
-        prober = cls(problem, sources, targets, labels, named, of_features, update, engine, approximate, memory)
+        prober = cls(problem, sources, targets, labels, named, of_features, update, chosen, memory)
         prober.numbers()
         prober.rehearse()
-        return replace(prober, replay=prober.recorded())
+        prober = replace(prober, replay=prober.recorded())
+        return prober if prober.replay else replace(prober, engine=prober.settled())
 
     @property
     def n(self) -> int:
@@ -144,26 +145,33 @@ class Prober:
         """A recording, on a GPU, for one process and measures by name: functions of the user's may have a mind of their
         own. `auto` keeps it where it is fast."""
         named = {one: OF_RESPONSE[one] for one in self.measures.values() if isinstance(one, str) and one in OF_RESPONSE}
-        engine = resolve_engine(self.engine, self.approximate)
+        engine = self.engine
         known = named and len(named) == len(self.measures) and isinstance(engine, (Auto, Structured))
         if not (known and alone()):
             return None
         replay = recorded(self.problem, self.sources, self.targets, self.update, self.memory, named)
         return replay if replay and (isinstance(engine, Structured) or replay.beats_the_loop()) else None
 
+    def settled(self) -> Engine:
+        """The engine; `auto` with its way, where probes are too short for it to look for one."""
+        if self.engine != Auto() or not self._steps():
+            return self.engine
+        with self.problem.moment() as moment:
+            job = Job.read(moment, self.sources, self.targets, self.update, memory=self.memory)
+            return Auto(settled_where_short(job))
+
     def _climbs(self) -> bool:
         """Whether rows that rounding hides are computed again."""
-        return isinstance(resolve_engine(self.engine, self.approximate), Auto)
+        return isinstance(self.engine, Auto)
 
     def _small_response(self) -> Response:
         """The response of the first sources at the first targets, repeated to the size of the whole."""
-        engine = resolve_engine(self.engine, self.approximate)
         response = respond(
             self.problem,
             _few(self.sources),
             _few(self.targets),
             update=self.update,
-            engine=Looped() if isinstance(engine, Auto) else engine,
+            engine=Looped() if self._climbs() else self.engine,
             memory=self.memory,
             progress=False,
         )
@@ -174,19 +182,27 @@ class Prober:
         return not all(_of_network(measure) for measure in self.measures.values())
 
     def _respond(self) -> Response:
-        mine = together(
-            lambda: respond(
+        mine = together(self._respond_to_share)
+        return gathered_response(mine, self.n, square=self.targets is None)
+
+    def _respond_to_share(self) -> Response:
+        def by(engine: Engine) -> Response:
+            return respond(
                 self.problem,
                 share(self.sources),
                 self.sources[0] if self._others() else self.targets,
                 update=self.update,
-                engine=self.engine,
-                approximate=self.approximate,
+                engine=engine,
                 memory=self.memory,
                 progress=False,
             )
-        )
-        return gathered_response(mine, self.n, square=self.targets is None)
+
+        try:
+            return by(self.engine)
+        except UnreadableError:
+            if not self._climbs():
+                raise
+            return by(Auto())
 
     def _similarity(self, measure: Measure, response: Response | None) -> Tensor:
         if _of_network(measure):
