@@ -53,6 +53,7 @@ def fill(
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
     _same_or_refused(BlockStore.open(path), provenance, side)
     with alone(path):
+        _sweep(path)
         store = BlockStore.open(path, write=True)
         _warn_of_versions(store, versions)
         plan = Plan.read(store.record["plan"])
@@ -61,6 +62,12 @@ def fill(
         unresolved = _compute(store, work, progress)
         if not store.finished:
             store.finish(describe(plan, unresolved))
+
+
+def _sweep(path: Path) -> None:
+    """Remove what zarr had half written when an earlier process was killed."""
+    for leftover in path.rglob("*.partial"):
+        leftover.unlink(missing_ok=True)
 
 
 def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -> None:
