@@ -182,6 +182,17 @@ def test_finished_blocks_are_skipped(tmp_path, monkeypatch, measure):
     assert chunks(path) == chunks(tmp_path / "other.zarr")
 
 
+def test_what_was_half_written_is_swept_away(tmp_path, monkeypatch):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    _interrupted(path, 2, monkeypatch)
+    leftover = path / "similarity" / "c" / "0" / "1.0123456789abcdef.partial"
+    leftover.parent.mkdir(parents=True, exist_ok=True)
+    leftover.write_bytes(b"half")
+    le.similarity(problem(), (x, y), update=SGD, store=path)
+    assert not leftover.exists()
+
+
 def test_resume_uses_the_recorded_threads_and_memory(tmp_path, monkeypatch):
     x, y = data()
     path = tmp_path / "s.zarr"
