@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+import zarr
 from torch import nn
 
 import local_elasticity as le
@@ -80,13 +81,13 @@ def test_any_tool_can_read_the_store(tmp_path):
 def test_a_half_written_probe_counts_for_nothing(tmp_path):
     run = Run(store=tmp_path / "history.zarr")
     run.train(0, 30)
-    store = run.monitor.history._store
+    store = zarr.open_group(tmp_path / "history.zarr")
     for name in ("seconds", "similarity"):
-        array = store.group[name]
+        array = store[name]
         array.resize((4, *array.shape[1:]))
         array[3] = 7.0
     assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
-    store.group["step"].resize((4,))
+    store["step"].resize((4,))
     assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20]
     second = Run(store=tmp_path / "history.zarr")
     second.monitor.resume(25)

@@ -32,6 +32,17 @@ def test_closed_gradients_are_those_of_autograd(name, shape, soft):
     torch.testing.assert_close(gradient_of(loss, outputs.detach(), labels), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("shape", [(3, 200), (3, 200, 2)])
+def test_labels_in_bytes_are_all_classes(shape):
+    """−100, which is left out, is 156 in bytes."""
+    outputs = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    labels = torch.full((3, *shape[2:]), 156, dtype=torch.uint8)
+    loss = LOSSES["cross_entropy"][0]
+    torch.testing.assert_close(loss(outputs, labels), F.cross_entropy(outputs, labels.long()))
+    (expected,) = torch.autograd.grad(3 * F.cross_entropy(outputs, labels.long()), outputs)
+    torch.testing.assert_close(gradient_of(loss, outputs.detach(), labels), expected)
+
+
 OF_TORCH = {"cross_entropy": F.cross_entropy, "bce_logits": F.binary_cross_entropy_with_logits}
 
 

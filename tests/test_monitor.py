@@ -483,6 +483,41 @@ class Odd(nn.Module):
         return torch.special.erfcx(x)
 
 
+class Detached(nn.Module):
+    """What gradients end at."""
+
+    def forward(self, x):
+        return x.detach()
+
+
+def test_a_way_that_no_longer_goes_is_left():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    monitor = le.Monitor(net, (torch.randn(6, 3), torch.arange(6) % 2), loss="cross_entropy", every=1, budget=None)
+    net[1] = Detached()
+    assert monitor.step(0)
+    assert monitor.history[0].engine == "looped"
+
+
+def test_a_monitor_is_made_where_memory_is_short(monkeypatch):
+    """Its probes may find more."""
+    monkeypatch.setattr(
+        Prober, "settled", lambda prober: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory for it"))
+    )
+    monitor = small_monitor()
+    assert monitor.step(0)
+
+
+def test_what_is_written_into_the_sources_later_does_not_count():
+    x, y = torch.randn(6, 3), torch.arange(6) % 2
+    net = nn.Linear(3, 2)
+    monitors = [le.Monitor(net, (x, y), loss="cross_entropy", every=1, budget=None) for _ in range(2)]
+    monitors[0].step(0)
+    x.zero_()
+    monitors[1].step(0)
+    one, other = (monitor.history[0].similarity["relative"] for monitor in monitors)
+    assert np.array_equal(one, other)
+
+
 def test_unresolved_pairs_are_told_of_once(caplog):
     """By the measure and its step, however often the frame is asked for."""
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))

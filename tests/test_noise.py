@@ -168,6 +168,28 @@ def test_auto_resolves_learned_sources_whatever_it_chose(digits):
             assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1)).all()
 
 
+class Idle(nn.Module):
+    """Computes a second head that nothing depends on, which `Structured` cannot differentiate."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.idle = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        self.idle(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_stay_hidden_where_differences_fail(dtype):
+    """And the others keep their values."""
+    net, x = Idle().to(dtype), torch.randn(6, 4, dtype=dtype)
+    y = net(x)[:, 0].detach() + torch.tensor([0, 1, 1, 1, 1, 1], dtype=dtype)
+    S = le.relative(le.respond(le.Problem.of(net, "half_mse"), (x, y), update=le.SGD(1e-6)))
+    assert S[1:].isfinite().all()
+
+
 def test_steps_that_rounding_swallows_are_noticed():
     """Every weight is so large that the step vanishes in float32: nothing moves, and that is said."""
     net = nn.Linear(4, 1, bias=False)

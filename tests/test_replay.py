@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import local_elasticity as le
 from local_elasticity.engine import replay
@@ -43,9 +43,12 @@ class Player:
 
     def launch(self):
         self.launches.append(1)
-        for kept, new in zip(tree_leaves(vars_of(self.found)), tree_leaves(vars_of(self.work())), strict=True):
+        for kept, new in zip(tree_leaves(self.found), tree_leaves(self.work()), strict=True):
             kept.copy_(new)
         return self
+
+    def read(self):
+        return tree_map(torch.clone, self.found)
 
     def wait(self):
         self.done = True
@@ -63,10 +66,6 @@ class Ordered:
 class AnyOrder(Ordered):
     def log_metrics(self, values, step):
         self.seen.append(step)
-
-
-def vars_of(found):
-    return found if isinstance(found, torch.Tensor) else (found.similarity, found.clear)
 
 
 @pytest.fixture
@@ -256,6 +255,37 @@ def test_loggers_that_want_steps_in_order_get_them_so(played, logger, waits):
     assert bool(logger.seen) == waits
     monitor.close()
     assert logger.seen == [0]
+
+
+def test_a_probe_that_is_interrupted_when_it_is_read_is_read_again(played, monkeypatch):
+    monitor = watch(Net(), examples())
+    later(monitor)
+    monitor.step(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Player, "wait", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            monitor.frame()
+    assert monitor._keeper.busy
+    assert monitor.history.steps == [0]
+    assert not monitor._keeper.busy
+
+
+def test_a_probe_without_memory_when_it_is_read_is_told_of(played, monkeypatch):
+    monitor = watch(Net(), examples(), loggers=[Ordered()])
+    monkeypatch.setattr(Player, "read", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    monitor._keeper.prober.replay._look.read = lambda: monitor._keeper.prober.replay._look.found
+    assert not monitor.step(0)
+    assert monitor.skipped == [0]
+
+
+def test_predictions_that_are_not_finite_are_no_reason_for_disbelief(played):
+    net, sources = Net(), examples()
+    monitor = watch(net, sources)
+    with torch.no_grad():
+        net.body[4].bias[0] = torch.nan
+    monitor.step(0)
+    assert len(played) == 1
+    assert monitor._keeper.prober.replay.usable
 
 
 AT_THE_END = """

@@ -12,7 +12,7 @@ import torch
 from local_elasticity.engine.clock import now
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
-from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
@@ -65,11 +65,7 @@ def settled_where_short(job: Job) -> Settled | None:
     """`Structured` for a job that will come again but is too short to race for, where it can read the network: it is
     faster on small networks, and what is settled at once gives the same bits at every moment. None for any other.
     """
-    loop = LoopedRunner(job)
-    loop.rows(0, 1)
-    began = now(job.moment.device)
-    loop.rows(0, 1)
-    if (now(job.moment.device) - began) * job.n >= SECONDS_WORTH_A_RACE:
+    if seconds_of_a_row(job) * job.n >= SECONDS_WORTH_A_RACE:
         return None
     try:
         if two_layer_runner(job) is not None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.auto import AutoRunner
-from local_elasticity.engine.difference import UnreadableError
+from local_elasticity.engine.auto import FAILURES, AutoRunner
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.progress import Progress
@@ -30,11 +29,11 @@ def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     lowest = job.moment.dtype != torch.float64
 
     def hopeless(table: Table) -> bool:
-        return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not _clear(job, runner, noise, table).any()
+        return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, noise, table).any()
 
     table = fill(job, runner, bar, enough=hopeless if lowest else None)
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.moment.device)
-    hidden[: table.done] = ~_clear(job, runner, noise, table)
+    hidden[: table.done] = ~clear_rows(job, runner, noise, table)
     response = as_response(job, table, noise, runner, runner.name, tuple(runner.notes))
     if not hidden.any():
         return response
@@ -44,7 +43,7 @@ def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     return _by_differences(job, runner, noise, response, rows, bar)
 
 
-def _clear(job: Job, runner: Runner, noise: Noise, table: Table) -> Tensor:
+def clear_rows(job: Job, runner: Runner, noise: Noise, table: Table) -> Tensor:
     """Which of the rows so far are clear of the noise."""
     rows = table.rows_done()
     before, at_targets = noise.source_before[: table.done], noise.target * rows.subtracted.max()
@@ -62,7 +61,7 @@ def _again_in_float64(
             again, finer = runner.again(higher), noise.again(rows, torch.float64)
             table = fill(higher, again, bar)
             better = as_response(higher, table, finer, again, runner.name, ())
-            hidden = torch.nonzero(~_clear(higher, again, finer, table)).flatten()
+            hidden = torch.nonzero(~clear_rows(higher, again, finer, table)).flatten()
             better = _by_differences(higher, again, finer, better, hidden, bar)
     except (RuntimeError, TypeError) as error:
         note = f"{len(rows)} rows are below the noise of {low}, and float64 is not possible here ({error})"
@@ -79,15 +78,15 @@ def _by_differences(
     """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
     if not (runner.subtracts and len(rows)):
         return response
-    few = job.again(job.moment, rows)
+    few, finer = job.again(job.moment, rows), noise.again(rows, job.moment.dtype)
+    bar.total += len(rows)
     try:
         differences = differences_runner(few)
-    except UnreadableError as error:
+        better = as_response(few, fill(few, differences, bar), finer, differences, "structured", ())
+    except (*FAILURES, MemoryError) as error:
         logger.info("%d rows stay hidden by rounding (%s)", len(rows), error)
+        bar.total -= len(rows)
         return response
-    bar.total += len(rows)
-    finer = noise.again(rows, job.moment.dtype)
-    better = as_response(few, fill(few, differences, bar), finer, differences, "structured", ())
     note = f"{len(rows)} rows are below the noise of float64 and were computed again by differences (structured)"
     logger.info(note)
     return _merged(response, better, rows, note)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.clock import now
 from local_elasticity.engine.job import Job, Rows
 from local_elasticity.engine.problem import Params, as_predictions
 
@@ -106,6 +107,16 @@ class LoopedRunner:
             materialize_grads=True,
         )
         return as_predictions(outputs.detach()), loss_gradient, dict(zip(self.leaves, gradients, strict=True))
+
+
+def seconds_of_a_row(job: Job) -> float:
+    """What a row takes the loop, once it is warm."""
+    runner = LoopedRunner(job)
+    runner.rows(0, 1)
+    began = now(job.moment.device)
+    for _ in range(2):
+        runner.rows(0, 1)
+    return (now(job.moment.device) - began) / 2
 
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:

@@ -47,10 +47,11 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
         raise TypeError(
             f"sources: cross_entropy wants whole-number class labels, not {labels.dtype}; pass labels.long()"
         )
+    labels = labels if labels.is_floating_point() else labels.long()
     if labels.is_floating_point() or outputs.shape[1] == 1:
-        return F.cross_entropy(outputs, labels if labels.is_floating_point() else labels.long())
+        return F.cross_entropy(outputs, labels)
     others = outputs.masked_fill(_is_own(outputs, labels), -torch.inf).logsumexp(1)
-    own = outputs.gather(1, labels.long().clamp_min(0).unsqueeze(1)).squeeze(1)
+    own = outputs.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1)
     known = labels != IGNORED
     return -torch.where(known, F.logsigmoid(own - others), 0).sum() / known.sum()
 
@@ -95,6 +96,7 @@ def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor |
         p, places = outputs.softmax(1), outputs[0, 0].numel()
         if labels.is_floating_point():
             return (p * labels.sum(1, keepdim=True) - labels) / places
+        labels = labels.long()
         if outputs.ndim > 2 and bool((labels == IGNORED).any()):
             return None
         own = _is_own(outputs, labels)

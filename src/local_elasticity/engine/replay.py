@@ -17,13 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.clock import now
+from local_elasticity.engine.climb import clear_rows
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.looped import LoopedRunner
-from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.looped import seconds_of_a_row
+from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Inputs, Moment, Params, Problem
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.response import OfResponse
@@ -41,14 +42,6 @@ SAME = 1e-3
 
 SYNCHRONIZES = "synchronizing CUDA operation"
 """Part of torch's warning where the CPU waits for the GPU, which a graph cannot."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """Similarities by name, and whether all rows are clear of noise."""
-
-    similarity: Mapping[str, Tensor]
-    clear: Tensor
 
 
 @runtime_checkable
@@ -81,7 +74,7 @@ class OnStream:
 
 @dataclass(frozen=True)
 class Recording:
-    """A graph of kernels, launched whole beside whatever else the GPU does, and the tensors that it fills."""
+    """A graph of kernels, launched whole beside whatever else the GPU does, and the tree of tensors that it fills."""
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
@@ -95,6 +88,11 @@ class Recording:
             self.graph.replay()
             launched.ended.record()
         return launched
+
+    def read(self) -> Any:
+        """What the tensors hold, on the CPU, without waiting for anything else that the GPU does."""
+        with torch.cuda.stream(self.stream):
+            return tree_map(Tensor.cpu, self.found)
 
 
 class Replay:
@@ -126,21 +124,14 @@ class Replay:
             return self._recording.launch() if self.usable else None
 
     def found(self) -> tuple[dict[str, Tensor], bool]:
-        """What was launched last has found, once that is done; and whether all of it is clear of noise."""
-        found: Found = self._recording.found
-        return {name: S.clone() for name, S in found.similarity.items()}, bool(found.clear)
+        """The similarities that were launched last, once that is done, and whether all of them are clear of noise."""
+        similarity, clear = self._recording.read()
+        return similarity, bool(clear)
 
     def beats_the_loop(self) -> bool:
-        """Whether it takes less time than `Looped` would, as two of its rows tell."""
-        device = self.job.moment.device
+        """Whether it takes less time than `Looped` would."""
         with self.problem.moment():
-            loop = LoopedRunner(self.job)
-            loop.rows(0, 1)
-            began = now(device)
-            for _ in range(2):
-                loop.rows(0, 1)
-            of_loop = (now(device) - began) / 2
-            return self._recording.launch().wait() < of_loop * self.job.n
+            return self._recording.launch().wait() < seconds_of_a_row(self.job) * self.job.n
 
     def _put(self, moment: Moment) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
@@ -157,7 +148,7 @@ class Replay:
         launched = self._look.launch()
         expected = _predicted(moment, self._few)
         launched.wait()
-        believed = bool((self._look.found - expected).abs().amax() <= SAME * expected.abs().amax())
+        believed = _same(self._look.read(), expected.cpu())
         if not believed:
             logger.info("local elasticity: the network is not what was recorded; it is measured step by step from now")
         return believed
@@ -207,11 +198,14 @@ def waits(work: Callable[[], object]) -> bool:
 
 
 def captured(works: Sequence[Callable[[], Any]], device: torch.device) -> list[Recording]:
-    """A recording of each of the works, which must have been done before. They share a stream, so that none of its
-    libraries' workspaces is anyone else's; what torch has put by stays there, unlike with torch.cuda.graph.
+    """A recording of each of the works, after they were done once, so that libraries are ready. They share a stream, so
+    that none of its libraries' workspaces is anyone else's; what torch has put by stays there, unlike with
+    torch.cuda.graph.
     """
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), _lent_random_state():
+        for work in works:
+            work()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             return [_captured(work, stream) for work in works]
@@ -239,16 +233,14 @@ def _lent_random_state() -> Iterator[None]:
         generator.graphsafe_set_state(own)
 
 
-def _measured(job: Job, measures: Mapping[str, OfResponse]) -> Found:
-    """What a probe computes, without a look at any number."""
+def _measured(job: Job, measures: Mapping[str, OfResponse]) -> tuple[dict[str, Tensor], Tensor]:
+    """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
     noise = Noise.measure(job, runner)
     table = fill(job, runner, Progress(job.n, "updates", False))
     response = as_response(job, table, noise, runner, "structured", ())
-    clear = resolved_rows(
-        job.kind, noise.source_before, table.source_change, noise.of_rows(table), runner.target_before, noise.target
-    )
-    return Found({name: measure(response) for name, measure in measures.items()}, clear.all())
+    clear = clear_rows(job, runner, noise, table).all()
+    return {name: measure(response) for name, measure in measures.items()}, clear
 
 
 def _predicted(moment: Moment, inputs: Inputs) -> Tensor:
@@ -258,6 +250,15 @@ def _predicted(moment: Moment, inputs: Inputs) -> Tensor:
 
 def _copies(tensors: Params) -> Params:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Whether predictions are the same to rounding; those that are not finite must not be in both."""
+    known = expected.isfinite()
+    if not torch.equal(found.isfinite(), known):
+        return False
+    found, expected = (torch.where(known, part, 0) for part in (found, expected))
+    return bool((found - expected).abs().amax() <= SAME * expected.abs().amax())
 
 
 def _like(tensor: Tensor) -> Any:

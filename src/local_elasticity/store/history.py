@@ -1,4 +1,4 @@
-"""A history on disk as it grows: one zarr store, one chunk a probe, readable with xarray at any moment.
+"""A history on disk as it grows: one zarr store, one chunk a probe, readable with xarray between two probes.
 
 A probe's chunks are written first and the arrays' new lengths after them, that of the steps last; every file appears
 whole or not at all. A process that is killed in between leaves chunks without a step, which count for nothing and are
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,6 @@ class HistoryStore:
         *,
         numbers: Sequence[str] = (),
     ) -> None:
-        import zarr
-
         self.path = Path(path)
         identity = {
             "format": FORMAT,
@@ -65,12 +63,11 @@ class HistoryStore:
             raise FileExistsError(f"store: {self.path} is a file; choose another path")
         if (self.path / DESCRIPTION).exists():
             self._check(identity)
-            self.group: Any = zarr.open_group(self.path, mode="r+")
         elif self.path.exists() and any(self.path.iterdir()):
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
-            self.group = self._create({**identity, **about})
-        self._names = [name for name in ORDER if name in self.group]
+            self._create({**identity, **about})
+        self._names = [name for name in ORDER if (self.path / name).exists()]
         self._engine = self.about.get("engine")
         self._count, self._length = len(self.steps()), self._array("step").shape[0]
 
@@ -92,7 +89,7 @@ class HistoryStore:
         """All that is known of the run besides its numbers."""
         return {name: json.loads(str(value)) for name, value in _attributes(self.path).items()}
 
-    def _create(self, attributes: Mapping[str, Any]) -> Any:
+    def _create(self, attributes: Mapping[str, Any]) -> None:
         """An empty history; it appears whole or not at all."""
         import zarr
 
@@ -114,7 +111,6 @@ class HistoryStore:
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
         unfinished.rename(self.path)
-        return zarr.open_group(self.path, mode="r+")
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         if not _is_history(self.path):
@@ -157,7 +153,8 @@ class HistoryStore:
             place = [self._count] + [0] * (len(about["shape"]) - 1)
             if 0 not in about["shape"]:
                 chunk = self.path / name / "c" / "/".join(map(str, place))
-                _write(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).tobytes())
+                shape = about["chunk_grid"]["configuration"]["chunk_shape"]
+                _write(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).reshape(shape).tobytes())
         for name, about in descriptions.items():
             _write(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count = self._length = self._count + 1
@@ -181,17 +178,12 @@ class HistoryStore:
 
         return zarr.open_array(self.path / name, mode="r+")
 
-    def similarity(self, place: int) -> np.ndarray:
-        """The similarities of one probe, [measures, n, m]."""
-        values: np.ndarray = self._array("similarity")[place]
-        return values
-
-    def numbers(self, place: int) -> list[float]:
-        """The measures of features of one probe."""
-        return self._array("numbers")[place].tolist() if "numbers" in self._names else []
-
-    def seconds(self, place: int) -> float:
-        return float(self._array("seconds")[place])
+    def probes(self) -> Iterator[tuple[int, np.ndarray, float, list[float]]]:
+        """The finished probes: step, similarities [measures, n, m], seconds, and the measures of features."""
+        arrays = {name: self._array(name) for name in self._names}
+        for place, step in enumerate(self.steps()):
+            numbers = arrays["numbers"][place].tolist() if "numbers" in arrays else []
+            yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers
 
 
 def _attributes(path: Path) -> dict[str, Any]:

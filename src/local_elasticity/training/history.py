@@ -84,10 +84,10 @@ class History:
 
     def _read(self, store: HistoryStore) -> None:
         engine = str(store.about.get("engine", ""))
-        for place, step in enumerate(store.steps()):
-            similarity = dict(zip(self.measures, store.similarity(place), strict=True))
-            numbers = dict(zip(self.numbers, store.numbers(place), strict=True))
-            self._probes.append(Probe(step, similarity, store.seconds(place), engine, numbers))
+        for step, values, seconds, found in store.probes():
+            similarity = dict(zip(self.measures, values, strict=True))
+            numbers = dict(zip(self.numbers, found, strict=True))
+            self._probes.append(Probe(step, similarity, seconds, engine, numbers))
         self._store = store
 
     def _tell_of_changes(self) -> None:
@@ -123,15 +123,18 @@ class History:
         return self._store is not None
 
     def append(self, probe: Probe) -> None:
+        """To the store first, so that what interrupts it leaves neither ahead of the other."""
+        if self._store is not None:
+            self._put(self._store, probe)
         self._probes.append(probe)
-        if self._store is None:
-            return
+
+    def _put(self, store: HistoryStore, probe: Probe) -> None:
         try:
-            self._store.append(
+            store.append(
                 probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine, numbers=probe.numbers
             )
         except OSError as error:
-            logger.warning("store: %s cannot be written (%s); the history goes on in memory", self._store.path, error)
+            logger.warning("store: %s cannot be written (%s); the history goes on in memory", store.path, error)
             self._store = None
 
     def keep_until(self, step: int) -> None:

@@ -58,34 +58,42 @@ class Keeper:
         """Probe now; False where memory did not suffice."""
         self.finish()
         self._wait()
-        return self._spared(step, lambda: self._begin(step))
+        return self._spared(step, lambda: self._begin(step)) and (self._beside() or self.finish())
 
     def look(self) -> None:
         """Write down the probe that was under way, where it is done."""
         if self._under_way is not None and self._under_way.launched.done:
             self.finish()
 
-    def finish(self) -> None:
-        """Wait for the probe under way, and write it down."""
-        one, self._under_way = self._under_way, None
-        if one is not None:
-            atexit.unregister(self.finish)
-            self._spared(one.step, lambda: self._end(one))
+    def finish(self) -> bool:
+        """Wait for the probe under way, and write it down; False where memory did not suffice. If interrupted, call it
+        again.
+        """
+        one = self._under_way
+        done = one is None or self._spared(one.step, lambda: self._end(one))
+        self._under_way = None
+        atexit.unregister(self.finish)
+        return done
+
+    def _beside(self) -> bool:
+        """Whether training may go on beside a probe: neither for loggers that want their steps in order nor while cuDNN
+        times kernels."""
+        return not (self.loggers.in_order or torch.backends.cudnn.benchmark)
 
     def _begin(self, step: int) -> None:
         with self.budget.probing():
+            numbers = self._numbers(step)
             launched = self.prober.launched()
             found, engine = ({}, "") if launched else self.prober()
-            numbers = self._numbers(step)
         if launched is None:
             self._record(step, found, engine, numbers)
             return
         self._under_way = UnderWay(step, launched, numbers)
         atexit.register(self.finish)
-        if self.loggers.in_order or torch.backends.cudnn.benchmark:  # which times kernels, best with none beside them
-            self.finish()
 
     def _end(self, one: UnderWay) -> None:
+        if len(self.history) and self.history[-1].step == one.step:
+            return  # it was interrupted after it was written down
         self.budget.charge(one.launched.wait())
         with self.budget.recording():
             found, engine = self.prober.found()

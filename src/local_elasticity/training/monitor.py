@@ -198,7 +198,7 @@ class Monitor:
         history = self.history
         history.check_identity(state)
         history.load(state["probes"], int(state["step"]))
-        if len(history) < state.get("taken", 0):
+        if first() and len(history) < state.get("taken", 0):
             logger.warning(
                 "store: the checkpoint's monitor had taken %d probes, of which %d are here; the others are in the "
                 "store that it wrote to",

@@ -9,12 +9,12 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
-from local_elasticity.engine.auto import Auto, settled_where_short
-from local_elasticity.engine.difference import UnreadableError
+from local_elasticity.engine.auto import FAILURES, Auto, settled_where_short
 from local_elasticity.engine.guard import held_still
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.job import Engine, Job
@@ -80,12 +80,18 @@ class Prober:
             elif targets is not None:
                 _check_unlabelled(targets, sources[0])
                 targets = read_targets(targets, moment.device, moment.dtype)
+            sources, targets, labels = tree_map(_own, (sources, targets, labels))
             Job.read(moment, sources, targets, update)
         prober = cls(problem, sources, targets, labels, named, of_features, update, chosen, memory)
         prober.numbers()
         prober.rehearse()
-        prober = replace(prober, replay=prober.recorded())
-        return prober if prober.replay else replace(prober, engine=prober.settled())
+        try:
+            prober = replace(prober, replay=prober.recorded())
+            return prober if prober.replay else replace(prober, engine=prober.settled())
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return prober
 
     @property
     def n(self) -> int:
@@ -199,8 +205,8 @@ class Prober:
 
         try:
             return by(self.engine)
-        except UnreadableError:
-            if not self._climbs():
+        except FAILURES as error:
+            if self.engine == Auto() or not self._climbs() or is_out_of_memory(error):
                 raise
             return by(Auto())
 
@@ -227,6 +233,11 @@ class Prober:
 
 def _as_arrays(found: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: S.detach().double().cpu().numpy() for name, S in found.items()}
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of a tensor: the user may write into hers."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _few(examples: Any) -> Any:
