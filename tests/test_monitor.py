@@ -11,6 +11,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.training.budget import Budget
+from local_elasticity.training.history import History, Probe
 from local_elasticity.training.probe import Prober
 from tests.test_untouched import fingerprint, surroundings
 from tests.tolerances import SAME_IN_FLOAT32
@@ -531,3 +532,14 @@ def test_unresolved_pairs_are_told_of_once(caplog):
     told = [record.getMessage() for record in caplog.records if "unresolved" in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("relative at step 0: up to 100 %")
+
+
+@pytest.mark.parametrize(("largest", "scale"), [(2.0, "linear"), (5000.0, "log")])
+def test_one_large_class_does_not_flatten_the_others(largest, scale):
+    history = History(("kl",), list("aabbcc"), list("aabbcc"), square=True)
+    for step in range(3):
+        S = np.full((6, 6), 0.5)
+        S[:2] = largest
+        history.append(Probe(step, {"kl": S}, 0.1, "looped"))
+    panels = [axes for part in history.plot().subfigs for axes in part.axes]
+    assert {axes.get_yscale() for axes in panels} == {scale}

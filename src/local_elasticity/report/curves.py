@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from local_elasticity.report.figures import COLOURS, STYLE, figure, width_of
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 CLASSES_SHOWN = 6
 """With up to so many classes every pair has its curve; with more, only within and between classes."""
+
+FLATTENS = 50
+"""The largest value over the median one, beyond which a linear axis shows the largest alone."""
 
 
 def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = (), columns: int = 2) -> Figure:
@@ -45,7 +49,7 @@ def draw_pairs(part: Any, frame: pd.DataFrame) -> None:
         if few:
             for axes, source in zip(row, classes, strict=True):
                 draw_targets(axes, chosen[chosen.source_class == source], source)
-            row[0].set_ylim(*readable_range(chosen))
+            set_scale(row[0], chosen)
         else:
             draw_within_and_between(row[0], chosen)
         row[0].set_ylabel(measure)
@@ -61,6 +65,18 @@ def draw_numbers(part: Any, frame: pd.DataFrame, numbers: Sequence[str]) -> None
         curve = frame[frame.measure == name]
         axes.plot(curve.step, curve.value, color=COLOURS[0], marker=".")
         axes.set(xlabel="step", title=name)
+
+
+def set_scale(axes: Any, frame: pd.DataFrame) -> None:
+    """A linear axis; a logarithmic one where the largest value would flatten all other curves."""
+    known = frame.value[np.isfinite(frame.value)]
+    if len(known) and known.min() > 0 and known.max() > FLATTENS * known.median():
+        axes.set_yscale("log")
+        axes.set_ylim(known.min() / 2, known.max() * 2)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(*readable_range(frame))
 
 
 def readable_range(frame: pd.DataFrame) -> tuple[float | None, float | None]:
