@@ -123,17 +123,21 @@ def test_classifiers_keep_the_promise_for_every_change(digits):
                         assert S.isfinite().double().mean() > truth.isfinite().double().mean() - 0.02
 
 
+def learn(net, x, y, rate, steps):
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("engine", ["structured", "linearized"])
 def test_learned_sources_of_a_classifier_are_clear_in_float32(digits, engine):
     """Their loss gradient is tiny, but nothing is lost in it."""
     torch.manual_seed(0)
     x, y = digits[0].flatten(1), (digits[1] == 3).long()
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for _ in range(160):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    learn(net, x, y, rate=1e-3, steps=160)
     with torch.no_grad():
         net[4].weight *= 2.5
     problem = le.Problem.of(net, "cross_entropy")
@@ -151,11 +155,7 @@ def test_auto_resolves_learned_sources_whatever_it_chose(digits):
     torch.manual_seed(0)
     x, y = digits[0][::3].flatten(1), (digits[1][::3] == 3).long()
     net = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    for _ in range(100):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    learn(net, x, y, rate=1e-2, steps=100)
     problem = le.Problem.of(net, "cross_entropy")
     for asked in (problem, problem.to(torch.float64)):
         response = le.respond(asked, (x, y), update=le.SGD(1e-7))

@@ -34,12 +34,16 @@ class Net(nn.Module):
         return self.factor * self.body(x)
 
 
-class Player:
+class Player(replay.Launched):
     """Computes everything again when it is launched, and is done when it is told so."""
 
     def __init__(self, work, launches):
         self.work, self.launches, self.found = work, launches, work()
-        self.done = True
+        self.ready = True
+
+    @property
+    def done(self):
+        return self.ready
 
     def launch(self):
         self.launches.append(1)
@@ -51,7 +55,7 @@ class Player:
         return tree_map(torch.clone, self.found)
 
     def wait(self):
-        self.done = True
+        self.ready = True
         return 0.5
 
 
@@ -183,7 +187,7 @@ def later(monitor):
 
     def launched():
         launch()
-        recording.done = False
+        recording.ready = False
         return recording
 
     recording.launch = launched
@@ -203,7 +207,7 @@ def test_training_goes_on_beside_a_probe(played, monkeypatch):
     train(net, sources, (), steps=1)
     beside.step(1)
     assert beside._keeper.busy
-    recording.done = True
+    recording.ready = True
     beside.step(2)
     assert not beside._keeper.busy
     assert_same(beside.history[0], plain.history[0])
@@ -241,7 +245,7 @@ def test_a_probe_beside_training_is_charged_to_the_budget(played):
     assert [monitor.step(step) for step in range(3)] == [True, False, False]
     assert monitor.skipped == [1, 2]
     before = monitor.budget.probing_seconds
-    recording.done = True
+    recording.ready = True
     monitor.step(3)
     assert monitor.budget.probing_seconds >= before + 0.5
 

@@ -26,21 +26,20 @@ SCOUTS = 8
 def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     """Exact rows by the fastest engine; those whose change is not clear of the noise again in float64."""
     noise = Noise.measure(job, runner)
-    lowest = job.moment.dtype != torch.float64
+    in_float64 = job.moment.dtype == torch.float64
 
     def hopeless(table: Table) -> bool:
         return SCOUTS <= table.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, noise, table).any()
 
-    table = fill(job, runner, bar, enough=hopeless if lowest else None)
+    table = fill(job, runner, bar, enough=None if in_float64 else hopeless)
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.moment.device)
     hidden[: table.done] = ~clear_rows(job, runner, noise, table)
     response = as_response(job, table, noise, runner, runner.name, tuple(runner.notes))
     if not hidden.any():
         return response
     rows = torch.nonzero(hidden).flatten()
-    if lowest:
-        return _again_in_float64(job, runner, noise, response, rows, bar)
-    return _by_differences(job, runner, noise, response, rows, bar)
+    climbed = _by_differences if in_float64 else _again_in_float64
+    return climbed(job, runner, noise, response, rows, bar)
 
 
 def clear_rows(job: Job, runner: Runner, noise: Noise, table: Table) -> Tensor:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,30 +44,18 @@ SYNCHRONIZES = "synchronizing CUDA operation"
 """Part of torch's warning where the CPU waits for the GPU, which a graph cannot."""
 
 
-@runtime_checkable
-class Launched(Protocol):
-    """Work under way."""
-
-    @property
-    def done(self) -> bool: ...
-
-    def wait(self) -> float:
-        """The seconds that it took, once it is done."""
-        ...
-
-
-@dataclass(frozen=True)
-class OnStream:
+class Launched:
     """Kernels under way between two events of a stream."""
 
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
+    def __init__(self) -> None:
+        self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     @property
     def done(self) -> bool:
         return bool(self.ended.query())
 
     def wait(self) -> float:
+        """The seconds that they took, once they are done."""
         self.ended.synchronize()
         return float(self.began.elapsed_time(self.ended)) / 1e3
 
@@ -81,7 +69,7 @@ class Recording:
     found: Any
 
     def launch(self) -> Launched:
-        launched = OnStream(*(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+        launched = Launched()
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             launched.began.record()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Reduction = Literal["median", "mean", "trimmed", "ratio_of_sums"]
+SelfPairs = Literal["exclude", "include"]
+ReadPairs = tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]
 logger = logging.getLogger("local_elasticity")
 
 UNRESOLVED_WORTH_A_WARNING = 0.25
@@ -34,7 +36,7 @@ def class_pairs(
     target_labels: Any = None,
     *,
     reduce: Reduction = "median",
-    self_pairs: Literal["exclude", "include"] = "exclude",
+    self_pairs: SelfPairs = "exclude",
     source_change: Any = None,
     level: float = 0.95,
     resamples: int = 200,
@@ -69,37 +71,19 @@ def class_pairs(
     2          dog          cat    0.3      2
     3          dog          dog    NaN      0
     """
-    frame = summarized(
-        S,
-        source_labels,
-        target_labels,
-        reduce=reduce,
-        self_pairs=self_pairs,
-        source_change=source_change,
-        level=level,
-        resamples=resamples,
-        seed=seed,
-    )
+    read = read_pairs(S, source_labels, target_labels, source_change)
+    frame = summarized(read, reduce, self_pairs, resamples, level=level, seed=seed)
     tell_of_unresolved(frame, "class_pairs")
     return frame
 
 
 def summarized(
-    S: Any,
-    source_labels: Any = None,
-    target_labels: Any = None,
-    *,
-    reduce: Reduction = "median",
-    self_pairs: Literal["exclude", "include"] = "exclude",
-    source_change: Any = None,
-    level: float = 0.95,
-    resamples: int = 200,
-    seed: int = 0,
+    read: ReadPairs, reduce: Reduction, self_pairs: SelfPairs, resamples: int, *, level: float = 0.95, seed: int = 0
 ) -> pd.DataFrame:
-    """`class_pairs` without a word about pairs that are unresolved."""
+    """The frame of `class_pairs`, without a word about pairs that are unresolved."""
     import pandas as pd
 
-    values, rows, columns, weights, square = _read(S, source_labels, target_labels, source_change)
+    values, rows, columns, weights, square = read
     _check(reduce, self_pairs, weights, level)
     rng = np.random.default_rng(seed)
     table = []
@@ -132,9 +116,7 @@ def tell_of_unresolved(frame: pd.DataFrame, what: str) -> bool:
     return many
 
 
-def _read(
-    S: Any, source_labels: Any, target_labels: Any, source_change: Any
-) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]:
+def read_pairs(S: Any, source_labels: Any, target_labels: Any, source_change: Any = None) -> ReadPairs:
     """Values (not read yet where they are on disk), row labels, column labels, denominators, and whether the diagonal
     holds self-pairs.
     """

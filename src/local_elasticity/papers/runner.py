@@ -20,6 +20,7 @@ import torch
 import local_elasticity
 from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 from local_elasticity.scale.workers import current_workers
+from local_elasticity.store.whole import write_whole
 
 logger = logging.getLogger("local_elasticity")
 
@@ -274,8 +275,4 @@ def _git(*words: str) -> str:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    unfinished.replace(file)
+    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

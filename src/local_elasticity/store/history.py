@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from local_elasticity.store.whole import write_whole
+
 NOT_WRITTEN = -1
 """The step of a probe that was not finished."""
 
@@ -154,15 +156,15 @@ class HistoryStore:
             if 0 not in about["shape"]:
                 chunk = self.path / name / "c" / "/".join(map(str, place))
                 shape = about["chunk_grid"]["configuration"]["chunk_shape"]
-                _write(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).reshape(shape).tobytes())
+                write_whole(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).reshape(shape).tobytes())
         for name, about in descriptions.items():
-            _write(self.path / name / DESCRIPTION, json.dumps(about).encode())
+            write_whole(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count = self._length = self._count + 1
 
     def _say(self, engine: str) -> None:
         about = json.loads((self.path / DESCRIPTION).read_text())
         about["attributes"]["engine"] = json.dumps(engine)
-        _write(self.path / DESCRIPTION, json.dumps(about).encode())
+        write_whole(self.path / DESCRIPTION, json.dumps(about).encode())
         self._engine = engine
 
     def keep(self, count: int) -> None:
@@ -193,14 +195,3 @@ def _attributes(path: Path) -> dict[str, Any]:
 
 def _is_history(path: Path) -> bool:
     return bool(_attributes(path).get("format") == json.dumps(FORMAT))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

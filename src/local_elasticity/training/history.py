@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from local_elasticity.measures.summary import Reduction, summarized, tell_of_unresolved
+from local_elasticity.measures.summary import Reduction, read_pairs, summarized, tell_of_unresolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,14 +220,8 @@ class History:
     def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
         key = (probe.step, f"{measure} {reduce} {resamples}")
         if key not in self._frames:
-            table = summarized(
-                probe.similarity[measure],
-                self.source_classes,
-                self.target_classes,
-                reduce=reduce,
-                self_pairs="exclude" if self.square else "include",
-                resamples=resamples,
-            )
+            pairs = read_pairs(probe.similarity[measure], self.source_classes, self.target_classes)
+            table = summarized(pairs, reduce, "exclude" if self.square else "include", resamples)
             if measure not in self._told and tell_of_unresolved(table, f"{measure} at step {probe.step}"):
                 self._told.add(measure)
             table.insert(0, "step", probe.step)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from local_elasticity.engine.clock import wait_for
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.replay import Launched
 from local_elasticity.training.budget import Budget
@@ -57,8 +58,9 @@ class Keeper:
     def take(self, step: int) -> bool:
         """Probe now; False where memory did not suffice."""
         self.finish()
-        self._wait()
-        return self._spared(step, lambda: self._begin(step)) and (self._beside() or self.finish())
+        wait_for(self.prober.sources[1].device)  # what training has queued is not the probe's
+        taken = self._spared(step, lambda: self._begin(step))
+        return taken if self._beside() else taken and self.finish()
 
     def look(self) -> None:
         """Write down the probe that was under way, where it is done."""
@@ -129,9 +131,3 @@ class Keeper:
             self.budget.skipped.append(step)
             return False
         return True
-
-    def _wait(self) -> None:
-        """Work that training has queued on a GPU is not the probe's."""
-        device = self.prober.sources[1].device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)

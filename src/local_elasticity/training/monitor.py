@@ -239,19 +239,19 @@ class Monitor:
     def _checked(self, step: Any) -> int:
         """The step as a number, after the last probe's."""
         try:
-            step = operator.index(step)
+            number: int = operator.index(step)
         except TypeError:
             raise TypeError(f"step: a whole number is wanted, not {step!r}") from None
         last = self._keeper.last_step
-        if step <= last and not self._resumed:
+        if number <= last and not self._resumed:
             raise ValueError(
                 f"store: it holds {len(self.history)} probes up to step {last}, and training is at "
-                f"step {step}; call load_state_dict or resume to go on, or choose another path"
+                f"step {number}; call load_state_dict or resume to go on, or choose another path"
             )
-        if step <= last:
-            raise ValueError(f"step: {step} was given after step {last}; count steps over the whole of training")
-        self._resumed, self._seen = True, step
-        return int(step)
+        if number <= last:
+            raise ValueError(f"step: {number} was given after step {last}; count steps over the whole of training")
+        self._resumed, self._seen = True, number
+        return number
 
 
 def _as_problem(problem: Any, loss: Any) -> Problem:

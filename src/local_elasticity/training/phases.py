@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -128,16 +128,16 @@ def logged_values(
     similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
 ) -> dict[str, float]:
     """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
-    from local_elasticity.measures.summary import summarized
+    from local_elasticity.measures.summary import read_pairs, summarized
 
     values: dict[str, float] = {}
     for name, S in similarity.items():
-        self_pairs: Literal["exclude", "include"] = "exclude" if square else "include"
-        table = summarized(S, source_classes, target_classes, self_pairs=self_pairs, resamples=0)
+        pairs = read_pairs(S, source_classes, target_classes)
+        table = summarized(pairs, "median", "exclude" if square else "include", resamples=0)
         table = table.assign(step=0, measure=name)
         if len(table) <= PAIRS_LOGGED:
-            pairs = zip(table.source_class, table.target_class, table.value, strict=True)
-            values |= {f"local_elasticity/{name}/{a}-{b}": float(value) for a, b, value in pairs}
+            each = zip(table.source_class, table.target_class, table.value, strict=True)
+            values |= {f"local_elasticity/{name}/{a}-{b}": float(value) for a, b, value in each}
         ratio = locality(table).iloc[0]
         values |= {f"local_elasticity/{name}/{what}": float(ratio[what]) for what in ("intra", "inter", "ratio")}
     return {name: value for name, value in values.items() if np.isfinite(value)}

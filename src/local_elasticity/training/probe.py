@@ -151,12 +151,11 @@ class Prober:
         """A recording, on a GPU, for one process and measures by name: functions of the user's may have a mind of their
         own. `auto` keeps it where it is fast."""
         named = {one: OF_RESPONSE[one] for one in self.measures.values() if isinstance(one, str) and one in OF_RESPONSE}
-        engine = self.engine
-        known = named and len(named) == len(self.measures) and isinstance(engine, (Auto, Structured))
+        known = named and len(named) == len(self.measures) and isinstance(self.engine, (Auto, Structured))
         if not (known and alone()):
             return None
         replay = recorded(self.problem, self.sources, self.targets, self.update, self.memory, named)
-        return replay if replay and (isinstance(engine, Structured) or replay.beats_the_loop()) else None
+        return replay if replay and (isinstance(self.engine, Structured) or replay.beats_the_loop()) else None
 
     def settled(self) -> Engine:
         """The engine; `auto` with its way, where probes are too short for it to look for one."""
