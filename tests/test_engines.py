@@ -46,7 +46,7 @@ def assert_same_rows(got, expected, tolerance=SAME_IN_FLOAT64):
 @pytest.mark.parametrize("engine", EXACT)
 def test_exact_engines_agree_with_the_oracle(case, update, engine):
     if engine.startswith("vmapped") and not case.vectorizes:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ValueError, match="engine: Vmapped"):
             le.respond(case.problem(), case.sources, case.targets, engine=EXACT[engine])
         return
     rule, make_optimizer = UPDATES[update]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import local_elasticity as le
-from local_elasticity.engine.guard import held_still
+from local_elasticity.engine.guard import isolated
 from tests.cases import CASES
 
 
@@ -107,7 +107,7 @@ def test_the_random_states_of_all_libraries_come_back():
     seed()
     expected = draw()
     seed()
-    with held_still(torch.device("cpu"), None):
+    with isolated(torch.device("cpu"), None):
         draw()
     assert draw() == expected
 

@@ -3,6 +3,7 @@
 Names are loaded when they are first used, so that importing the package, and the command's `--help`, stay quick.
 """
 
+import random
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -85,11 +86,14 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"local_elasticity.{name}")
-    if name not in _PLACE_OF:
+    if name not in _PLACE_OF and name not in _ROOMS:
         raise AttributeError(f"module 'local_elasticity' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACE_OF[name]), name)
+    state = random.getstate()
+    try:
+        place = import_module(_PLACE_OF.get(name, f"local_elasticity.{name}"))
+    finally:
+        random.setstate(state)  # some libraries draw numbers when they are imported
+    value = globals()[name] = place if name in _ROOMS else getattr(place, name)
     return value
 
 

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import check_sources, given_twice, read_sources
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem, check_problem
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from local_elasticity.report.card import Card
 
 
+@untouched
 def similarity(
     problem: Problem,
     sources: Any,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from local_elasticity.emergence.checks import check_stream
-from local_elasticity.engine.guard import mode_of
+from local_elasticity.engine.guard import untouched
+from local_elasticity.engine.replica import Replica
 from local_elasticity.shapes import Float
 
 Extractor = Callable[[Any], Tensor]
@@ -96,17 +97,19 @@ def stream_features(model: Callable[..., Any], loader: Iterable[Any], *, layer: 
     return FeatureStream(feature_extractor(model, layer), loader)
 
 
+@untouched
 def _of_module(model: nn.Module, layer: nn.Module, inputs: Any) -> Tensor:
     kept: list[Any] = []
-    handle = layer.register_forward_hook(lambda module, arguments, output: kept.append(output))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    replica = Replica(model, names, {name: tensor.data for name, tensor in tensors.items()})
     parameter = next(model.parameters(), None)
     if parameter is not None and isinstance(inputs, Tensor):
         inputs = inputs.to(parameter.device)
-    try:
-        with mode_of(model, training=False), torch.no_grad():
-            model(inputs)
-    finally:
-        handle.remove()
+    replica.watch({}, inputs)
+    replica.observe(layer, lambda module, arguments, output: kept.append(output))
+    with torch.no_grad():
+        replica({}, inputs)
     if not kept:
         raise ValueError("layer: the model's forward pass did not come through it")
     return _flat(kept[-1])

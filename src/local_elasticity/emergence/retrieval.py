@@ -13,7 +13,7 @@ from torch.linalg import vector_norm
 
 from local_elasticity.emergence.checks import check_finite, checked_labels
 from local_elasticity.emergence.features import Batches, gathered
-from local_elasticity.engine.guard import held_still
+from local_elasticity.engine.guard import isolated
 
 Distance = Literal["cosine", "euclidean"]
 BLOCK = 2**23
@@ -58,7 +58,7 @@ def recall_at_k(
         raise ValueError(f'distance: "cosine" or "euclidean", not {distance!r}')
     vectors = _unit(features.double()) if distance == "cosine" else _centred(features.double())
     precisions = (torch.float64,) if features.dtype == torch.float64 else (torch.float32, torch.float64)
-    with held_still(features.device, None), torch.no_grad():
+    with isolated(features.device, None), torch.no_grad():
         finer = [] if _alike(vectors) else [_nearness(vectors.to(dtype), distance) for dtype in precisions]
         return _recall(finer, labels, k)
 

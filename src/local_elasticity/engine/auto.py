@@ -13,10 +13,11 @@ from local_elasticity.engine.clock import now
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.looped import seconds_of_a_row
-from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
 from local_elasticity.engine.structured import StructuredRunner, differences_runner, prove, two_layer_runner
+from local_elasticity.engine.two_layer import NotTwoLayersError
 from local_elasticity.engine.vmapped import VmappedRunner
 
 logger = logging.getLogger("local_elasticity")
@@ -72,10 +73,14 @@ def settled_where_short(job: Job) -> Settled | None:
             return None
         differences_runner(job)
     except FAILURES as error:
-        if is_out_of_memory(error):
+        if not may_be_passed_over(error):
             raise
         return None
     return Settled("structured")
+
+
+class StaleChoiceError(Exception):
+    """The engine that was chosen before cannot take the network as it is now."""
 
 
 @dataclass
@@ -114,11 +119,13 @@ _choices: Remembered[Choice] = Remembered()
 class AutoRunner:
     """A race between ways: each trial is timed, the best is kept, and the race is over when no trial is left."""
 
-    def __init__(self, job: Job, settled: Settled | None = None) -> None:
+    def __init__(self, job: Job, settled: Settled | None = None, *, anew: bool = False) -> None:
+        """With `anew`, nothing that was settled, remembered or recognised is taken over: the race begins with loops."""
         self.job = job
         self.notes: list[str] = []
         self.trials: list[Way] = []
-        self.best = self._agreed(settled) or self._remembered() or self._two_layers() or self._start_race()
+        known = None if anew else self._agreed(settled) or self._remembered() or self._two_layers()
+        self.best = known or self._start_race()
         self.target_before = self.best.runner.target_before
         self.subtracts = bool(self.trials) or self.best.runner.subtracts
 
@@ -160,8 +167,10 @@ class AutoRunner:
         try:
             rows = trial.runner.rows(start, stop)
         except FAILURES as error:
-            if is_out_of_memory(error) or trial.name == "looped" or not self.subtracts:
-                raise  # without trials at the start, the noise of a loop was not measured
+            if not may_be_passed_over(error) or trial.name == "looped":
+                raise
+            if not self.subtracts:
+                raise StaleChoiceError(_first_line(error)) from error
             return self._without(trial, error, start, stop)
         if not self.trials:
             return rows
@@ -206,13 +215,15 @@ class AutoRunner:
                 return differences
         if trial.name in ("looped", "structured"):
             worth = imported or left * self.best.seconds > SECONDS_WORTH_AN_IMPORT
-            return self._vmapped(left) if worth and self.best.name == "looped" and self.job.update.vectorizes else []
+            return self._vmapped(left) if worth and self.best.name == "looped" and self.job.vectorizes else []
         return self._larger_chunk(trial, left) if better else []
 
     def _agreed(self, settled: Settled | None) -> Way | None:
         if settled is None:
             return None
-        runner = settled.make(self.job)
+        runner = self._made(settled)
+        if runner is None:
+            return None
         return Way(settled.engine, runner, min(runner.chunk, settled.chunk or runner.chunk), settled)
 
     def _start_race(self) -> Way:
@@ -233,7 +244,7 @@ class AutoRunner:
         try:
             runner = two_layer_runner(self.job)
         except FAILURES as error:
-            if is_out_of_memory(error):
+            if not may_be_passed_over(error):
                 raise
             self._say(f"auto: not structured ({_first_line(error)})")
             return None
@@ -249,7 +260,7 @@ class AutoRunner:
                 return []
             prove(self.job, StructuredRunner)
         except FAILURES as error:
-            if is_out_of_memory(error):
+            if not may_be_passed_over(error):
                 raise
             self._say(f"auto: not structured ({_first_line(error)})")
             return []
@@ -268,6 +279,13 @@ class AutoRunner:
 
     def _vmapped(self, left: int) -> list[Way]:
         torch.func.grad(torch.sum)(torch.ones(1, device="cpu"))  # the import that the first use of torch.func brings
+        try:
+            prove(self.job, VmappedRunner, "Vmapped")
+        except FAILURES as error:
+            if not may_be_passed_over(error):
+                raise
+            self._say(f"auto: looped, since vmapped cannot take this model ({_first_line(error)})")
+            return []
         kind = self.job.moment.device.type
         runner = VmappedRunner(self.job, target_before=self.target_before)
         chunk = max(1, min(runner.chunk, left // 4, int(self.job.n * TRIAL_SHARE[kind])))
@@ -281,18 +299,30 @@ class AutoRunner:
 
     def _key(self) -> Any:
         job = self.job
-        return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, type(job.update), job.update.plain
+        return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, type(job.update), job.plain
 
     def _remembered(self) -> Way | None:
         choice = _choices.get(self.job.moment, self._key())
         if choice is None:
             return None
-        runner = choice.settled.make(self.job)
+        runner = self._made(choice.settled)
+        if runner is None:
+            return None
         way = Way(
             choice.name, runner, min(choice.chunk, runner.chunk), choice.settled, choice.detail, False, choice.seconds
         )
         self._say(f"auto: {way}, as chosen before")
         return way
+
+    def _made(self, settled: Settled) -> Runner | None:
+        """A runner of this kind; None where the network has changed so that it cannot be."""
+        try:
+            return settled.make(self.job)
+        except (*FAILURES, NotTwoLayersError) as error:
+            if not may_be_passed_over(error):
+                raise
+            self._say(f"auto: not {settled.engine} as before ({_first_line(error)})")
+            return None
 
     def _remember(self) -> None:
         best = self.best

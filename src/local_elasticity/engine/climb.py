@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.auto import FAILURES, AutoRunner
+from local_elasticity.engine.auto import FAILURES, AutoRunner, StaleChoiceError
+from local_elasticity.engine.guard import interruption
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.progress import Progress
@@ -25,6 +26,16 @@ SCOUTS = 8
 
 def respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     """Exact rows by the fastest engine; those whose change is not clear of the noise again in float64."""
+    try:
+        return _respond_and_climb(job, runner, bar)
+    except StaleChoiceError as error:
+        bar.done = 0
+        again = AutoRunner(job, anew=True)
+        again.notes.append(f"auto: {runner.name}, as chosen before, cannot take the model as it is now ({error})")
+        return _respond_and_climb(job, again, bar)
+
+
+def _respond_and_climb(job: Job, runner: AutoRunner, bar: Progress) -> Response:
     noise = Noise.measure(job, runner)
     in_float64 = job.moment.dtype == torch.float64
 
@@ -63,6 +74,8 @@ def _again_in_float64(
             hidden = torch.nonzero(~clear_rows(higher, again, finer, table)).flatten()
             better = _by_differences(higher, again, finer, better, hidden, bar)
     except (RuntimeError, TypeError) as error:
+        if interruption(error):
+            raise
         note = f"{len(rows)} rows are below the noise of {low}, and float64 is not possible here ({error})"
         logger.warning(note)
         return replace(response, notes=(*response.notes, note))
@@ -83,6 +96,8 @@ def _by_differences(
         differences = differences_runner(few)
         better = as_response(few, fill(few, differences, bar), finer, differences, "structured", ())
     except (*FAILURES, MemoryError) as error:
+        if interruption(error):
+            raise
         logger.info("%d rows stay hidden by rounding (%s)", len(rows), error)
         bar.total -= len(rows)
         return response

@@ -10,6 +10,7 @@ import torch
 
 from local_elasticity.engine.auto import AutoRunner
 from local_elasticity.engine.clock import now
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
@@ -43,6 +44,7 @@ class Estimate:
         return f"about {self.seconds:.3g} s, at most {self.bytes / 2**20:,.0f} MiB"
 
 
+@untouched
 def estimate(
     problem: Problem,
     sources: Any,

@@ -1,55 +1,134 @@
-"""What is held still while measuring, and put back after: global torch flags, random state, train and eval modes."""
+"""What measuring sets and puts back: global torch flags, random state, and the stacks of modes that torch keeps.
+
+`untouched` makes a function leave all of it as it was, also where an exception such as Ctrl-C arrives at any moment.
+Measurements of several threads follow one another, because the flags belong to the process.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_one_at_a_time = threading.RLock()
+_inside = threading.local()
 
 
-@contextmanager
-def held_still(device: torch.device, model: Any) -> Iterator[None]:
-    """Full float32 precision, no autocast, gradients on, random state (torch's, NumPy's, Python's) untouched; all of it
-    restored on the way out.
+def untouched(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with everything in `Surroundings` as it was when it returns or raises.
 
-    The fused attention path of `nn.MultiheadAttention` is off as well, since it knows no derivatives, and so is cuDNN
-    for a recurrent model, since it differentiates those in training mode only.
+    Its state is put back in two nested `finally` clauses: an exception from outside that interrupts the first leaves
+    the second to do it.
     """
-    with ExitStack() as stack:
-        cuda = [device] if device.type == "cuda" else []
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the user's)
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for kind in {"cpu", device.type}:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(_full_precision())
-        stack.enter_context(_plain_attention())
-        if isinstance(model, nn.Module) and any(isinstance(m, nn.RNNBase) for m in model.modules()):
-            stack.enter_context(_no_cudnn())
-        yield
+
+    @wraps(function)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+        if getattr(_inside, "call", False):
+            return function(*args, **kwargs)
+        with _one_at_a_time:
+            before = Surroundings()
+            try:
+                try:
+                    _inside.call = True
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    stopped = interruption(error)
+                    if stopped is not None:
+                        raise stopped from error
+                    raise
+                finally:
+                    before.restore()
+                    _inside.call = False
+            finally:
+                before.restore()
+                _inside.call = False
+
+    return inside
+
+
+def interruption(error: BaseException) -> BaseException | None:
+    """The interrupt from outside that an error follows from: torch's context managers, when they are interrupted, may
+    raise errors of their own on the way out.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (KeyboardInterrupt, SystemExit, TimeoutError)):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode that leaves the stack as it found it, also where an interrupt kept torch from putting it back on."""
+
+    def __enter__(self) -> Self:
+        self._depth = torch._C._len_torch_function_stack()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while torch._C._len_torch_function_stack() > self._depth:
+            torch._C._pop_torch_function_stack()
 
 
 @contextmanager
-def mode_of(module: Any, training: bool) -> Iterator[None]:
-    """Every submodule of `module` in train or eval mode, each put back as it was."""
-    modules = list(module.modules()) if isinstance(module, nn.Module) else []
-    before = [m.training for m in modules]
+def isolated(device: torch.device, model: Any = None) -> Iterator[None]:
+    """Full float32 precision, no autocast, gradients on, compiled code run eagerly.
+
+    The fused attention path of `nn.MultiheadAttention` is off as well, because it has no derivatives, and so is cuDNN
+    for a recurrent model, because it differentiates those in training mode only. Inside an `untouched` call the flags
+    stay set until that call ends.
+    """
+    before = None if getattr(_inside, "call", False) else Surroundings()
     try:
-        for m in modules:
-            m.training = training
-        yield
+        _set_flags(device, model)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
-        for m, was in zip(modules, before, strict=True):
-            m.training = was
+        if before is not None:
+            before.restore()
+
+
+class Surroundings:
+    """Everything global that measuring may change, as it is now.
+
+    `restore` writes what differs, and writes the same when it is called again.
+    """
+
+    def __init__(self) -> None:
+        self.generators = [(get, put, get()) for get, put in _generators()]
+        self.flags = [(get, put, get()) for get, put in _flags()]
+        self.warnings = cast(list[Any], warnings.filters), list(warnings.filters), warnings.showwarning
+        self.depths = _depths()
+
+    def restore(self) -> None:
+        _unwind(self.depths)
+        for get, put, before in self.flags:
+            if get() != before:
+                put(before)
+        filters, content, show = self.warnings
+        if warnings.filters is not filters or warnings.filters != content:
+            filters[:] = content
+            warnings.filters, warnings.showwarning = filters, show
+            warnings._filters_mutated()  # type: ignore[attr-defined]
+        for get, put, before in self.generators:
+            if not _same(get(), before):
+                put(before)
 
 
 @contextmanager
@@ -62,14 +141,31 @@ def vectorized() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """TF32 and other shortened float32 products off (CUDA, cuDNN and the CPU's oneDNN).
+def _set_flags(device: torch.device, model: Any) -> None:
+    for setting in _float32_settings():
+        if setting.fp32_precision != "ieee":
+            setting.fp32_precision = "ieee"
+    for kind in {"cpu", device.type}:
+        if torch.is_autocast_enabled(kind):
+            torch.set_autocast_enabled(kind, False)
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    if torch.backends.mha.get_fastpath_enabled() and any(_has_fast_path(module) for module in modules):
+        torch.backends.mha.set_fastpath_enabled(False)
+    if device.type == "cuda" and any(isinstance(module, nn.RNNBase) for module in modules):
+        torch.backends.cudnn.enabled = False
+    if "torch._dynamo" in sys.modules:
+        _set_stance(torch._dynamo.eval_frame.DynamoStance("force_eager"))
 
-    A setting that has no value of its own follows the one above it. They are turned off from the top down, so that only
-    those with a value of their own are written, and later put back.
+
+def _has_fast_path(module: nn.Module) -> bool:
+    return isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder))
+
+
+def _float32_settings() -> list[Any]:
+    """The places where float32 products are shortened to TF32 and the like, from the top down: one that has no value of
+    its own follows the one above it, and is not written by whoever writes what differs in this order.
     """
-    settings: list[Any] = [
+    return [
         torch.backends,
         torch.backends.cudnn,
         torch.backends.mkldnn,
@@ -79,30 +175,74 @@ def _full_precision() -> Iterator[None]:
         torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
         torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
     ]
-    with ExitStack() as stack:
-        for setting in settings:
-            was = setting.fp32_precision
-            if was != "ieee":
-                stack.callback(setattr, setting, "fp32_precision", was)
-                setting.fp32_precision = "ieee"
-        yield
 
 
-@contextmanager
-def _no_cudnn() -> Iterator[None]:
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
+Access = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""How a setting is read and written."""
 
 
-@contextmanager
-def _plain_attention() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def _attribute(owner: Any, name: str) -> Access:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+def _flags() -> Iterator[Access]:
+    for setting in _float32_settings():
+        yield _attribute(setting, "fp32_precision")
+    for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+    for name in _IN_DISPATCH_MODE:
+        yield _attribute(_python_dispatch, name)
+    if "torch._dynamo" in sys.modules:
+        yield _stance, _set_stance
+    yield _attribute(torch.backends.cudnn, "enabled")
+    yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
+    yield torch.is_grad_enabled, torch._C._set_grad_enabled
+    attention = torch.backends.cuda
+    yield attention.math_sdp_enabled, attention.enable_math_sdp
+    yield attention.flash_sdp_enabled, attention.enable_flash_sdp
+    yield attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp
+    yield attention.cudnn_sdp_enabled, attention.enable_cudnn_sdp
+
+
+_IN_DISPATCH_MODE = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
+
+
+def _stance() -> Any:
+    return torch._dynamo.eval_frame._stance
+
+
+def _set_stance(stance: Any) -> None:
+    torch._dynamo.eval_frame._set_stance(stance)
+
+
+def _generators() -> Iterator[Access]:
+    """The random states of all libraries."""
+    yield random.getstate, random.setstate
+    yield partial(np.random.get_state, legacy=False), np.random.set_state
+    yield torch.get_rng_state, torch.set_rng_state
+    for i in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
+        yield partial(torch.cuda.get_rng_state, i), partial(torch.cuda.set_rng_state, device=i)
+
+
+def _same(state: Any, before: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, before)
+    if isinstance(state, dict):
+        return state.keys() == before.keys() and all(_same(state[key], before[key]) for key in state)
+    return bool(np.array_equal(state, before)) if isinstance(state, np.ndarray) else bool(state == before)
+
+
+def _depths() -> tuple[int, int, int]:
+    """Modes for functions, modes for kernels, and transforms such as vmap that are under way."""
+    transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), transforms
+
+
+def _unwind(depths: tuple[int, int, int]) -> None:
+    """Leave modes and transforms that an exception did not."""
+    functions, kernels, transforms = depths
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
+    while torch._C._len_torch_function_stack() > functions:
+        torch._C._pop_torch_function_stack()
+    while torch._C._len_torch_dispatch_stack() > kernels:
+        torch._C._pop_torch_dispatch_stack(None)

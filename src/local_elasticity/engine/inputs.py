@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from local_elasticity.engine.problem import Inputs
 
 LOADED_AT_ONCE = 256
+
+MOST_NESTED, MOST_TRANSFORMS = 5, 32
+"""How deep, and in lists of what length, the generators of a loader are looked for."""
+
 NO_EXAMPLES = "there are no examples; give at least one"
 
 
@@ -29,6 +36,9 @@ def read_sources(
     inputs = _checked(inputs, name, device, dtype)
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name}: labels must be a tensor, not {type(labels).__name__}")
+    if labels.is_nested or labels.layout is not torch.strided:
+        raise TypeError(f"{name}: labels must be a dense tensor")
+    labels = labels.detach().clone() if labels.is_inference() else labels.detach()
     if labels.ndim == 0 or len(labels) != count(inputs):
         raise ValueError(f"{name}: {count(inputs)} inputs but labels of shape {tuple(labels.shape)}; give one for each")
     if labels.device != device:
@@ -99,7 +109,12 @@ def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype
 def _checked_leaf(leaf: Tensor, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     if leaf.device != device:
         raise ValueError(f"{name}: inputs are on {leaf.device}, the model on {device}; pass inputs.to('{device}')")
-    leaf = leaf.detach()
+    if leaf.is_nested or leaf.layout is not torch.strided:
+        raise TypeError(
+            f"{name}: inputs are {'nested' if leaf.is_nested else 'sparse'}; pass a dense tensor, for example "
+            f"{'torch.nested.to_padded_tensor(x, 0.0)' if leaf.is_nested else 'x.to_dense()'}"
+        )
+    leaf = leaf.data.clone() if leaf.is_inference() else leaf.data
     if not leaf.is_floating_point():
         return leaf
     if not leaf.isfinite().all():
@@ -130,10 +145,48 @@ def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any]
         batches = examples
     else:
         batches = DataLoader(examples, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
-    picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
+    with kept_generators(examples):
+        picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
     if not picked:
         raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")
     return tree_map(lambda *leaves: torch.cat(leaves), *picked)
+
+
+@contextmanager
+def kept_generators(examples: Any) -> Iterator[None]:
+    """The random generators of a DataLoader, its samplers and its dataset, put back as they were: reading the examples
+    must not reorder a training run that goes on with the same loader.
+    """
+    kept = [(get, put, get()) for get, put in _generators_of(examples)]
+    try:
+        yield
+    finally:
+        for _, put, before in kept:
+            put(before)
+
+
+def _generators_of(examples: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    found: dict[int, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+    waiting, seen = [(examples, 0)], set()
+    while waiting:
+        value, depth = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Generator):
+            found[id(value)] = value.get_state, value.set_state
+        elif isinstance(value, random.Random):
+            found[id(value)] = value.getstate, value.setstate
+        elif isinstance(value, np.random.RandomState):
+            found[id(value)] = value.get_state, value.set_state
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            found[id(value)] = partial(getattr, bits, "state"), partial(setattr, bits, "state")
+        elif depth < MOST_NESTED and hasattr(value, "__dict__") and not isinstance(value, (type, Tensor)):
+            waiting += [(part, depth + 1) for part in vars(value).values()]
+        elif depth < MOST_NESTED and isinstance(value, (list, tuple)) and len(value) <= MOST_TRANSFORMS:
+            waiting += [(part, depth + 1) for part in value]
+    return list(found.values())
 
 
 def _labelled(batch: Any) -> tuple[Inputs, Tensor]:

@@ -12,10 +12,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind
-from local_elasticity.engine.memory import Footprint, budget_of, footprint, is_out_of_memory
-from local_elasticity.engine.problem import Inputs, Moment, Params
-from local_elasticity.engine.update import Rule, Update, check_update
+from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
+from local_elasticity.engine.problem import Inputs, Moment, as_predictions
+from local_elasticity.engine.replica import Params
+from local_elasticity.engine.update import Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
+
+COMPANY = 4
+"""Examples among which a prediction is compared with the one alone."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,13 @@ class Job:
     """n updates to take and m targets to read, at one moment of training.
 
     `source_inputs` and `source_labels` have the axes [n, B, …]: one step is taken on each batch of B examples, B = 1
-    unless minibatches were asked for.
+    unless minibatches were asked for. `plain` says whether the step is −η times the gradient and nothing else.
     """
 
     moment: Moment
     update: Update
     rule: Rule
+    plain: bool
     source_inputs: Inputs
     source_labels: Tensor
     target_inputs: Inputs
@@ -52,6 +57,7 @@ class Job:
     ) -> Job:
         """Read and check everything a user hands in; errors name the argument and say what to do."""
         check_update(update)
+        moment = moment.stepping(stepped_by(update, moment.problem))
         inputs, labels = read_sources(sources, moment.device, moment.dtype)
         shared = targets is None or given_twice(sources, targets)
         target_inputs = inputs if shared else read_targets(targets, moment.device, moment.dtype)
@@ -62,7 +68,8 @@ class Job:
         return cls(
             moment=moment,
             update=update,
-            rule=update.rule(moment.problem),
+            rule=(rule := rule_of(update, moment.problem)),
+            plain=is_plain(update, rule, moment),
             source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
             source_labels=labels.unflatten(0, (-1, batch)),
             target_inputs=target_inputs,
@@ -86,6 +93,11 @@ class Job:
     def batch(self) -> int:
         return self.source_labels.shape[1]
 
+    @property
+    def vectorizes(self) -> bool:
+        """Whether vmap can take the rule."""
+        return self.update.vectorizes and not self.moment.problem.gradient_hooks()
+
     def source(self, row: int) -> tuple[Inputs, Tensor]:
         """The batch that row `row` steps on."""
         return take(self.source_inputs, row), self.source_labels[row]
@@ -101,6 +113,7 @@ class Job:
 
     def again(self, moment: Moment, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
+        moment.replica.effects = self.moment.replica.effects
 
         def cast(leaf: Tensor) -> Tensor:
             return leaf.to(moment.dtype) if leaf.is_floating_point() else leaf
@@ -108,7 +121,7 @@ class Job:
         return replace(
             self,
             moment=moment,
-            rule=self.update.rule(moment.problem),
+            rule=rule_of(self.update, moment.problem),
             source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
             source_labels=cast(self.source_labels[rows]),
             target_inputs=tree_map(cast, self.target_inputs),
@@ -184,14 +197,8 @@ def _check_batches(n: int, batch: int) -> None:
 def check_network(
     moment: Moment, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
 ) -> tuple[Tensor, Footprint]:
-    """Run one source and one target through the network; say plainly what does not fit, by the arguments' names."""
+    """Run a few sources and targets through the network; say plainly what does not fit, by the arguments' names."""
     outputs, size = _taken(moment, sources, names[0])
-    if outputs.ndim == 0 or len(outputs) != 1:
-        raise ValueError(
-            f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
-        )
-    if not outputs.is_floating_point():
-        raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
     if targets is not None:
         expected, size = _taken(moment, targets, names[1])
         if outputs.shape[1:] != expected.shape[1:]:
@@ -202,22 +209,72 @@ def check_network(
     return outputs, size
 
 
+def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
+    """The outputs of the first example, which must be the same among others, and what its forward pass took."""
+    n = count(inputs)
+    some = torch.linspace(0, n - 1, min(n, COMPANY), device=moment.device).round().long()
+    one = take(inputs, slice(0, 1))
+    try:
+        together = moment.watched(take(inputs, some))
+    except (RuntimeError, IndexError, ValueError) as error:
+        if may_be_passed_over(error):
+            _alone(moment, one, name)  # says what is wrong where the model does not take even one
+        raise
+    outputs, size = _alone(moment, one, name)
+    if len(together) != len(some):
+        raise ValueError(
+            f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
+        )
+    _check_alone(moment, one, outputs, together[:1], name)
+    return outputs, size
+
+
+def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
+    """The outputs of one example, and what its forward pass took."""
+    try:
+        outputs, size = footprint(moment, one)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if not may_be_passed_over(error):
+            raise
+        given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
+        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
+    if outputs.ndim == 0 or len(outputs) != 1:
+        raise ValueError(
+            f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
+        )
+    if not outputs.is_floating_point():
+        raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
+    return outputs, size
+
+
+def _check_alone(moment: Moment, one: Inputs, outputs: Tensor, together: Tensor, name: str) -> None:
+    """An example's prediction is the same alone as among others, and the same twice."""
+    alone = as_predictions(outputs)
+    if _equal(alone, together):
+        return
+    with torch.no_grad():
+        again = moment.predict(moment.params, one)
+    if not _equal(alone, again):
+        raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
+    raise ValueError(
+        f"model: the prediction for one of the {name} changes with the other examples in its batch, as it does with "
+        "batch norm without running statistics or with a mean over the first axis; a prediction must depend on one "
+        "example alone"
+    )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether predictions are the same but for rounding, where they are finite."""
+    known = one.isfinite() & other.isfinite()
+    one, other = torch.where(known, one, 0), torch.where(known, other, 0)
+    largest = torch.maximum(one.abs().amax(), other.abs().amax())
+    return bool((one - other).abs().amax() <= torch.finfo(one.dtype).eps ** 0.5 * largest)
+
+
 def check_labels(moment: Moment, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
     """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
     _check_classes(moment, labels, outputs, name)
     _check_loss(moment, labels, outputs)
-
-
-def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
-    """`footprint` of the first example, with an error that names the argument where the model does not take it."""
-    one = take(inputs, slice(0, 1))
-    try:
-        return footprint(moment, one)
-    except (RuntimeError, IndexError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
-        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
 
 
 def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.problem import Inputs, Moment, Params
+from local_elasticity.engine.problem import Inputs, Moment, gradient
 from local_elasticity.engine.remembered import Remembered
+from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Tape, Use, leaves_of, record
 
 T = TypeVar("T")
@@ -52,20 +53,14 @@ class Layout:
 
         This catches inputs whose first axis is not the examples and functions that mix examples.
         """
-        leaves = leaves_of(moment.params)
-        tape = record(moment, leaves, take(inputs, _telling(moment, inputs)))
+        leaves, some = leaves_of(moment.params), take(inputs, _telling(moment, inputs))
+        if moment.replica.effects is None:
+            moment.watched(some)
+        tape = record(moment, leaves, some)
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
-        expected = torch.autograd.grad(
-            predictions,
-            list(leaves.values()),
-            cotangents,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        right = dict(zip(leaves, expected, strict=True))
+        right = gradient(predictions, leaves, cotangents, retain=True)
         at_uses = tape.gradients_at_uses(cotangents[:, None])
         read = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if _is_right(use, q, right)]
         understood = [name for use, _ in read for name in use.names]

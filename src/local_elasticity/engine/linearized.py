@@ -25,7 +25,8 @@ from local_elasticity.engine.jacobian import (
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.memory import is_out_of_memory
-from local_elasticity.engine.problem import Params, as_predictions
+from local_elasticity.engine.problem import as_predictions
+from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Matrices
 
 
@@ -58,7 +59,7 @@ class LinearizedRunner:
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
         factored = torch.finfo(job.moment.dtype).bits // 8 * explicit_columns(job.moment, self.layout)
-        columns = factored if job.update.plain else job.footprint.parameters
+        columns = factored if job.plain else job.footprint.parameters
         self.per_example = 3 * job.k * columns + 2 * job.footprint.backward(job.k)
         fitting = max(1, job.memory // 2 // self.per_example)
         self.block = min(job.m, fitting)
@@ -109,7 +110,7 @@ class LinearizedRunner:
         job, jacobians = self.job, self._jacobian_of(slice(None))
         loss_gradient = job.moment.loss_gradients(self._outputs(start, stop), job.source_labels[start:stop])
         g = loss_gradient[:, 0]
-        if job.update.plain and g.shape[1] == 1:
+        if job.plain and g.shape[1] == 1:
             if self.kernel is None:
                 self.kernel = gram(jacobians)
             change = (-job.update.step_size * g * self.kernel[start:stop])[:, :, None]
@@ -134,11 +135,7 @@ class LinearizedRunner:
 
     def _along(self, gradients: Factors) -> Callable[[Factors], Tensor]:
         """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
-        return (
-            partial(self._plain_change, gradients)
-            if self.job.update.plain
-            else partial(contract, self._moved(gradients))
-        )
+        return partial(self._plain_change, gradients) if self.job.plain else partial(contract, self._moved(gradients))
 
     def _plain_change(self, gradients: Factors, of: Factors) -> Tensor:
         """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed."""
@@ -152,7 +149,7 @@ class LinearizedRunner:
             name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *params[name].shape)
             for name, part in gradients.matrices().items()
         }
-        if job.update.vectorizes:
+        if job.vectorizes:
             moved: Params = vmap(job.rule, in_dims=(None, 0))(params, summed)
         else:
             rows = range(len(next(iter(summed.values()))))

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.clock import now
 from local_elasticity.engine.job import Job, Rows
-from local_elasticity.engine.problem import Params, as_predictions
+from local_elasticity.engine.problem import as_predictions, gradient
+from local_elasticity.engine.replica import Params
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
 """How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
@@ -75,9 +76,9 @@ class LoopedRunner:
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         job = self.job
-        before, loss_gradient, gradient = self.gradient(row)
+        before, loss_gradient, found = self.gradient(row)
         with torch.no_grad():
-            realized = self._step(gradient)
+            realized = self._step(found)
             target_change = job.predict(self.after, self.target_inputs, self.at_once) - self.target_before
             if job.targets_are_sources:
                 source_change = target_change[row, None]
@@ -87,8 +88,8 @@ class LoopedRunner:
 
     def _step(self, gradient: Params) -> Tensor:
         """Put w⁺ into the buffers; plain steps in one pass over memory. Returns the share that rounding left of it."""
-        params, update = self.params, self.job.update
-        moved, scale = (gradient, -update.step_size) if update.plain else (self.job.rule(params, gradient), 1.0)
+        params, job = self.job.moment.left_by_forward(self.params), self.job
+        moved, scale = (gradient, -job.update.step_size) if job.plain else (job.rule(params, gradient), 1.0)
         for name, p in params.items():
             torch.add(p, moved[name], alpha=scale, out=self.after[name])
         return realized_step(params, self.after, gradient, moved, scale)
@@ -99,14 +100,11 @@ class LoopedRunner:
         moment = self.job.moment
         outputs = moment.outputs(self.leaves, inputs)
         loss_gradient = moment.loss_gradients(outputs, labels[None])[0]
-        gradients = torch.autograd.grad(
-            outputs,
-            list(self.leaves.values()),
-            loss_gradient.view_as(outputs),
-            allow_unused=True,
-            materialize_grads=True,
+        return (
+            as_predictions(outputs.detach()),
+            loss_gradient,
+            gradient(outputs, self.leaves, loss_gradient.view_as(outputs)),
         )
-        return as_predictions(outputs.detach()), loss_gradient, dict(zip(self.leaves, gradients, strict=True))
 
 
 def seconds_of_a_row(job: Job) -> float:

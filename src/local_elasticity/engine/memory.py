@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.problem import Inputs, Moment
 
@@ -43,7 +43,8 @@ class Footprint:
 
 def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
-    with torch.no_grad(), _Allocations() as seen:
+    own = {i: name for i, name in moment.replica.names.items() if name in moment.params}
+    with torch.no_grad(), _Allocations(own) as seen:
         outputs = moment.outputs(moment.params, one)
     parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
     return outputs, Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
@@ -88,6 +89,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def may_be_passed_over(error: BaseException) -> bool:
+    """Whether another engine may be tried after this error: it was neither a lack of memory nor an interrupt."""
+    return not is_out_of_memory(error) and interruption(error) is None
+
+
 class Live(TorchDispatchMode):
     """Counts the bytes of the tensors that are made inside and still alive; `most` is the largest count there was.
 
@@ -121,14 +127,27 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-class _Allocations(TorchFunctionMode):
-    """Collects the sizes of all tensors that functions return."""
+class OutsideError(TypeError):
+    """A parameter that the forward pass does not read from its module."""
 
-    def __init__(self) -> None:
+
+class _Allocations(FunctionMode):
+    """Collects the sizes of all tensors that functions return; refuses functions of the user's `own` parameters, which
+    the network must have found elsewhere than in its modules.
+    """
+
+    def __init__(self, own: dict[int, str]) -> None:
         super().__init__()
+        self.own = own
         self.sizes: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in flattened((args, kwargs)):
+            if id(leaf) in self.own:
+                raise OutsideError(
+                    f"model: its forward pass reads the parameter {self.own[id(leaf)]} from a global name, a tuple or "
+                    "another place outside of its modules, where a step cannot reach it; read it from self"
+                )
         result = func(*args, **(kwargs or {}))
         self.sizes += [t.numel() * t.element_size() for t in flattened(result) if isinstance(t, Tensor)]
         return result

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
-from local_elasticity.engine.problem import Inputs, Moment, Params
+from local_elasticity.engine.problem import Inputs, Moment
+from local_elasticity.engine.replica import Params
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,17 +11,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
-from local_elasticity.engine.guard import held_still, mode_of
+from local_elasticity.engine.copying import unwrapped
+from local_elasticity.engine.guard import isolated
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
+from local_elasticity.engine.replica import Effects, Params, Replica
+from local_elasticity.engine.supported import only_device, refuse_random, refuse_unsupported
+from local_elasticity.engine.traits import stand_in, traits
 from local_elasticity.shapes import Float
 
 Inputs = Any
 """A tensor, or a pytree of tensors, whose first axis runs over examples. A dict is passed as keyword arguments, a
 tuple as positional ones."""
 
-Params = dict[str, Tensor]
 Selector = str | Callable[[str, Tensor], bool] | Mapping[str, Tensor]
 Mode = Literal["eval", "train"]
 
@@ -73,15 +76,20 @@ class Problem:
         >>> problem.kind, problem.steps
         ('logits', ('weight', 'bias'))
         """
-        model = _unwrapped(model)
+        model = unwrapped(model)
+        if not callable(model):
+            raise TypeError(
+                f"model: an nn.Module or a function f(params, inputs) is wanted, not {type(model).__name__}"
+            )
         name, function, kind = resolve_loss(loss, kind)
         if mode not in ("eval", "train"):
             raise ValueError(f'mode: "eval" or "train", not {mode!r}')
         if mode == "train":
-            _refuse_random(model)
-        steps = _selected(model, params)
+            refuse_random(model)
         given = params if isinstance(params, Mapping) else None
-        return cls(model, name, function, kind, steps, mode, output, given)
+        problem = cls(model, name, function, kind, _selected(model, params), mode, output, given)
+        refuse_unsupported(model, problem.named_tensors(), problem.steps)
+        return problem
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem computed in another precision; the model itself stays as it is."""
@@ -122,52 +130,94 @@ class Problem:
             return dict(self.model.named_parameters())
         return dict(self.given or {})
 
+    def gradient_hooks(self) -> dict[str, list[Callable[[Tensor], Tensor | None]]]:
+        """The hooks on stepped parameters (`Tensor.register_hook`), which change the gradient before a step."""
+        own = self.named_parameters()
+        hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
+        return {name: found for name, found in hooks.items() if found}
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The live parameters and buffers by name."""
+        buffers = self.model.named_buffers() if isinstance(self.model, nn.Module) else ()
+        return {**self.named_parameters(), **dict(buffers)}
+
     @contextmanager
     def moment(self) -> Iterator[Moment]:
         """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
-        problem, other = self.lifted(), self.weights or {}
-        parameters = {name: other.get(name, p) for name, p in self.named_parameters().items()}
-        device = _only_device(parameters)
-        with held_still(device, self.model), mode_of(self.model, self.mode == "train"):
-            params = {name: problem._cast(parameters[name].detach()) for name in self.steps}
-            constants = {name: problem._cast(p.detach()) for name, p in parameters.items() if name not in params}
-            if isinstance(self.model, nn.Module):
-                buffers = {name: other.get(name, b) for name, b in self.model.named_buffers()}
-                constants |= {name: problem._cast(b.detach().clone()) for name, b in buffers.items()}
-            yield Moment(problem, params, constants, device, next(iter(params.values())).dtype)
+        problem, other, own = self.lifted(), self.weights or {}, self.named_parameters()
+        gone = [name for name in self.steps if name not in own]
+        if gone:
+            raise ParametersChangedError(
+                f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
+                "build a new one with le.Problem.of"
+            )
+        refuse_unsupported(self.model, self.named_tensors(), self.steps)
+        device = only_device(own)
+        with isolated(device, self.model):
+            parameters = {name: problem._cast(other.get(name, p).data) for name, p in own.items()}
+            params = {name: as_real(parameters[name]) for name in self.steps}
+            constants = {name: p for name, p in parameters.items() if name not in params}
+            tensors = self.named_tensors()
+            buffers = {name: other.get(name, b) for name, b in tensors.items() if name not in own}
+            constants |= {name: problem._cast(b.data) for name, b in buffers.items()}
+            names = {id(tensor): name for name, tensor in tensors.items()}
+            replica = Replica(self.model, names, constants, training=self.mode == "train", dtype=problem.dtype)
+            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype)
 
     def _cast(self, tensor: Tensor) -> Tensor:
+        """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""
         if tensor.is_inference():
             tensor = tensor.clone()
-        return tensor.to(self.dtype) if self.dtype and tensor.is_floating_point() else tensor
+        if self.dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return tensor.to(self.dtype.to_complex() if tensor.is_complex() else self.dtype)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A problem with its weights read: the pure functions that engines differentiate and evaluate."""
+    """A problem with its weights read: the pure functions that engines differentiate and evaluate.
+
+    Complex parameters are real here, with one more axis of length 2.
+    """
 
     problem: Problem
     params: Params
-    constants: Params
+    replica: Replica
     device: torch.device
     dtype: torch.dtype
 
     @cached_property
     def made_of(self) -> Any:
-        """What findings about a network depend on, its weights aside."""
+        """What findings about a network depend on, its weights aside. It keeps nothing of the user's alive."""
         problem = self.problem
-        modules = tuple(map(type, problem.model.modules())) if isinstance(problem.model, nn.Module) else ()
-        return modules, problem.steps, problem.output, tuple(p.shape for p in self.params.values())
+        shapes = tuple(p.shape for p in self.params.values())
+        return traits(problem.model), problem.steps, stand_in(problem.output), shapes, problem.mode
+
+    @property
+    def constants(self) -> Params:
+        """The parameters that do not step, and the buffers."""
+        return self.replica.constants
+
+    def stepping(self, names: Collection[str]) -> Moment:
+        """The same moment with only these of its parameters stepping."""
+        if len(names) == len(self.params):
+            return self
+        params = {name: p for name, p in self.params.items() if name in names}
+        stay = {name: p for name, p in self._as_stored(self.params).items() if name not in names}
+        problem = replace(self.problem, steps=tuple(params))
+        return replace(self, problem=problem, params=params, replica=self.replica.having({**self.constants, **stay}))
+
+    @cached_property
+    def _complex(self) -> frozenset[str]:
+        own = self.problem.named_parameters()
+        return frozenset(name for name in self.problem.steps if own[name].is_complex())
 
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
         """What the loss reads: the model's outputs [b, …] at the given parameters."""
-        tensors = {**self.constants, **params}
-        model, output = self.problem.model, self.problem.output
-        if isinstance(model, nn.Module):
-            args, kwargs = _arguments(inputs)
-            result = functional_call(model, tensors, args, kwargs)
-        else:
-            result = model(tensors, inputs)
+        return self._read(self.replica(self._as_stored(params), inputs))
+
+    def _read(self, result: Any) -> Tensor:
+        output = self.problem.output
         result = output(result) if output else result
         if not isinstance(result, Tensor):
             raise TypeError(
@@ -175,6 +225,24 @@ class Moment:
                 "pass output= to Problem.of, for example output=lambda out: out.logits"
             )
         return result
+
+    def watched(self, inputs: Inputs) -> Float[Tensor, "b k"]:
+        """Predictions, having noted what the pass writes, so that later passes get copies of that and no more."""
+        result = self.replica.watch(self._as_stored(self.params), inputs)
+        if self.replica.effects == Effects():
+            return as_predictions(self._read(result))
+        with torch.no_grad():
+            return self.predict(self.params, inputs)
+
+    def left_by_forward(self, params: Params) -> Params:
+        """The parameters as the last pass left them: a forward pass may write some (`nn.Embedding(max_norm=…)`)."""
+        written = self.replica.written
+        return {name: as_real(written[name].detach()) if name in written else p for name, p in params.items()}
+
+    def _as_stored(self, params: Params) -> Params:
+        if not self._complex:
+            return params
+        return {name: torch.view_as_complex(p) if name in self._complex else p for name, p in params.items()}
 
     def predict(self, params: Params, inputs: Inputs) -> Float[Tensor, "b k"]:
         """The outputs as k numbers for each example."""
@@ -209,40 +277,46 @@ def as_predictions(outputs: Tensor) -> Tensor:
     return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
 
 
-def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, dict):
-        return (), inputs
-    if isinstance(inputs, (tuple, list)):
-        return tuple(inputs), {}
-    return (inputs,), {}
+def gradient(outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: bool = False) -> Params:
+    """Σ cotangents · ∂outputs/∂leaf for every leaf: dense, and zero where the outputs do not depend on it."""
+    if not outputs.requires_grad:
+        raise ValueError(
+            f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
+            "so a step moves nothing; select others with params="
+        )
+    found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, retain_graph=retain, allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if g is None else g.to_dense()
+        for (name, leaf), g in zip(leaves.items(), found, strict=True)
+    }
 
 
-def _unwrapped(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The module inside torch.compile, DataParallel and DistributedDataParallel."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            break
-    if not callable(model):
-        raise TypeError(f"model: an nn.Module or a function f(params, inputs) is wanted, not {type(model).__name__}")
-    return model
+class ParametersChangedError(ValueError):
+    """The model no longer has the parameters that a problem steps, after pruning or a parametrization, say."""
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _can_step(p: Tensor) -> bool:
+    """Real and complex numbers can; a parameter without entries has nothing to move."""
+    lazy = isinstance(p, UninitializedParameter)
+    return (p.is_floating_point() or p.is_complex()) and (lazy or p.numel() > 0)
 
 
 def _selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, ...]:
     if not isinstance(model, nn.Module):
         if not isinstance(params, Mapping) or not params:
             raise TypeError('params: a plain function needs its parameters, for example params={"w": tensor}')
-        return tuple(name for name, p in params.items() if p.is_floating_point())
-    floating = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+        return tuple(name for name, p in params.items() if _can_step(p))
+    floating = {name: p for name, p in model.named_parameters() if _can_step(p)}
     if params is None:
         chosen = [name for name, p in floating.items() if p.requires_grad]
         if not chosen:
             raise ValueError(
                 "model: none of its parameters requires a gradient, so a step would move nothing; "
-                'pass params=".*" to step them all the same'
+                'pass params=".*" to step them all the same, or a quantised model as it was before'
             )
         return tuple(chosen)
     if isinstance(params, str):
@@ -254,23 +328,3 @@ def _selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, 
     if not chosen:
         raise ValueError(f"params: nothing is selected; the parameters are named {', '.join(list(floating)[:8])}, …")
     return tuple(chosen)
-
-
-def _refuse_random(model: Callable[..., Any]) -> None:
-    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            what = "batch norm, so that predictions depend on the batch and running statistics would move"
-        elif isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            what = "dropout, so that predictions are random"
-        else:
-            continue
-        raise ValueError(f'mode: "train" is refused because {name or "the model"} is {what}; use mode="eval"')
-
-
-def _only_device(parameters: Mapping[str, Tensor]) -> torch.device:
-    devices = {p.device for p in parameters.values()}
-    if len(devices) != 1:
-        raise ValueError(
-            f"model: its parameters lie on several devices ({', '.join(map(str, devices))}); one is needed"
-        )
-    return devices.pop()

@@ -9,6 +9,9 @@ from local_elasticity.engine.problem import Moment
 
 T = TypeVar("T")
 
+MOST_FINDINGS = 64
+"""For one model; the oldest go first. An `output` made anew for every call brings new ones each time."""
+
 
 class Remembered(Generic[T]):
     """Findings by model and circumstances; they go when the model does.
@@ -24,7 +27,10 @@ class Remembered(Generic[T]):
         return self._known(moment).get((moment.made_of, circumstances))
 
     def put(self, moment: Moment, circumstances: Any, finding: T) -> None:
-        self._known(moment)[moment.made_of, circumstances] = finding
+        known = self._known(moment)
+        known[moment.made_of, circumstances] = finding
+        while len(known) > MOST_FINDINGS:
+            known.pop(next(iter(known)), None)
 
     def _known(self, moment: Moment) -> dict[Any, T]:
         try:

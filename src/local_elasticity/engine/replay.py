@@ -25,8 +25,9 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Inputs, Moment, Params, Problem
+from local_elasticity.engine.problem import Inputs, Moment, Problem
 from local_elasticity.engine.progress import Progress
+from local_elasticity.engine.replica import Params
 from local_elasticity.engine.response import OfResponse
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.table import as_response, fill
@@ -108,6 +109,7 @@ class Replay:
         if not self.usable:
             return None
         with self.problem.moment() as moment:
+            moment.replica.effects = self.job.moment.replica.effects
             self.usable = self._put(moment) and self._believed(moment)
             return self._recording.launch() if self.usable else None
 
@@ -151,7 +153,8 @@ def recorded(
     with problem.moment() as present:
         if not (records_on(present.device) and isinstance(update, SGD) and problem.loss_is_named):
             return None
-        moment = replace(present, params=_copies(present.params), constants=_copies(present.constants))
+        replica = present.replica.having(_copies(present.constants))
+        moment = replace(present, params=_copies(present.params), replica=replica)
         job = Job.read(moment, sources, targets, update, memory=memory)
         try:
             if two_layer_runner(job) is not None:

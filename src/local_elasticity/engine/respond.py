@@ -9,6 +9,7 @@ import torch
 
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.climb import respond_and_climb
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
@@ -30,6 +31,7 @@ ENGINES: dict[str, type] = {
 }
 
 
+@untouched
 def respond(
     problem: Problem,
     sources: Any,

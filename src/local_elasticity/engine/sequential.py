@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.difference import UnreadableError
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
 from local_elasticity.engine.loss import gradient_cancels
@@ -32,6 +33,7 @@ ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
 """Examples whose hidden units are moved in one go: what caches hold, or what keeps a GPU busy."""
 
 
+@untouched
 def respond_in_sequence(
     problem: Problem,
     stream: Any,

@@ -22,7 +22,7 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Job, Rows, Runner, own_change
 from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.looped import LoopedRunner
-from local_elasticity.engine.memory import Live, is_out_of_memory
+from local_elasticity.engine.memory import Live, may_be_passed_over
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.rules import elementwise, layers, shapes
@@ -97,7 +97,9 @@ class StructuredRunner:
     subtracts = False
 
     def __init__(self, job: Job) -> None:
-        if not (job.update.plain or isinstance(job.update, SGD)):
+        if job.moment.problem.gradient_hooks():
+            raise UnreadableError("engine: Structured cannot run hooks on parameters; use engine='auto'")
+        if not (job.plain or isinstance(job.update, SGD)):
             raise UnreadableError(f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}")
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
@@ -202,7 +204,7 @@ _proved: Remembered[bool] = Remembered()
 _bytes_taken: Remembered[tuple[int, int]] = Remembered()
 
 
-def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
+def prove(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
     """Compare a few pairs with the loop, in float64 where that is possible; raise an UnreadableError if they differ."""
     what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
     at_its_own = (*what, job.update.step_size)
@@ -214,11 +216,11 @@ def prove(job: Job, kind: Callable[[Job], Runner]) -> None:
             return
         agrees = _agrees(job, kind, job.update.step_size, PROVED_AT_ITS_OWN, 0.0)
     except (RuntimeError, TypeError) as reason:
-        if is_out_of_memory(reason):
+        if not may_be_passed_over(reason):
             raise
-        raise UnreadableError(f"engine: Structured could not be checked against the loop ({reason})") from reason
+        raise UnreadableError(f"engine: {name} could not be checked against the loop ({reason})") from reason
     if not agrees:
-        raise UnreadableError("engine: Structured differs from the loop on this model; use engine='auto'")
+        raise UnreadableError(f"engine: {name} differs from the loop on this model; use engine='auto'")
     _proved.put(job.moment, at_its_own, True)
 
 
@@ -230,7 +232,7 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: 
     update = SGD(step_size, getattr(job.update, "weight_decay", 0.0))
     dtype = torch.float32 if job.moment.device.type == "mps" else torch.float64
     with job.moment.problem.to(dtype).moment() as moment:
-        few = replace(job, update=update).again(moment, rows)
+        few = replace(job, update=update, plain=update.plain).again(moment, rows)
         few = replace(few, target_inputs=take(few.target_inputs, slice(0, PROOF_TARGETS)))
         looped = LoopedRunner(few)
         expected = looped.rows(0, len(rows)).target_change.flatten(1)
@@ -255,15 +257,10 @@ def _tile_bytes(job: Job) -> int:
 
 def _where(job: Job, trace: TracebackType | None) -> str:
     """The innermost module in a traceback, by its name in the model."""
-    names = dict(_named_modules(job.moment.problem.model))
-    found = ""
+    names, found = job.moment.replica.module_names(), ""
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:
             found = f" in {names[id(module)] or 'the model'} ({type(module).__name__})"
         trace = trace.tb_next
     return found
-
-
-def _named_modules(model: object) -> list[tuple[int, str]]:
-    return [(id(m), name) for name, m in model.named_modules()] if isinstance(model, nn.Module) else []

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.overrides import TorchFunctionMode
 
 from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.patches import patches
-from local_elasticity.engine.problem import Inputs, Moment, Params, as_predictions
+from local_elasticity.engine.problem import Inputs, Moment, as_predictions
+from local_elasticity.engine.replica import Params
 
 PATCH_BYTES = {"cpu": 1 << 24}
 """What the patches of some examples may take where caches are small."""
@@ -40,6 +41,7 @@ class Use:
         weight, bias: names of the stepped parameters; None where there is none or it does not step.
         a: the input, [b, …]; for `"scale"` the normalised input.
         edge: where the gradient at the output arrives.
+        shape: of the output.
         options: of the convolution; for `"scale"` the shape of the weight and whether channels come second.
     """
 
@@ -48,7 +50,13 @@ class Use:
     bias: str | None
     a: Tensor
     edge: GradientEdge
+    shape: torch.Size
     options: dict[str, Any]
+
+    @property
+    def zero(self) -> Tensor:
+        """The gradient at an output that the predictions do not depend on."""
+        return self.a.new_zeros(()).expand(self.shape)
 
     @property
     def names(self) -> list[str]:
@@ -118,20 +126,16 @@ class Tape:
             return []
         predictions, edges = self.predictions, [use.edge for use in self.uses]
         rows = [
-            torch.autograd.grad(
-                predictions,
-                edges,
-                cotangents[:, i].contiguous(),
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+            torch.autograd.grad(predictions, edges, cotangents[:, i].contiguous(), retain_graph=True, allow_unused=True)
             for i in range(cotangents.shape[1])
         ]
-        return [torch.stack(q, dim=1) for q in zip(*rows, strict=True)]
+        return [
+            torch.stack([use.zero if one is None else one for one in q], dim=1)
+            for use, q in zip(self.uses, zip(*rows, strict=True), strict=True)
+        ]
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(FunctionMode):
     """Notes every function that a parameter goes into."""
 
     def __init__(self, params: Params) -> None:
@@ -146,6 +150,8 @@ class _Recorder(TorchFunctionMode):
         if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in flattened(result)):
             self.met.update(names)
             if func in _READERS:
+                if result._is_view():  # what is written into a view in place passes by the edge
+                    result = torch.ops.aten._unsafe_view(result, result.shape)
                 use = _READERS[func](self.names, result, *args, **(kwargs or {}))
                 self.uses += [] if use is None else [use]
         return result
@@ -171,7 +177,8 @@ def record(moment: Moment, leaves: Params, inputs: Inputs, known: Collection[str
 
 
 def _linear(names: dict[int, str], result: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Use:
-    return Use("linear", names.get(id(weight)), names.get(id(bias)), input.detach(), get_gradient_edge(result), {})
+    edge = get_gradient_edge(result)
+    return Use("linear", names.get(id(weight)), names.get(id(bias)), input.detach(), edge, result.shape, {})
 
 
 def _conv2d(
@@ -189,7 +196,7 @@ def _conv2d(
         return None
     options = {"kernel_size": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation}
     edge = get_gradient_edge(result)
-    return Use("conv2d", names.get(id(weight)), names.get(id(bias)), input.detach(), edge, options)
+    return Use("conv2d", names.get(id(weight)), names.get(id(bias)), input.detach(), edge, result.shape, options)
 
 
 def _batch_norm(
@@ -209,7 +216,8 @@ def _batch_norm(
     channels = (1, -1, *[1] * (input.ndim - 2))
     normal = (input.detach() - running_mean.view(channels)) / (running_var.view(channels) + eps).sqrt()
     options = {"second": True, "shape": running_mean.shape}
-    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, get_gradient_edge(result), options)
+    edge = get_gradient_edge(result)
+    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, edge, result.shape, options)
 
 
 def _layer_norm(
@@ -223,7 +231,8 @@ def _layer_norm(
 ) -> Use:
     normal = F.layer_norm(input.detach(), normalized_shape, eps=eps)
     options = {"second": False, "shape": normalized_shape}
-    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, get_gradient_edge(result), options)
+    edge = get_gradient_edge(result)
+    return Use("scale", names.get(id(weight)), names.get(id(bias)), normal, edge, result.shape, options)
 
 
 _READERS: dict[Any, Callable[..., Use | None]] = {

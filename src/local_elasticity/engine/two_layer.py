@@ -24,11 +24,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.flips import flips, tiles
+from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
 from local_elasticity.engine.job import Job, Rows, own_change
@@ -83,7 +83,7 @@ class Step:
     g: Tensor
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(FunctionMode):
     """Notes the functions that do something to activations, and what the linear ones were given and gave."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class TwoLayerRunner:
         with torch.no_grad(), _Watch() as seen:
             job.moment.outputs(job.moment.params, one)
         kind = _KINDS.get(tuple(seen.names))
-        if kind is None or not job.update.plain or job.batch > 1 or any(x.ndim != 2 for x, *_ in seen.linear):
+        if kind is None or not job.plain or job.batch > 1 or any(x.ndim != 2 for x, *_ in seen.linear):
             raise NotTwoLayersError
         self.relu, self.sigmoid = kind
         (_, self.W, self.b, _), (_, self.V, self.c, _) = seen.linear

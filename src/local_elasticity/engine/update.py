@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.problem import Params, Problem
+from local_elasticity.engine.problem import Moment, Problem, as_real
+from local_elasticity.engine.replica import Params
 
 Rule = Callable[[Params, Params], Params]
 """(params, gradient) → displacement, a pure function of tensors that may be batched by vmap."""
@@ -47,6 +49,47 @@ def check_update(update: Any) -> None:
         raise TypeError("update: an optimizer was given; wrap it: le.FromOptimizer(optimizer)")
     if not isinstance(update, Update):
         raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
+
+
+def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
+    """The parameters that an update moves: those of the problem's that an optimizer holds, or all."""
+    return update.held(problem) if isinstance(update, FromOptimizer) else problem.steps
+
+
+def rule_of(update: Update, problem: Problem) -> Rule:
+    """The update's rule, after the hooks that the user registered on parameters have seen the gradient."""
+    rule, hooks = update.rule(problem), problem.gradient_hooks()
+    if not hooks:
+        return rule
+    own = problem.named_parameters()
+
+    def displacement(params: Params, gradient: Params) -> Params:
+        seen = {name: _hooked(g, hooks.get(name, ()), own[name].is_complex()) for name, g in gradient.items()}
+        return rule(params, seen)
+
+    return displacement
+
+
+def is_plain(update: Update, rule: Rule, moment: Moment) -> bool:
+    """Whether the displacement is −η times the gradient and nothing else. An update of the user's or of an optimizer is
+    asked for one displacement.
+    """
+    if not update.plain or moment.problem.gradient_hooks():
+        return False
+    if isinstance(update, SGD):
+        return True
+    gradient = {name: torch.full_like(p, 0.5) for name, p in moment.params.items()}
+    moved = rule(moment.params, gradient)
+    return all(torch.allclose(moved[name], -update.step_size * g, rtol=1e-5, atol=0) for name, g in gradient.items())
+
+
+def _hooked(gradient: Tensor, hooks: Iterable[Callable[[Tensor], Tensor | None]], is_complex: bool) -> Tensor:
+    seen = torch.view_as_complex(gradient) if is_complex else gradient
+    for hook in hooks:
+        seen = seen.clone()
+        found = hook(seen)
+        seen = seen if found is None else found
+    return as_real(seen)
 
 
 @dataclass(frozen=True)
@@ -158,37 +201,37 @@ class FromOptimizer:
 
     @property
     def vectorizes(self) -> bool:
-        return type(self.optimizer) in _DIRECT
+        return type(self.optimizer) in _DIRECT and not _has_hooks(self.optimizer)
+
+    def held(self, problem: Problem) -> tuple[str, ...]:
+        """The parameters that the problem steps and the optimizer holds; the others do not move."""
+        return tuple(self._settings(problem))
 
     def rule(self, problem: Problem) -> Rule:
         settings = self._settings(problem)
         if not self.vectorizes:
-            return _on_a_deep_copy(self.optimizer, {name: index for name, (index, _, _) in settings.items()})
+            return _on_a_copy(self.optimizer, {name: index for name, (index, _, _) in settings.items()})
         direct = _DIRECT[type(self.optimizer)]
 
         def displacement(params: Params, gradient: Params) -> Params:
-            return {
-                name: direct(params[name], g, settings[name][1], settings[name][2])
-                if name in settings
-                else torch.zeros_like(g)
-                for name, g in gradient.items()
-            }
+            return {name: direct(params[name], g, settings[name][1], settings[name][2]) for name, g in gradient.items()}
 
         return displacement
 
     def _settings(self, problem: Problem) -> dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]]:
         """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
-        names = {id(p): name for name, p in problem.named_parameters().items() if name in problem.steps}
+        own = problem.named_parameters()
+        names = {id(own[name]): name for name in problem.steps}
         settings: dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]] = {}
         for i, group in enumerate(self.optimizer.param_groups):
             for j, p in enumerate(group["params"]):
                 if id(p) in names:
-                    dtype = problem.dtype or p.dtype
+                    dtype = problem.dtype or p.dtype.to_real()
                     state = self.optimizer.state.get(p, {})
                     settings[names[id(p)]] = ((i, j), group, {key: _cast(value, dtype) for key, value in state.items()})
         if not settings:
             raise ValueError("optimizer: it holds none of the parameters that the problem steps; pass the model's own")
-        return settings
+        return {name: settings[name] for name in problem.steps if name in settings}
 
 
 def _sgd(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
@@ -224,28 +267,41 @@ _DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, An
 }
 
 
-def _on_a_deep_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
     def displacement(params: Params, gradient: Params) -> Params:
-        moving = copy.deepcopy(optimizer)
+        moving = _copied(optimizer)
         after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
-        for group in moving.param_groups:
-            for p in group["params"]:
-                p.grad = None
         for name, p in after.items():
-            p.data = params[name].clone()
-            p.grad = gradient[name].clone()
-            moving.state[p] = {key: _cast(value, p.dtype) for key, value in moving.state[p].items()}
+            stored = torch.view_as_complex if p.is_complex() else Tensor.clone
+            p.data, p.grad = stored(params[name].clone()), stored(gradient[name].clone())
+            moving.state[p] = {key: _cast_state(value, p.dtype) for key, value in moving.state[p].items()}
         try:
-            moving.step()
-        except TypeError as error:
+            type(moving).step(moving)
+        except (TypeError, RuntimeError) as error:
             raise ValueError(
-                f"optimizer: {type(optimizer).__name__} cannot step on a gradient alone ({error}); "
+                f"optimizer: {type(optimizer).__name__} cannot step on a dense gradient alone ({error}); "
                 "use le.SGD, le.Adam or another optimizer"
             ) from error
-        moved = {name: p.detach() - params[name] for name, p in after.items()}
-        return {name: moved.get(name, torch.zeros_like(g)) for name, g in gradient.items()}
+        return {name: as_real(p.detach()) - params[name] for name, p in after.items()}
 
     return displacement
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of its own with parameters of its own; `copy.deepcopy` loses what a class adds to its instances."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    memo = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    for key, value in vars(optimizer).items():
+        if key == "state":
+            made.state = defaultdict(dict, {memo[id(p)]: copy.deepcopy(of, memo) for p, of in value.items()})
+        elif key != "step":  # a scheduler's wrapper, which would step the user's
+            setattr(made, key, copy.deepcopy(value, memo))
+    return made
 
 
 def _decayed(params: Params, gradient: Params, weight_decay: float) -> Params:
@@ -253,7 +309,15 @@ def _decayed(params: Params, gradient: Params, weight_decay: float) -> Params:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and value.ndim else value
+    """A parameter's state as real numbers of this type; counters stay."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return as_real(value).to(dtype) if value.is_floating_point() or value.is_complex() else value
+
+
+def _cast_state(value: Any, dtype: torch.dtype) -> Any:
+    floating = isinstance(value, Tensor) and value.ndim and (value.is_floating_point() or value.is_complex())
+    return value.to(dtype) if floating else value
 
 
 def _checked(name: str, value: Any, *, zero: bool = False) -> float:

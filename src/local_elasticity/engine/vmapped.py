@@ -13,7 +13,9 @@ from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Rows, own_change
 from local_elasticity.engine.looped import realized_step
-from local_elasticity.engine.problem import Inputs, Params
+from local_elasticity.engine.problem import Inputs
+from local_elasticity.engine.replica import Params
+from local_elasticity.engine.structured import prove
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ class Vmapped:
         return True
 
     def runner(self, job: Job) -> VmappedRunner:
-        if not job.update.vectorizes:
+        if not job.vectorizes:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"
             )
+        prove(job, VmappedRunner, "Vmapped")
         return VmappedRunner(job, self.chunk)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from local_elasticity.engine.guard import FunctionMode, untouched
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.memory import examples_at_once
@@ -16,6 +16,7 @@ from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.shapes import Float
 
 
+@untouched
 def activation(
     model: Problem | nn.Module,
     x: Any,
@@ -64,7 +65,7 @@ def _patterns(moment: Moment, inputs: Any, memory: int | None, bar: Progress) ->
 RELUS = (nn.functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 
 
-class _Patterns(TorchFunctionMode):
+class _Patterns(FunctionMode):
     """Notes which units are on, at every ReLU that runs."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import (
     Factors,
@@ -103,6 +104,7 @@ def symmetrized(S: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return (S + S.T) / 2
 
 
+@untouched
 def ntk(
     problem: Problem,
     x: Any,

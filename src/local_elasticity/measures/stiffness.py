@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.job import check_labels, check_network
@@ -17,6 +18,7 @@ from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.shapes import Float
 
 
+@untouched
 def stiffness(
     problem: Problem,
     sources: Any,

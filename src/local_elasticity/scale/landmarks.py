@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.problem import Problem
 from local_elasticity.measures.kernel import ntk
@@ -18,6 +19,7 @@ SMALLEST = 1e-6
 """Eigenvalues below this share of the largest are rounding, and are left out."""
 
 
+@untouched
 def landmark_features(
     problem: Problem, x: Any, *, landmarks: int = LANDMARKS, seed: int = 0, memory: int | None = None
 ) -> Float[Tensor, "n r"]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
 from local_elasticity.engine.job import check_network
@@ -31,6 +32,7 @@ from local_elasticity.shapes import Float
 DIMENSION = 2048
 
 
+@untouched
 def gradient_sketch(
     problem: Problem, x: Any, *, dimension: int = DIMENSION, seed: int = 0, memory: int | None = None
 ) -> Float[Tensor, "n dimension"]:

@@ -15,7 +15,7 @@ from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.auto import FAILURES, Auto, settled_where_short
-from local_elasticity.engine.guard import held_still
+from local_elasticity.engine.guard import isolated
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.looped import Looped
@@ -131,7 +131,7 @@ class Prober:
             return known[id(stream)]
 
         device = self.sources[1].device
-        with held_still(device, None), torch.no_grad():
+        with isolated(device, None), torch.no_grad():
             return together(lambda: {name: measure(gathered) for name, measure in self.of_features.items()})
 
     def rehearse(self) -> None:

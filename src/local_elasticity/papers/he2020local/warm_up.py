@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.guard import held_still
+from local_elasticity.engine.guard import isolated
 from local_elasticity.papers.he2020local.stack import (
     Activation,
     Loss,
@@ -72,7 +72,7 @@ def learn_two_layers(
     >>> [(one.net(one.x)[:, 0] > 0.5).tolist() for one in learned]
     [[True, True, False, False], [True, True, False, False]]
     """
-    with held_still(torch.device(device), None), torch.no_grad():
+    with isolated(torch.device(device), None), torch.no_grad():
         x, W, V, c = _stacked(lessons, width, device, dtype)
         if activation == "linear":
             W, V = linear_units_gathered(W, V)
@@ -97,7 +97,7 @@ def learn_one(lesson: Lesson, schedule: Schedule, make: Callable[[], nn.Module],
     >>> learned.net(learned.x)[:, 0].round(decimals=2).tolist()
     [1.0, 0.0]
     """
-    with held_still(torch.device(device), None):
+    with isolated(torch.device(device), None):
         torch.manual_seed(lesson.seed)
         net = make().to(device)
         x, y = lesson.x.to(device), lesson.y.to(device, lesson.x.dtype)

@@ -1,0 +1,253 @@
+"""A structural copy of a model: its own modules, modes, hooks, attributes and containers; tensors are shared.
+
+Parameters and buffers are put into the copy by name, wherever the model keeps them: registered, in a list such as the
+`_flat_weights` of an LSTM, or in a closure. Functions and methods that are bound to a module are bound to its copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MOST_PARTS = 200
+"""Objects with more parts than this are shared, not copied: a trainer that a module refers to is a whole program."""
+
+_ATOMS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type, range, torch.dtype, torch.device, torch.Size}
+    | {torch.layout, torch.memory_format, types.BuiltinFunctionType, types.ModuleType}
+)
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_PICKLED_BY = ("__reduce_ex__", "__reduce__", "__getstate__")
+_RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+class StructuralCopy:
+    """A copy of `model`, with the tensors that are registered in it to be put by name.
+
+    Attributes:
+        model: the copy.
+        tensors: tensors that modules hold without having registered them; shared with the user's model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Mapping[int, str],
+        *,
+        training: bool,
+        dtype: torch.dtype | None = None,
+        clone: bool = False,
+    ) -> None:
+        """`names` are those of parameters and buffers by identity. Other tensors are cast to `dtype` where they are
+        floating-point numbers, and cloned where they may be written.
+        """
+        self.tensors: list[Tensor] = []
+        self._names, self._training, self._dtype, self._clone = names, training, dtype, clone
+        self._slots: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+        self._parts: list[Any] = []
+        self._copies: dict[int, Any] = {}
+        self._tree = {id(module) for module in model.modules()}
+        self.model: nn.Module = self.of(model)
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors wherever the model keeps the parameter or buffer of that name."""
+        for name, tensor in tensors.items():
+            for container, key in self._slots[name]:
+                container[key] = tensor
+
+    def contents(self) -> list[list[Any]]:
+        """What every container holds now, for a comparison by identity."""
+        return [list(part.values()) if isinstance(part, dict) else list(part) for part in self._parts]
+
+    def of(self, value: Any) -> Any:
+        """The copy of a part of the model."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if id(value) not in self._copies:
+            self._copies[id(value)] = value  # where a copy refers to itself before it is made
+            self._copies[id(value)] = self._copy(value, kind)
+        return self._copies[id(value)]
+
+    def _copy(self, value: Any, kind: type) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if kind in (dict, OrderedDict) or isinstance(value, (dict, list, set, deque)):
+            return self._container(value)
+        if kind in (tuple, frozenset):
+            return kind(self.of(part) for part in value)
+        if isinstance(value, (types.MethodType, types.FunctionType, functools.partial, weakref.ref)):
+            return self._callable(value)
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        return copy.deepcopy(value) if isinstance(value, _RANDOM) else self._object(value)
+
+    def _put(self, container: Any, key: Any, value: Any) -> None:
+        """Put the copy of a value; what is registered by name can be put again."""
+        name = self._names.get(id(value))
+        if name is not None:
+            self._slots[name].append((container, key))
+        container[key] = value if name is not None else self.of(value)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        self.tensors.append(tensor)
+        copied = tensor.data.clone() if self._clone else tensor.data
+        return copied.to(self._dtype) if self._dtype and copied.is_floating_point() else copied
+
+    def _module(self, module: nn.Module) -> Any:
+        inner = unwrapped(module)
+        if inner is not module:
+            return self.of(inner)
+        made = self._copies[id(module)] = object.__new__(type(module))
+        attributes = made.__dict__
+        self._parts.append(attributes)
+        for key, value in module.__dict__.items():
+            if key in ("_parameters", "_buffers"):
+                attributes[key] = {}
+                for name, tensor in value.items():
+                    self._put(attributes[key], name, tensor)
+            elif key in _OF_EVERY_MODULE and isinstance(value, (dict, set)) and not value:
+                attributes[key] = value.copy()
+            else:
+                self._put(attributes, key, value)
+        if "_compiled_call_impl" in attributes:
+            attributes["_compiled_call_impl"] = None
+        if id(module) in self._tree:
+            attributes["training"] = self._training
+        return made
+
+    def _container(self, value: Any) -> Any:
+        made = self._copies[id(value)] = copy.copy(value)
+        self._parts.append(made)
+        if isinstance(value, dict):
+            for key, part in value.items():
+                self._put(made, key, part)
+        elif isinstance(value, (list, deque)):
+            for i, part in enumerate(value):
+                self._put(made, i, part)
+        else:
+            made.clear()
+            made.update(self.of(part) for part in value)
+        return made
+
+    def _callable(self, value: Any) -> Any:
+        """Bound to the copies of what it is bound to; itself where it is bound to nothing of the model's."""
+        if isinstance(value, types.MethodType):
+            owner = self._bound(value.__self__)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, weakref.ref):
+            there = value()
+            return weakref.ref(self.of(there)) if isinstance(there, nn.Module) else value
+        if isinstance(value, functools.partial):
+            args = [self._bound(part) for part in value.args]
+            named = {key: self._bound(part) for key, part in value.keywords.items()}
+            return functools.partial(self._bound(value.func), *args, **named)
+        return self._function(value)
+
+    def _bound(self, value: Any) -> Any:
+        """The copy of a module or of something bound to one; an observer's list, say, stays what it is."""
+        bound = (nn.Module, types.MethodType, types.FunctionType, functools.partial, weakref.ref)
+        return self.of(value) if isinstance(value, bound) else value
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        values = [_inside(cell) for cell in function.__closure__ or ()]
+        copies = [self._bound(value) for value in values]
+        named = [self._names.get(id(value)) for value in values]
+        if not any(named) and all(one is other for one, other in zip(values, copies, strict=True)):
+            return function
+        fresh = tuple(types.CellType() if part is _NOTHING else types.CellType(part) for part in copies)
+        for cell, name in zip(fresh, named, strict=True):
+            if name is not None:
+                self._slots[name].append((_Cell(cell), 0))
+        made = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, fresh
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        made.__dict__.update(function.__dict__)
+        return made
+
+    def _object(self, value: Any) -> Any:
+        """A plain Python object with its own attributes; anything else, and what is large, is shared."""
+        if not _is_plain(value) or _parts_of(value) > MOST_PARTS:
+            return value
+        made = self._copies[id(value)] = object.__new__(type(value))
+        self._parts.append(made.__dict__)
+        for key, part in value.__dict__.items():
+            self._put(made.__dict__, key, part)
+        return made
+
+
+_NOTHING = object()
+
+
+def _inside(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return _NOTHING
+
+
+class _Cell:
+    """A closure's cell as a container of one thing."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+def unwrapped(model: Any) -> Any:
+    """The module inside torch.compile, DataParallel and DistributedDataParallel."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an object is no more than its attributes."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (Enum, type, BaseException))
+        and all(
+            getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")
+        )
+        and not hasattr(kind, "__slots__")
+        and not hasattr(kind, "__deepcopy__")
+    )
+
+
+def _parts_of(value: Any) -> int:
+    """How many objects hang on this one; no more than `MOST_PARTS` + 1 are counted."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting and len(seen) <= MOST_PARTS:
+        one = waiting.pop()
+        if type(one) in _ATOMS or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset, deque)):
+            waiting += one
+        elif not isinstance(one, nn.Module) and _is_plain(one):
+            waiting += one.__dict__.values()
+    return len(seen)

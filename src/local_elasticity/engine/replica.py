@@ -1,0 +1,183 @@
+"""The replica: a private copy of the user's model, on which everything is measured.
+
+The user's modules are never swapped, switched or written, whatever a forward pass does and however it ends. Weights are
+shared with the model; a pass that writes weights, inputs or attributes gets copies of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from local_elasticity.engine.copying import StructuralCopy
+from local_elasticity.engine.flattened import flattened
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules."""
+
+    inputs: bool = False
+    tensors: frozenset[str] = frozenset()
+    attributes: bool = False
+
+    def __or__(self, other: Effects) -> Effects:
+        return Effects(self.inputs or other.inputs, self.tensors | other.tensors, self.attributes or other.attributes)
+
+
+class Replica:
+    """A model that is called with its parameters given by name. A plain function f(params, inputs) is not copied.
+
+    Attributes:
+        names: of the user's own parameters and buffers, by identity.
+        effects: what passes write. As long as it is None, every pass is taken to write everything.
+        written: after a pass, the copies of parameters and buffers that it was given to write.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        names: dict[int, str],
+        constants: Params,
+        *,
+        training: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.names, self.constants = model, names, constants
+        self.effects: Effects | None = None
+        self.written: Params = {}
+        self._options: dict[str, Any] = {"training": training, "dtype": dtype}
+        self._kept: StructuralCopy | None = None
+        self._observed: tuple[nn.Module, Callable[..., Any]] | None = None
+
+    def __call__(self, params: Params, inputs: Any) -> Any:
+        """What the model returns for these inputs at these parameters."""
+        effects = self.effects
+        if effects is None or effects.inputs:
+            inputs = tree_map(Tensor.clone, inputs)
+        names = {*self.constants, *params} if effects is None else effects.tensors
+        self.written = {name: (params if name in params else self.constants)[name].clone() for name in names}
+        tensors = {**params, **self.written} if names else params
+        if not isinstance(self.model, nn.Module):
+            return self.model({**self.constants, **tensors}, inputs)
+        if self._kept is None or effects is None or effects.attributes:
+            self._kept = self.copy(clone=True)
+        return _called(self._kept, tensors, inputs)
+
+    def having(self, constants: Params) -> Replica:
+        """The same model with these constants."""
+        return Replica(self.model, self.names, constants, **self._options)
+
+    def copy(self, *, clone: bool) -> StructuralCopy:
+        """A new copy of the module that has the constants; other tensors of its attributes are cloned or shared."""
+        assert isinstance(self.model, nn.Module)
+        made = StructuralCopy(self.model, self.names, clone=clone, **self._options)
+        made.put(self.constants)
+        if self._observed is not None:
+            module, hook = self._observed
+            made.of(module).register_forward_hook(hook)
+        return made
+
+    def observe(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Register a forward hook on the copies of a module of the user's."""
+        self._observed = module, hook
+        self._kept = None
+
+    def module_names(self) -> dict[int, str]:
+        """The names of the modules of the copy that ran last, by identity."""
+        modules = self._kept.model.named_modules() if self._kept is not None else ()
+        return {id(module): name for name, module in modules}
+
+    def watch(self, params: Params, inputs: Any) -> Any:
+        """Run the model on these inputs and note what it writes. Nothing of it is written, so what the model returns
+        is right only where `effects` is empty.
+        """
+        of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
+        of_tensors = {_storage(tensor): name for name, tensor in {**self.constants, **params}.items()}
+        if not isinstance(self.model, nn.Module):
+            with torch.no_grad(), _Writes({*of_inputs, *of_tensors}) as writes:
+                result = self.model({**self.constants, **params}, inputs)
+            attributes = False
+        else:
+            made = self.copy(clone=False)
+            held = {_storage(tensor) for tensor in made.tensors}
+            made.put(params)
+            before = made.contents()
+            with torch.no_grad(), _Writes({*of_inputs, *of_tensors, *held}) as writes:
+                result = _called(made, params, inputs)
+            attributes = not writes.seen.isdisjoint(held) or not _same(before, made.contents())
+            self._kept = None if attributes else made
+        tensors = frozenset(of_tensors[at] for at in writes.seen if at in of_tensors)
+        found = Effects(not writes.seen.isdisjoint(of_inputs), tensors, attributes)
+        self.effects = found if self.effects is None else self.effects | found
+        return result
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a model: a dict is keywords, a tuple or list is positional."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _called(made: StructuralCopy, tensors: Params, inputs: Any) -> Any:
+    made.put(tensors)
+    args, kwargs = arguments(inputs)
+    return made.model(*args, **kwargs)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
+    """Whether containers hold the very same things."""
+    return all(
+        len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+class _Writes(TorchDispatchMode):
+    """Notes which of the `protected` storages functions write, and lets them write copies instead."""
+
+    def __init__(self, protected: Collection[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.protected = protected
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        places = _written_arguments(func)
+        if places:
+            args = [self._instead(one) if i in places else one for i, one in enumerate(args)]
+            kwargs = {key: self._instead(one) if key in places else one for key, one in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _instead(self, value: Any) -> Any:
+        written = {_storage(leaf) for leaf in flattened(value) if isinstance(leaf, Tensor)} & set(self.protected)
+        if not written:
+            return value
+        self.seen |= written
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value)
+
+
+@cache
+def _written_arguments(func: Any) -> frozenset[int | str]:
+    """Places and names of the arguments that a function writes."""
+    found: set[int | str] = set()
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found |= {i, argument.name}
+    return frozenset(found)

@@ -1,0 +1,60 @@
+"""What a network is made of, its weights aside: what findings about it, such as its fastest engine, are cached by."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import Tensor, nn
+
+MOST_ENTRIES = 64
+"""Longer containers count by their length alone."""
+
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+
+def traits(model: Callable[..., Any]) -> Hashable:
+    """The classes of all modules and the attributes and hooks that decide what their forward pass does.
+
+    It is equal as long as these stay the same, and keeps nothing alive.
+    """
+    return tuple(_of_module(module) for module in model.modules()) if isinstance(model, nn.Module) else ()
+
+
+def _of_module(module: nn.Module) -> Hashable:
+    own = tuple((key, stand_in(value)) for key, value in vars(module).items() if key not in _OF_EVERY_MODULE)
+    hooks = tuple(stand_in(hook) for name in _HOOKS for hook in getattr(module, name).values())
+    return type(module), own, hooks
+
+
+def stand_in(value: Any, depth: int = 2) -> Hashable:
+    """Equal for as long as a value is the same: itself for numbers and words, a weak reference to a function, the
+    contents of a container or object.
+
+    >>> stand_in([1, "a"]) == stand_in([1, "a"]), stand_in([1]) == stand_in([True])
+    (True, False)
+    """
+    if isinstance(value, _VALUES):
+        return type(value), value
+    if isinstance(value, Tensor):
+        return Tensor, tuple(value.shape), value.dtype
+    if isinstance(value, (list, tuple, dict)):
+        parts = list(value.items()) if isinstance(value, dict) else list(value)
+        inside = parts if depth and len(parts) <= MOST_ENTRIES else []
+        return type(value), len(parts), tuple(stand_in(part, depth - 1) for part in inside)
+    if callable(value):
+        return _reference(value)
+    return type(value), stand_in(vars(value), depth - 1) if depth and hasattr(value, "__dict__") else None
+
+
+def _reference(value: Any) -> Hashable:
+    try:
+        reference = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
+        hash(reference)
+    except TypeError:
+        return type(value).__qualname__
+    return reference
