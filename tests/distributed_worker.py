@@ -5,11 +5,14 @@ import sys
 from contextlib import contextmanager
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.utils.prune
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.emergence import FeatureMeasure, stream_features
 from local_elasticity.training import probe
 
 MEASURES = ("relative", "kl", "normalized_kernel", "stiffness_cos", "activation")
@@ -65,6 +68,73 @@ def train(store, *, budget=None, distract=False, sources=7, schedule=None):
     return monitor
 
 
+class Fault:
+    """Raises on one rank while it is on."""
+
+    on = False
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __call__(self, value):
+        if self.on and dist.get_rank() == self.rank:
+            raise ValueError("failed, on purpose")
+        return value
+
+
+class Faulty(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, x):
+        return self.fault(x)
+
+
+class FaultyOn(Fault):
+    def due(self, step):
+        return self(True)
+
+
+def check_failures(rank):
+    """A rank that fails, wherever it does, leaves no other waiting; all of them skip the same probes and stop."""
+    torch.manual_seed(0)
+    measure, forward, features, schedule = Fault(rank), Fault(rank), Fault(rank), FaultyOn(0)
+
+    def mine(response):
+        return measure(le.relative(response))
+
+    def norm(rows, labels):
+        return features(rows.norm())
+
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), Faulty(forward))
+    x, y = torch.randn(7, 4), torch.arange(7) % 3
+    norms = FeatureMeasure(norm, stream_features(net, [(x, y)], layer="1"))
+    measures = (mine, "stiffness_cos", norms)
+    monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=measures, schedule=schedule, budget=None)
+    assert monitor.step(0)
+    measure.on = True
+    assert monitor.step(1)
+    measure.on, features.on = False, True
+    assert monitor.step(2)
+    features.on = False
+    found = [probe.similarity["mine"] for probe in monitor.history]
+    assert [bool(np.isnan(S).all()) for S in found] == [False, True, False]
+    nn.utils.prune.random_unstructured(net[0], "weight", 0.5)
+    assert monitor.step(3)
+    assert list(monitor.history.notes) == [3]
+    forward.on = True
+    assert not any(monitor.step(step) for step in range(4, 10))
+    forward.on = False
+    assert (monitor.history.steps, monitor.skipped) == ([0, 1, 2, 3], [4, 5, 6])
+    assert "step 6" in monitor.stopped
+    assert not monitor.step(10)
+    assert monitor.probe(11)
+    schedule.on = True
+    assert not any(monitor.step(step) for step in range(12, 17))
+    assert monitor.history.steps == [0, 1, 2, 3, 11]
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # one that waits for another fails
     folder = sys.argv[1]
@@ -75,6 +145,8 @@ if __name__ == "__main__":
     with out_of_memory_once(rank=1):
         lucky = train(None)
     assert (lucky.history.steps, lucky.skipped) == ([0, 4], [2])  # training went on, on both
+    for rank in range(2):
+        check_failures(rank)
     if dist.get_rank() == 0:
         torch.save(
             {"steps": shared.history.steps, "tight": tight.history.steps, "few": few.history.state()},

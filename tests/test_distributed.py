@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_two_processes_measure_what_one_measures(tmp_path):
     """Seven sources on two ranks; a budget and a schedule that only rank 0 may decide on; fewer sources than ranks;
-    and a rank that runs out of memory, which costs one probe on both."""
+    and a rank that runs out of memory or fails otherwise, which costs probes on both, and leaves none waiting."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     answer = subprocess.run(

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ def interruption(error: BaseException) -> BaseException | None:
 class FunctionMode(TorchFunctionMode):
     """A mode that leaves the stack as it found it, also where an interrupt kept torch from putting it back on."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         self._depth = torch._C._len_torch_function_stack()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

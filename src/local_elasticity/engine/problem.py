@@ -43,6 +43,8 @@ class Problem:
     given: Mapping[str, Tensor] | None = None
     dtype: torch.dtype | None = None
     weights: Mapping[str, Tensor] | None = None
+    by_default: bool = False
+    """Whether nobody selected the parameters that step: they are those that require a gradient."""
 
     @classmethod
     def of(
@@ -87,7 +89,8 @@ class Problem:
         if mode == "train":
             refuse_random(model)
         given = params if isinstance(params, Mapping) else None
-        problem = cls(model, name, function, kind, _selected(model, params), mode, output, given)
+        steps = selected(model, params)
+        problem = cls(model, name, function, kind, steps, mode, output, given, by_default=params is None)
         refuse_unsupported(model, problem.named_tensors(), problem.steps)
         return problem
 
@@ -305,7 +308,8 @@ def _can_step(p: Tensor) -> bool:
     return (p.is_floating_point() or p.is_complex()) and (lazy or p.numel() > 0)
 
 
-def _selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, ...]:
+def selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, ...]:
+    """The names of the parameters that step."""
     if not isinstance(model, nn.Module):
         if not isinstance(params, Mapping) or not params:
             raise TypeError('params: a plain function needs its parameters, for example params={"w": tensor}')

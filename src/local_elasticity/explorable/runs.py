@@ -168,12 +168,13 @@ def _of_history(name: str, history: History) -> Run:
     targets = Side(np.arange(len(history.target_classes)), np.array(history.target_classes))
     engines = sorted({probe.engine for probe in history})
     seconds = sum(probe.seconds for probe in history)
-    hidden = ("format", "source_classes", "target_classes", "engine")
+    hidden = ("format", "source_classes", "target_classes", "engine", "notes")
+    notes = tuple(f"At step {step}: {note}." for step, note in history.notes.items())
     about = {key: value for key, value in history.about.items() if key not in hidden}
     about |= {"engine": engines, "probes": len(history), "seconds of probing": round(seconds, 2)}
     numbers = {number: data[number].values for number in history.numbers}
     panels = panels if len(history) else ()
-    return Run(str(name), "history", panels, sources, targets, history.square, about, numbers=numbers)
+    return Run(str(name), "history", panels, sources, targets, history.square, about, numbers=numbers, notes=notes)
 
 
 def with_examples(run: Run, examples: Any) -> Run:

@@ -32,6 +32,10 @@ DESCRIPTION = "zarr.json"
 LITTLE_ENDIAN = {"float64": "<f8", "int64": "<i8"}
 
 
+class OtherWriterError(OSError):
+    """Another monitor has written to the store."""
+
+
 class HistoryStore:
     """Probes of n sources and m targets under a few measures, appended one at a time.
 
@@ -70,7 +74,7 @@ class HistoryStore:
         else:
             self._create({**identity, **about})
         self._names = [name for name in ORDER if (self.path / name).exists()]
-        self._engine = self.about.get("engine")
+        self._said = self.about
         self._count, self._length = len(self.steps()), self._array("step").shape[0]
 
     @classmethod
@@ -147,9 +151,8 @@ class HistoryStore:
         }
         descriptions = {name: json.loads((self.path / name / DESCRIPTION).read_text()) for name in self._names}
         if descriptions["step"]["shape"][0] != self._length:
-            raise OSError("another monitor writes to it; give each its own")
-        if engine != self._engine:
-            self._say(engine)
+            raise OtherWriterError("another monitor writes to it; give each its own")
+        self.say(engine=engine)
         for name, about in descriptions.items():
             about["shape"][0] = self._count + 1
             place = [self._count] + [0] * (len(about["shape"]) - 1)
@@ -161,11 +164,15 @@ class HistoryStore:
             write_whole(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count = self._length = self._count + 1
 
-    def _say(self, engine: str) -> None:
+    def say(self, **facts: Any) -> None:
+        """Add to `about`; nothing is written if it says so already or if there is nothing to say."""
+        new = {name: value for name, value in facts.items() if (self._said.get(name) or None) != (value or None)}
+        if not new:
+            return
         about = json.loads((self.path / DESCRIPTION).read_text())
-        about["attributes"]["engine"] = json.dumps(engine)
+        about["attributes"] |= {name: json.dumps(value) for name, value in new.items()}
         write_whole(self.path / DESCRIPTION, json.dumps(about).encode())
-        self._engine = engine
+        self._said = {**self._said, **new}
 
     def keep(self, count: int) -> None:
         """Drop all probes after the first `count`; the steps go first."""

@@ -1,5 +1,6 @@
 """Watching local elasticity while a network trains."""
 
+from local_elasticity.training.failures import MonitorWarning
 from local_elasticity.training.monitor import Monitor
 from local_elasticity.training.phases import ChangePoint, change_point, half_life, locality
 from local_elasticity.training.schedule import Every, Listed, LogSpaced, PerEpoch
@@ -10,6 +11,7 @@ __all__ = [
     "Listed",
     "LogSpaced",
     "Monitor",
+    "MonitorWarning",
     "PerEpoch",
     "change_point",
     "half_life",

@@ -5,7 +5,7 @@ Rank 0 decides when a probe is taken and tells the others, so that clocks that d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from local_elasticity.engine.inputs import take
+from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.response import Response
 
 T = TypeVar("T")
@@ -52,6 +53,19 @@ def decided(answer: bool) -> bool:
 class OthersFailedError(RuntimeError):
     """Another process could not do its share; its own message says why."""
 
+    def __init__(self, *, out_of_memory: bool) -> None:
+        super().__init__("another process could not measure its share; its own message says why")
+        self.out_of_memory = out_of_memory
+
+
+FINE, OUT_OF_MEMORY, FAILED = 0, 1, 2
+"""How a rank did its share."""
+
+
+def for_want_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, here or in another process."""
+    return error.out_of_memory if isinstance(error, OthersFailedError) else is_out_of_memory(error)
+
 
 def together(work: Callable[[], T]) -> T:
     """Do this rank's share of the work; raise on every rank where it fails on one, so that none waits for another."""
@@ -62,12 +76,13 @@ def together(work: Callable[[], T]) -> T:
         result = work()
     except Exception as raised:
         error = raised
-    told = torch.tensor([error is None], dtype=torch.int32, device=_device())
-    dist.all_reduce(told, op=dist.ReduceOp.MIN)
+    own = FINE if error is None else OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
+    told = torch.tensor([own], dtype=torch.int32, device=_device())
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
     if error is not None:
         raise error
-    if not told.item():
-        raise OthersFailedError("another process could not measure its share; its own message says why")
+    if told.item() != FINE:
+        raise OthersFailedError(out_of_memory=told.item() == OUT_OF_MEMORY)
     return result
 
 
@@ -89,20 +104,34 @@ def gathered_response(mine: Response, n: int, *, square: bool) -> Response:
     """The response of all n sources from the shares of the ranks; `square` where the targets are all sources."""
     if not shared(n):
         return mine
-    whole = {name: gathered_rows(getattr(mine, name), n) for name in OF_SOURCES}
+    whole = dict(zip(OF_SOURCES, gathered_rows([getattr(mine, name) for name in OF_SOURCES], n), strict=True))
     return replace(mine, **whole, targets_are_sources=square)  # type: ignore[arg-type]
 
 
-def gathered_rows(mine: Tensor, n: int) -> Tensor:
-    """The rows of all ranks, one after another; blocks of unequal length are padded and trimmed."""
+def gathered_rows(mine: Sequence[Tensor], n: int) -> list[Tensor]:
+    """Of each tensor the rows of all ranks, one after another; blocks of unequal length are padded and trimmed.
+
+    Memory may run out on one rank alone, so it is taken before the ranks exchange anything, and released after.
+    """
     if not shared(n):
-        return mine
+        return list(mine)
     sizes = [len(rows) for rows in torch.arange(n).tensor_split(dist.get_world_size())]
-    block = torch.zeros(max(sizes), *mine.shape[1:], dtype=mine.dtype, device=_device())
+    padded = together(lambda: [_padded(one, max(sizes)) for one in mine])
+    for block, parts in padded:
+        dist.all_gather(parts, block)
+    return together(
+        lambda: [
+            torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).to(one.device)
+            for one, (_, parts) in zip(mine, padded, strict=True)
+        ]
+    )
+
+
+def _padded(mine: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
+    """A block of `size` rows that begins with one's own, and room for that of every rank."""
+    block = torch.zeros(size, *mine.shape[1:], dtype=mine.dtype, device=_device())
     block[: len(mine)] = mine.detach()
-    blocks = [torch.empty_like(block) for _ in sizes]
-    dist.all_gather(blocks, block)
-    return torch.cat([one[:size] for one, size in zip(blocks, sizes, strict=True)]).to(mine.device)
+    return block, [torch.empty_like(block) for _ in range(dist.get_world_size())]
 
 
 def _device() -> torch.device:

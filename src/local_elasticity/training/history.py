@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from local_elasticity.store.history import HistoryStore
+    from local_elasticity.training.on_disk import OnDisk
 
 logger = logging.getLogger("local_elasticity")
 
@@ -41,7 +42,8 @@ class Probe:
 class History:
     """Probes in the order of their steps, and what can be made of them.
 
-    Where the disk is full or gone, the history goes on in memory and says so once.
+    If the store cannot be written, the history goes on in memory and warns once. `notes` say, by step, what changed
+    around the run: which parameters step, on which device, that probing stopped.
     """
 
     def __init__(
@@ -58,16 +60,18 @@ class History:
         self.measures, self.numbers = tuple(measures), tuple(numbers)
         self.source_classes, self.target_classes = list(source_classes), list(target_classes)
         self.about = {**(about or {}), "targets_are_sources": square}
+        self.notes: dict[int, str] = {}
         self._probes: list[Probe] = []
         self._frames: dict[tuple[int, str], pd.DataFrame] = {}
         self._told: set[str] = set()
-        self._store: HistoryStore | None = None
+        self._disk: OnDisk | None = None
         if store is not None:
             from local_elasticity.store.history import HistoryStore
 
             classes = self.source_classes, self.target_classes
-            self._read(HistoryStore(store, self.measures, *classes, self.about, numbers=self.numbers))
-            self._tell_of_changes()
+            opened = HistoryStore(store, self.measures, *classes, self.about, numbers=self.numbers)
+            self._read(opened)
+            self._tell_of_changes(opened)
 
     @classmethod
     def open(cls, path: str | Path) -> History:
@@ -83,17 +87,19 @@ class History:
         return history
 
     def _read(self, store: HistoryStore) -> None:
+        from local_elasticity.training.on_disk import OnDisk
+
         engine = str(store.about.get("engine", ""))
         for step, values, seconds, found in store.probes():
             similarity = dict(zip(self.measures, values, strict=True))
             numbers = dict(zip(self.numbers, found, strict=True))
             self._probes.append(Probe(step, similarity, seconds, engine, numbers))
-        self._store = store
+        self.notes = {int(step): str(note) for step, note in store.about.get("notes", {}).items()}
+        self._disk = OnDisk(store)
 
-    def _tell_of_changes(self) -> None:
+    def _tell_of_changes(self, store: HistoryStore) -> None:
         """Say where the store was begun with another update, loss or policy."""
-        assert self._store is not None
-        begun = self._store.about
+        begun = store.about
         for name in ("update", "loss", "policy"):
             if begun.get(name) != self.about.get(name):
                 logger.warning("store: it was begun with %s %s, not %s", name, begun.get(name), self.about.get(name))
@@ -119,30 +125,32 @@ class History:
 
     @property
     def stored(self) -> bool:
-        """Whether it grows on disk."""
-        return self._store is not None
+        """Whether all of it is on disk."""
+        return self._disk is not None and self._disk.whole
 
     def append(self, probe: Probe) -> None:
         """To the store first, so that what interrupts it leaves neither ahead of the other."""
-        if self._store is not None:
-            self._put(self._store, probe)
+        if self._disk is not None:
+            self._disk.append(probe, self.notes)
         self._probes.append(probe)
 
-    def _put(self, store: HistoryStore, probe: Probe) -> None:
-        try:
-            store.append(
-                probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine, numbers=probe.numbers
-            )
-        except OSError as error:
-            logger.warning("store: %s cannot be written (%s); the history goes on in memory", store.path, error)
-            self._store = None
+    def note(self, step: int, note: str) -> None:
+        """Write down what changed at this step."""
+        self.notes[step] = f"{self.notes[step]}; {note}" if step in self.notes else note
+        self.flush()
+
+    def flush(self) -> None:
+        """Try to write to the store what it lacks."""
+        if self._disk is not None:
+            self._disk.flush(self.notes)
 
     def keep_until(self, step: int) -> None:
         """Drop probes after `step`: they belong to a continuation that was given up."""
         self._probes = [probe for probe in self._probes if probe.step <= step]
         self._frames.clear()
-        if self._store is not None:
-            self._store.keep(len(self._probes))
+        self.notes = {at: note for at, note in self.notes.items() if at <= step}
+        if self._disk is not None:
+            self._disk.keep(step, len(self._probes))
 
     @property
     def identity(self) -> dict[str, list[Any]]:
@@ -177,9 +185,10 @@ class History:
             for probe in self._probes
         ]
 
-    def load(self, state: Sequence[Mapping[str, Any]], step: int) -> None:
+    def load(self, state: Sequence[Mapping[str, Any]], step: int, notes: Mapping[int, str] | None = None) -> None:
         """Go on from a checkpoint at `step`: what the store holds so far, and what the checkpoint knows besides."""
         self.keep_until(step)
+        self.notes |= notes or {}
         last = max(self.steps, default=-1)
         for one in state:
             if last < one["step"] <= step:
@@ -266,7 +275,8 @@ class History:
             for name in self.measures
         }
         arrays |= {name: ("step", [probe.numbers[name] for probe in self]) for name in self.numbers}
-        return xr.Dataset(arrays, coords=coords, attrs=self.about)
+        notes = [f"step {step}: {note}" for step, note in self.notes.items()]
+        return xr.Dataset(arrays, coords=coords, attrs=self.about | ({"notes": notes} if notes else {}))
 
 
 def _where(theirs: list[Any], mine: list[Any]) -> str:

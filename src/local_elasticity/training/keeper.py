@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from local_elasticity.engine.clock import wait_for
-from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.replay import Launched
 from local_elasticity.training.budget import Budget
-from local_elasticity.training.distributed import OthersFailedError, first
+from local_elasticity.training.distributed import first, for_want_of_memory, together
+from local_elasticity.training.failures import Failures, MonitorWarning, first_line, tell
 from local_elasticity.training.history import History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
-from local_elasticity.training.probe import Prober
+from local_elasticity.training.probe import Found, Prober
 
 logger = logging.getLogger("local_elasticity")
 
@@ -37,10 +37,14 @@ class UnderWay:
 
 
 class Keeper:
-    """Takes probes, one at a time, within a budget's accounts, for a history and for loggers."""
+    """Takes probes, one at a time, within a budget's accounts, for a history and for loggers.
+
+    `take` raises what goes wrong with a probe. `safely` reports it instead, for training that must go on.
+    """
 
     def __init__(self, prober: Prober, history: History, budget: Budget, loggers: Loggers) -> None:
         self.prober, self.history, self.budget, self.loggers = prober, history, budget, loggers
+        self.failures = Failures()
         self._under_way: UnderWay | None = None
 
     @property
@@ -58,24 +62,58 @@ class Keeper:
     def take(self, step: int) -> bool:
         """Probe now; False where memory did not suffice."""
         self.finish()
-        wait_for(self.prober.sources[1].device)  # what training has queued is not the probe's
         taken = self._spared(step, lambda: self._begin(step))
-        return taken if self._beside() else taken and self.finish()
+        return taken if self._beside() else taken and self._finished()
+
+    def safely(self, step: int, work: Callable[[], bool]) -> bool:
+        """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
+        try:
+            return work()
+        except MonitorWarning:  # the user has turned warnings into errors
+            raise
+        except Exception as error:
+            self.budget.skipped.append(step)
+            if self.failures.count(step, error) and self.failures.stopped:
+                self.history.note(step, self.failures.stopped)
+            self.failures.tell_of_probe(step, error)
+            return False
 
     def look(self) -> None:
         """Write down the probe that was under way, where it is done."""
-        if self._under_way is not None and self._under_way.launched.done:
-            self.finish()
+        one = self._under_way
+        if one is not None:
+            self.safely(one.step, lambda: not one.launched.done or self._finished())
 
     def finish(self) -> bool:
-        """Wait for the probe under way, and write it down; False where memory did not suffice. If interrupted, call it
-        again.
-        """
+        """Wait for the probe under way, and write it down; False where it failed. If interrupted, call it again."""
         one = self._under_way
-        done = one is None or self._spared(one.step, lambda: self._end(one))
+        return one is None or self.safely(one.step, self._finished)
+
+    def _finished(self) -> bool:
+        one = self._under_way
+        try:
+            done = one is None or self._spared(one.step, lambda: self._end(one))
+        except Exception:
+            self._let_go()
+            raise
+        self._let_go()
+        return done
+
+    def _let_go(self) -> None:
         self._under_way = None
         atexit.unregister(self.finish)
-        return done
+
+    def _follow_model(self, step: int) -> None:
+        """Read again which parameters step, and where they are; say what has changed."""
+        earlier = self.prober.standing
+        self.prober = together(self.prober.at_present)
+        stepped, placed = self.prober.standing.stepped_since(earlier), self.prober.standing.placed_since(earlier)
+        if stepped or placed:
+            self.history.note(step, "; ".join(part for part in (stepped, placed) if part))
+        if placed:
+            logger.info("monitor: from step %d on, %s", step, placed)
+        if stepped:
+            tell(f"monitor: the stepped parameters changed at step {step}: {stepped}. Probing continues")
 
     def _beside(self) -> bool:
         """Whether training may go on beside a probe: neither for loggers that want their steps in order nor while cuDNN
@@ -83,51 +121,76 @@ class Keeper:
         return not (self.loggers.in_order or torch.backends.cudnn.benchmark)
 
     def _begin(self, step: int) -> None:
+        self._follow_model(step)
+        wait_for(self.prober.sources[1].device)  # what training has queued is not the probe's
         with self.budget.probing():
             numbers = self._numbers(step)
             launched = self.prober.launched()
-            found, engine = ({}, "") if launched else self.prober()
-        if launched is None:
-            self._record(step, found, engine, numbers)
-            return
-        self._under_way = UnderWay(step, launched, numbers)
-        atexit.register(self.finish)
+            found = None if launched else self.prober()
+        if found is not None:
+            self._record(step, found, numbers)
+        elif launched is not None:
+            self._under_way = UnderWay(step, launched, numbers)
+            atexit.register(self.finish)
 
     def _end(self, one: UnderWay) -> None:
         if len(self.history) and self.history[-1].step == one.step:
             return  # it was interrupted after it was written down
         self.budget.charge(one.launched.wait())
         with self.budget.recording():
-            found, engine = self.prober.found()
-        self._record(one.step, found, engine, one.numbers)
+            found = self.prober.found()
+        self._record(one.step, found, one.numbers)
 
-    def _record(self, step: int, found: dict[str, np.ndarray], engine: str, numbers: dict[str, float]) -> None:
+    def _record(self, step: int, found: Found, numbers: dict[str, float]) -> None:
         with self.budget.recording():
-            self.history.append(Probe(step, found, self.budget.last_seconds, engine, numbers))
+            failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
+            similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
+            self.history.append(Probe(step, similarity, self.budget.last_seconds, found.engine, numbers))
+            self.failures.worked()
             if first() and self.loggers:
-                classes = self.history.source_classes, self.history.target_classes
-                values = logged_values(found, *classes, square=self.history.square)
-                of_features = {f"local_elasticity/{name}": value for name, value in numbers.items()}
-                self.loggers.log(values | of_features, step)
+                self._log(step, similarity, numbers)
+        self._tell_of_measures(step, found.errors)
+
+    def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
+        try:
+            classes = self.history.source_classes, self.history.target_classes
+            values = logged_values(similarity, *classes, square=self.history.square)
+        except Exception as error:
+            message = f"loggers: nothing to log at step {step} ({first_line(error)}); training continues"
+            self.failures.tell_once("loggers", message, error)
+            return
+        self.loggers.log(values | {f"local_elasticity/{name}": value for name, value in numbers.items()}, step)
 
     def _numbers(self, step: int) -> dict[str, float]:
         """Measures of features; NaN where the features have none, such as in a run that diverges."""
         if not self.history.numbers:
             return {}
-        try:
-            return self.prober.numbers()
-        except ValueError as error:
-            logger.warning("local elasticity: no measures of features at step %d (%s)", step, error)
-            return dict.fromkeys(self.history.numbers, float("nan"))
+        numbers, errors = self.prober.numbers()
+        self._tell_of_measures(step, errors)
+        return numbers
+
+    def _tell_of_measures(self, step: int, errors: Mapping[str, Exception]) -> None:
+        if not errors:
+            return
+        error = next(iter(errors.values()))
+        message = (
+            f"measures: {', '.join(errors)} failed at step {step} ({first_line(error)}). The values are NaN wherever a "
+            "measure fails; the other measures and training continue"
+        )
+        self.failures.tell_once(("measures", *errors), message, error)
 
     def _spared(self, step: int, work: Callable[[], None]) -> bool:
         """Whether there was memory for it; training goes on where there was not."""
         try:
             work()
         except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, OthersFailedError) or is_out_of_memory(error)):
+            if not for_want_of_memory(error):
                 raise
-            logger.warning("local elasticity: no probe at step %d (%s); training goes on", step, error)
+            message = (
+                f"monitor: there is not enough memory for the probe at step {step} ({first_line(error)}). It is "
+                "skipped and training continues; later probes try again"
+            )
             self.budget.skipped.append(step)
+            self.failures.tell_once("memory", message, error)
             return False
         return True

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-logger = logging.getLogger("local_elasticity")
+from local_elasticity.training.failures import first_line, tell
 
 Log = Callable[[Mapping[str, float], int], Any]
 
@@ -15,7 +14,7 @@ IN_ANY_ORDER = ("log_metrics", "add_scalar")
 
 
 class Loggers:
-    """Hands numbers to every logger; one that raises is told of once, and training goes on.
+    """Hands numbers to every logger. One that raises is reported and gets nothing from then on; training continues.
 
     `in_order` says whether one may refuse a step that comes after a later one was logged, as W&B does.
 
@@ -29,21 +28,28 @@ class Loggers:
         if not isinstance(loggers, Iterable):
             raise TypeError(f"loggers: a list of them is wanted, not {type(loggers).__name__}; pass loggers=[logger]")
         loggers = list(loggers)
-        self._logs = [(type(one).__name__, log_of(one)) for one in loggers]
+        self._logs = [(_name(one), log_of(one)) for one in loggers]
         self.in_order = not all(any(hasattr(one, name) for name in IN_ANY_ORDER) for one in loggers)
-        self._broken: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._logs)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        for place, (name, log) in enumerate(self._logs):
+        for one in list(self._logs):
+            name, log = one
             try:
                 log(dict(values), step)
             except Exception as error:
-                if place not in self._broken:
-                    logger.warning("loggers: %s raised %s: %s; training goes on", name, type(error).__name__, error)
-                self._broken.add(place)
+                self._logs.remove(one)
+                tell(
+                    f"loggers: {name} failed at step {step} ({first_line(error)}). It is left out from now on; "
+                    "training and the other loggers continue",
+                    error,
+                )
+
+
+def _name(one: Any) -> str:
+    return str(getattr(one, "__name__", type(one).__name__))
 
 
 def log_of(one: Any) -> Log:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from local_elasticity.emergence.along import FeatureMeasure
+from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem
@@ -39,6 +40,12 @@ MEMORY = 2 << 30
 class Monitor:
     """Watches local elasticity while a network trains, at a cost you choose, and never changes the run.
 
+    Wrong arguments raise at once. Later, `step` raises only for a step that is not a whole number or goes back: if a
+    probe fails, it is skipped with a `le.training.MonitorWarning`, and after three failures in a row probing stops
+    (`stopped` says why). `probe` raises its error and tries again after a stop. If the parameters that step are the
+    default, those that require a gradient, they are read again at every probe; a change is reported and kept in
+    `history.notes`.
+
     Args:
         problem: from `Problem.of`, or a bare model together with `loss=`.
         sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
@@ -51,9 +58,9 @@ class Monitor:
         budget: the share of the training time that probes may take. Where the schedule asks for more, probes are left
             out, written down in `skipped`, and told of. None takes every probe.
         loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
-            log(values, step). One that raises is told of once.
+            log(values, step). One that raises is reported and left out from then on.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
-            monitor with the same store after `load_state_dict`.
+            monitor with the same store after `load_state_dict`. If it cannot be written, probes are kept in memory.
         engine, approximate, memory: as for `respond`; memory is 2 GiB by default. On a GPU the monitor records a probe
             when it is made, where it can, and keeps that memory; training then goes on beside its probes.
 
@@ -71,6 +78,7 @@ class Monitor:
     ([0, 2, 4], 12)
     """
 
+    @untouched
     def __init__(
         self,
         problem: Problem | Callable[..., Any],
@@ -138,26 +146,42 @@ class Monitor:
 
     @property
     def skipped(self) -> list[int]:
-        """Steps whose probe was left out to keep the budget, or for want of memory."""
+        """Steps whose probe was left out to keep the budget, for want of memory, or because it failed."""
         return self.budget.skipped
 
+    @property
+    def stopped(self) -> str | None:
+        """Why and since when nothing is probed, after three failures in a row; None while probing goes on."""
+        return self._keeper.failures.stopped
+
+    @untouched
     def step(self, step: int) -> bool:
-        """Tell the monitor that training is at this step; it probes where one is due. Whether it did."""
+        """Tell the monitor that training is at this step; it probes where one is due. Whether it did.
+
+        A probe that fails is reported and skipped.
+        """
         self._keeper.look()
-        step = self._checked(step)
-        return self._wanted(step) and self._keeper.take(step)
+        number = self._checked(step)
+        return self._keeper.safely(number, lambda: self._wanted(number) and self._keeper.take(number))
 
     def _wanted(self, step: int) -> bool:
-        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about."""
+        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about.
+
+        Rank 0 also decides when probing stops, and answers all the same, so that no rank waits for another.
+        """
         known = isinstance(self.schedule, OF_STEPS_ALONE)
         if known and not self.schedule.due(step):
             return False
-        due = first() and (known or self.schedule.due(step))
-        return decided(due and self.budget.affords(step, busy=self._keeper.busy, asked=self._asked))
+        return decided(first() and self.stopped is None and self._keeper.safely(step, lambda: self._due(step)))
 
+    def _due(self, step: int) -> bool:
+        due = self.schedule.due(step)
+        return due and self.budget.affords(step, busy=self._keeper.busy, asked=self._asked)
+
+    @untouched
     def probe(self, step: int) -> bool:
-        """Probe now, whatever the schedule and the budget say; False where memory did not suffice. On a GPU that has
-        recorded the probe, training may go on beside it.
+        """Probe now, whatever the schedule and the budget say; False where memory did not suffice. What else goes wrong
+        is raised. On a GPU that has recorded the probe, training may go on beside it.
         """
         return self._keeper.take(self._checked(step))
 
@@ -188,6 +212,7 @@ class Monitor:
             "budget": self.budget.state(),
             "taken": len(history),
             "probes": [] if history.stored else history.state(),
+            "notes": dict(history.notes),
             "of_features": {name: one.state() for name, one in self._keeper.prober.of_features.items()},
         }
 
@@ -197,7 +222,7 @@ class Monitor:
             raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
         history = self.history
         history.check_identity(state)
-        history.load(state["probes"], int(state["step"]))
+        history.load(state["probes"], int(state["step"]), state.get("notes"))
         if first() and len(history) < state.get("taken", 0):
             logger.warning(
                 "store: the checkpoint's monitor had taken %d probes, of which %d are here; the others are in the "
@@ -225,10 +250,14 @@ class Monitor:
             self.close()
 
     def close(self) -> None:
-        """Say what is worth saying at the end of training: that nothing was measured, or what was left out."""
+        """Write what the store lacks, and say what is worth saying at the end of training: that nothing was measured,
+        what was left out, or that probing stopped."""
         self._tell_if_silent()
+        self.history.flush()
         if self.skipped:
             logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))
+        if self.stopped:
+            logger.warning("monitor: %s", self.stopped)
 
     def _tell_if_silent(self) -> None:
         """Say once that the schedule never fired."""

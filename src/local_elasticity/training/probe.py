@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -27,7 +27,16 @@ from local_elasticity.engine.response import OfResponse, Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.named import OF_PROBLEM, OF_RESPONSE, check_name
-from local_elasticity.training.distributed import alone, gathered_response, gathered_rows, share, shared, together
+from local_elasticity.training.changes import Standing, at_present
+from local_elasticity.training.distributed import (
+    alone,
+    for_want_of_memory,
+    gathered_response,
+    gathered_rows,
+    share,
+    shared,
+    together,
+)
 
 Measure = str | OfResponse
 
@@ -36,11 +45,22 @@ FEW = 2
 
 
 @dataclass(frozen=True)
+class Found:
+    """Similarities [n, m] by the measure's name, the engine that computed the response, and the errors of measures that
+    failed."""
+
+    similarity: dict[str, np.ndarray]
+    engine: str
+    errors: Mapping[str, Exception] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Prober:
     """What is asked at every probe, read and checked once.
 
     `target_labels` are the loss's, which stiffness alone needs; `targets` is None where they are the sources.
-    `measures` give a similarity [n, m] each, `of_features` a number. `replay` is a probe that a GPU has recorded.
+    `measures` give a similarity [n, m] each, `of_features` a number. `standing` is the model as it was read,
+    and `replay` is a probe that a GPU has recorded.
     """
 
     problem: Problem
@@ -52,6 +72,7 @@ class Prober:
     update: Update
     engine: Engine
     memory: int | None
+    standing: Standing
     replay: Replay | None = None
 
     @classmethod
@@ -82,8 +103,10 @@ class Prober:
                 targets = read_targets(targets, moment.device, moment.dtype)
             sources, targets, labels = tree_map(_own, (sources, targets, labels))
             Job.read(moment, sources, targets, update)
-        prober = cls(problem, sources, targets, labels, named, of_features, update, chosen, memory)
-        prober.numbers()
+        standing = Standing.of(problem)
+        prober = cls(problem, sources, targets, labels, named, of_features, update, chosen, memory, standing)
+        for error in prober.numbers()[1].values():
+            raise error
         prober.rehearse()
         try:
             prober = replace(prober, replay=prober.recorded())
@@ -101,28 +124,62 @@ class Prober:
     def m(self) -> int:
         return self.n if self.targets is None else count(self.targets)
 
-    def __call__(self) -> tuple[dict[str, np.ndarray], str]:
-        """Similarities [n, m] by the measure's name, and the engine that computed the response."""
+    def at_present(self) -> Prober:
+        """The same for the model as it is now: other parameters may step, on another device. A recording of what was
+        there before is dropped."""
+        problem = at_present(self.problem)
+        standing = Standing.of(problem)
+        if standing == self.standing:
+            return self
+
+        def moved(leaf: Any) -> Any:
+            return leaf.to(standing.device) if isinstance(leaf, Tensor) else leaf
+
+        sources, targets, labels = tree_map(moved, (self.sources, self.targets, self.target_labels))
+        same = problem.steps == self.problem.steps and standing.device == self.standing.device
+        return replace(
+            self,
+            problem=problem,
+            sources=sources,
+            targets=targets,
+            target_labels=labels,
+            standing=standing,
+            replay=self.replay if same else None,
+        )
+
+    def __call__(self) -> Found:
+        """Take every measure. Where some fail, the others are found; where all fail, the first error is raised."""
         if not self.measures:
-            return {}, "features"
+            return Found({}, "features")
         response = self._respond() if self._steps() else None
-        found = {name: self._similarity(measure, response) for name, measure in self.measures.items()}
-        return _as_arrays(found), response.engine if response else "gradients"
+        found: dict[str, np.ndarray] = {}
+        errors: dict[str, Exception] = {}
+        for name, measure in self.measures.items():
+            try:
+                found[name] = self._similarity(name, measure, response)
+            except Exception as error:
+                if for_want_of_memory(error):
+                    raise
+                errors[name] = error
+        if not found:
+            raise next(iter(errors.values()))
+        return Found(found, response.engine if response else "gradients", errors)
 
     def launched(self) -> Launched | None:
         """The same on a GPU while the caller goes on; None where that was not recorded, or is no longer right."""
         return self.replay.launched() if self.replay else None
 
-    def found(self) -> tuple[dict[str, np.ndarray], str]:
+    def found(self) -> Found:
         """What was launched has found. Rows that rounding hides are computed again, at the weights of that moment."""
         assert self.replay is not None
         similarity, clear = self.replay.found()
         if clear or not self._climbs():
-            return _as_arrays(similarity), "structured"
+            return Found({name: _as_array(S) for name, S in similarity.items()}, "structured")
         return replace(self, problem=self.problem.at(self.replay.weights), replay=None)()
 
-    def numbers(self) -> dict[str, float]:
-        """The measures of features by name, each stream gone through once; every process measures them whole."""
+    def numbers(self) -> tuple[dict[str, float], dict[str, Exception]]:
+        """The measures of features by name, NaN where one failed, and the errors. Each stream is gone through once, by
+        every process."""
         known: dict[int, Gathered] = {}
 
         def gathered(stream: FeatureStream) -> Gathered:
@@ -130,9 +187,19 @@ class Prober:
                 known[id(stream)] = stream.gathered()
             return known[id(stream)]
 
-        device = self.sources[1].device
-        with isolated(device, None), torch.no_grad():
-            return together(lambda: {name: measure(gathered) for name, measure in self.of_features.items()})
+        def measured() -> tuple[dict[str, float], dict[str, Exception]]:
+            values, errors = dict.fromkeys(self.of_features, float("nan")), {}
+            for name, measure in self.of_features.items():
+                try:
+                    values[name] = measure(gathered)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    errors[name] = error
+            return values, errors
+
+        with isolated(self.sources[1].device), torch.no_grad():
+            return together(measured)
 
     def rehearse(self) -> None:
         """Take every measure once, of two sources at two targets, so that what cannot be measured shows at once."""
@@ -209,12 +276,17 @@ class Prober:
                 raise
             return by(Auto())
 
-    def _similarity(self, measure: Measure, response: Response | None) -> Tensor:
+    def _similarity(self, name: str, measure: Measure, response: Response | None) -> np.ndarray:
         if _of_network(measure):
             mine = together(lambda: self._of_problem(measure, share(self.sources), self._targets(measure)))
-            return gathered_rows(mine, self.n)
+            (whole,) = gathered_rows([mine], self.n)
+            return _as_array(whole)
         assert response is not None
-        return _of_response(measure, response)
+        return together(lambda: self._checked(name, _of_response(measure, response)))
+
+    def _checked(self, name: str, S: Tensor) -> np.ndarray:
+        _check_shape(name, S, (self.n, self.m))
+        return _as_array(S)
 
     def _of_problem(self, measure: str, sources: Any, targets: Any) -> Tensor:
         return OF_PROBLEM[measure](self.problem, sources, targets, memory=self.memory, progress=False)
@@ -230,8 +302,8 @@ class Prober:
         return self.targets is None and shared(self.n)
 
 
-def _as_arrays(found: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: S.detach().double().cpu().numpy() for name, S in found.items()}
+def _as_array(S: Tensor) -> np.ndarray:
+    return S.detach().double().cpu().numpy()
 
 
 def _own(leaf: Any) -> Any:

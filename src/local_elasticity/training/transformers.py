@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import SGD, Update
 from local_elasticity.training.distributed import first
+from local_elasticity.training.failures import first_line, tell
 from local_elasticity.training.monitor import Monitor, update_of
 
 try:
@@ -55,6 +56,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         self.sources, self.targets, self.problem, self.options = sources, targets, problem, options
         self.update = update
         self.monitor: Monitor | None = None
+        self._lost = False
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **kwargs: Any
@@ -96,7 +98,16 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = _folder(args, state)
         if self.monitor is not None and first() and folder.exists():
-            torch.save(self.monitor.state_dict(), folder / STATE)
+            self._save(folder / STATE)
+
+    def _save(self, file: Path) -> None:
+        assert self.monitor is not None
+        try:
+            torch.save(self.monitor.state_dict(), file)
+        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
+            if not self._lost:
+                self._lost = True
+                tell(f"monitor: {file} cannot be written ({first_line(error)}); training continues", error)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor is not None:

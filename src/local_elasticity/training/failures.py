@@ -1,0 +1,104 @@
+"""What fails or changes around a monitor while training continues: each is reported once, and probing stops after
+several failures in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Hashable
+from pathlib import Path
+
+logger = logging.getLogger("local_elasticity")
+
+PATIENCE = 3
+"""Probes that may fail in a row before probing stops."""
+
+PACKAGE = str(Path(__file__).parents[1])
+
+
+class MonitorWarning(UserWarning):
+    """Something failed or changed around a monitor. Training continues."""
+
+
+def tell(message: str, error: BaseException | None = None) -> None:
+    """Warn at the line of the caller outside this package; log the traceback of an error at level DEBUG.
+
+    The message is logged too if logging is set up. Otherwise Python would print it twice.
+    """
+    if logger.hasHandlers():
+        logger.warning(message)
+    if error is not None:
+        logger.debug("traceback of: %s", message, exc_info=error)
+    warnings.warn(message, MonitorWarning, stacklevel=_depth_of_caller())
+
+
+def first_line(error: BaseException) -> str:
+    """The error's type and the first line of its message.
+
+    >>> first_line(ValueError("no such layer\\ndetails"))
+    'ValueError: no such layer'
+    """
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+class Failures:
+    """Counts probes that failed in a row, and reports each kind of failure once.
+
+    `stopped` says why and since when nothing is probed; it is None while probing goes on.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: str | None = None
+        self._in_a_row = 0
+        self._told: set[Hashable] = set()
+
+    def tell_once(self, kind: Hashable, message: str, error: BaseException) -> None:
+        """Report a failure unless one of the same kind was reported before."""
+        known = kind in self._told
+        self._told.add(kind)
+        if known:
+            logger.debug(message, exc_info=error)
+        else:
+            tell(message, error)
+
+    def count(self, step: int, error: BaseException) -> bool:
+        """Count a failed probe; whether probing stops because of it."""
+        self._in_a_row += 1
+        stops = self._in_a_row >= PATIENCE and self.stopped is None
+        if stops:
+            self.stopped = f"probing stopped at step {step} after {PATIENCE} failures in a row ({first_line(error)})"
+            logger.info("monitor: %s", self.stopped)
+        return stops
+
+    def tell_of_probe(self, step: int, error: BaseException) -> None:
+        """Report a failed probe."""
+        self.tell_once(
+            _place(error),
+            f"monitor: the probe at step {step} failed ({first_line(error)}). It is skipped and training continues; "
+            f"probing stops after {PATIENCE} failures in a row. The traceback is logged at level DEBUG by the logger "
+            "'local_elasticity'",
+            error,
+        )
+
+    def worked(self) -> None:
+        """A probe was taken: start counting again."""
+        self._in_a_row, self.stopped = 0, None
+
+
+def _place(error: BaseException) -> Hashable:
+    """The type of an error and the line that raised it, which stay the same when numbers in its message change."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return type(error), traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+
+
+def _depth_of_caller() -> int:
+    """How many frames above `tell` the first one outside this package is; `warnings.warn` counts `tell` as 1."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        depth, frame = depth + 1, frame.f_back
+    return depth
