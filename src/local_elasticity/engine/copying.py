@@ -37,7 +37,7 @@ class StructuralCopy:
 
     Attributes:
         model: the copy.
-        tensors: tensors that modules hold without having registered them; shared with the user's model.
+        tensors: what modules hold without having registered it, in memory that is shared unless it is cloned.
     """
 
     def __init__(
@@ -103,9 +103,10 @@ class StructuralCopy:
         container[key] = value if name is not None else self.of(value)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        self.tensors.append(tensor)
         copied = tensor.data.clone() if self._clone else tensor.data
-        return copied.to(self._dtype) if self._dtype and copied.is_floating_point() else copied
+        copied = copied.to(self._dtype) if self._dtype and copied.is_floating_point() else copied
+        self.tensors.append(copied)
+        return copied
 
     def _module(self, module: nn.Module) -> Any:
         inner = unwrapped(module)

@@ -129,7 +129,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _place(leaf: Any) -> Any:
-    return (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.is_nested or leaf.layout is not torch.strided:
+        return id(leaf)
+    return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype
 
 
 def _as_tensors(inputs: Any) -> Inputs:

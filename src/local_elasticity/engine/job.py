@@ -220,13 +220,22 @@ def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint
         if may_be_passed_over(error):
             _alone(moment, one, name)  # says what is wrong where the model does not take even one
         raise
-    outputs, size = _alone(moment, one, name)
+    try:
+        outputs, size = _alone(moment, one, name)
+    except ModelRefusesError as error:
+        if n == 1:
+            raise
+        raise ValueError(f"model: it takes several examples together but not one alone ({error.__cause__})") from error
     if len(together) != len(some):
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
         )
     _check_alone(moment, one, outputs, together[:1], name)
     return outputs, size
+
+
+class ModelRefusesError(ValueError):
+    """The model does not take one example."""
 
 
 def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
@@ -237,7 +246,7 @@ def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
         if not may_be_passed_over(error):
             raise
         given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
-        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
+        raise ModelRefusesError(f"{name}: the model does not take one example of {given} ({error})") from error
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"

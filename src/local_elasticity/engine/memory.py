@@ -43,8 +43,7 @@ class Footprint:
 
 def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
-    own = {i: name for i, name in moment.replica.names.items() if name in moment.params}
-    with torch.no_grad(), _Allocations(own) as seen:
+    with torch.no_grad(), _Allocations() as seen:
         outputs = moment.outputs(moment.params, one)
     parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
     return outputs, Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
@@ -127,27 +126,14 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-class OutsideError(TypeError):
-    """A parameter that the forward pass does not read from its module."""
-
-
 class _Allocations(FunctionMode):
-    """Collects the sizes of all tensors that functions return; refuses functions of the user's `own` parameters, which
-    the network must have found elsewhere than in its modules.
-    """
+    """Collects the sizes of all tensors that functions return."""
 
-    def __init__(self, own: dict[int, str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.own = own
         self.sizes: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in flattened((args, kwargs)):
-            if id(leaf) in self.own:
-                raise OutsideError(
-                    f"model: its forward pass reads the parameter {self.own[id(leaf)]} from a global name, a tuple or "
-                    "another place outside of its modules, where a step cannot reach it; read it from self"
-                )
         result = func(*args, **(kwargs or {}))
         self.sizes += [t.numel() * t.element_size() for t in flattened(result) if isinstance(t, Tensor)]
         return result

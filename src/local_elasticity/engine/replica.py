@@ -6,7 +6,7 @@ shared with the model; a pass that writes weights, inputs or attributes gets cop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import StructuralCopy
 from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.guard import FunctionMode
 
 Params = dict[str, Tensor]
 
@@ -99,20 +100,24 @@ class Replica:
 
     def watch(self, params: Params, inputs: Any) -> Any:
         """Run the model on these inputs and note what it writes. Nothing of it is written, so what the model returns
-        is right only where `effects` is empty.
+        is right only where `effects` is empty. Raises a TypeError where the model reads a parameter from a place that
+        a step cannot reach.
         """
         of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
         of_tensors = {_storage(tensor): name for name, tensor in {**self.constants, **params}.items()}
+        outside = {place: name for place, name in self.names.items() if name in params}
         if not isinstance(self.model, nn.Module):
-            with torch.no_grad(), _Writes({*of_inputs, *of_tensors}) as writes:
+            with torch.no_grad(), _Reads(outside), _Writes({*of_inputs, *of_tensors}) as writes:
                 result = self.model({**self.constants, **params}, inputs)
             attributes = False
         else:
             made = self.copy(clone=False)
-            held = {_storage(tensor) for tensor in made.tensors}
             made.put(params)
+            held = {_storage(tensor) for tensor in made.tensors}
+            aliases = {id(tensor): of_tensors.get(_storage(tensor), "") for tensor in made.tensors}
+            outside |= {place: name for place, name in aliases.items() if name in params}
             before = made.contents()
-            with torch.no_grad(), _Writes({*of_inputs, *of_tensors, *held}) as writes:
+            with torch.no_grad(), _Reads(outside), _Writes({*of_inputs, *of_tensors, *held}) as writes:
                 result = _called(made, params, inputs)
             attributes = not writes.seen.isdisjoint(held) or not _same(before, made.contents())
             self._kept = None if attributes else made
@@ -147,6 +152,23 @@ def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
         len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
         for one, other in zip(before, after, strict=True)
     )
+
+
+class _Reads(FunctionMode):
+    """Refuses functions of parameters that the model has found elsewhere than in its modules."""
+
+    def __init__(self, outside: Mapping[int, str]) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in flattened((args, kwargs)):
+            if id(leaf) in self.outside:
+                raise TypeError(
+                    f"model: its forward pass reads the parameter {self.outside[id(leaf)]} from a global name, a tuple "
+                    "or another place outside of its modules, where a step cannot reach it; read it from self"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 class _Writes(TorchDispatchMode):

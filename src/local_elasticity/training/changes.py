@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from local_elasticity.engine.problem import Problem, selected
+from local_elasticity.engine.supported import refuse_unsupported
 
 NAMED_AT_MOST = 4
 """Parameters that a message names; the others are counted."""
@@ -62,7 +63,9 @@ class Standing:
 def at_present(problem: Problem) -> Problem:
     """The problem for the model as it is now. A default selection is made again; any other must still be there."""
     if problem.by_default:
-        return replace(problem, steps=selected(problem.model, None))
+        steps = selected(problem.model, None)
+        refuse_unsupported(problem.model, problem.named_tensors(), steps)
+        return replace(problem, steps=steps)
     parameters = problem.named_parameters()
     missing = [name for name in problem.steps if name not in parameters]
     if missing:

@@ -97,8 +97,12 @@ def _place(error: BaseException) -> Hashable:
 
 
 def _depth_of_caller() -> int:
-    """How many frames above `tell` the first one outside this package is; `warnings.warn` counts `tell` as 1."""
+    """How many frames above `tell` the user's own code is, past this package and other installed ones, such as
+    Lightning; `warnings.warn` counts `tell` as 1.
+    """
     depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(PACKAGE) or "site-packages" in frame.f_code.co_filename
+    ):
         depth, frame = depth + 1, frame.f_back
     return depth
