@@ -2,6 +2,7 @@
 model, the data, the optimizer, random states and global flags are as they were.
 """
 
+import copy
 import random
 import signal
 import sys
@@ -12,6 +13,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, TensorDataset
@@ -447,3 +450,131 @@ def test_an_interrupt_at_any_moment_leaves_nothing():
 @pytest.mark.slow
 def test_five_thousand_interrupts_leave_nothing():
     assert interrupted_calls(5000, seed=1) > 3000
+
+
+# --- random architectures
+
+WIDTH, CHANNELS, TOKENS = 6, 4, 3
+
+ON_VECTORS = {
+    "linear": lambda: nn.Linear(WIDTH, WIDTH),
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "gelu": nn.GELU,
+    "softplus": nn.Softplus,
+    "prelu": nn.PReLU,
+    "silu": nn.SiLU,
+    "batch norm": lambda: _settled(nn.BatchNorm1d(WIDTH)),
+    "layer norm": lambda: nn.LayerNorm(WIDTH),
+    "dropout": nn.Dropout,
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "residual": lambda: Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+    "gated": lambda: Gated(WIDTH),
+    "low rank": lambda: nn.Sequential(nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH)),
+}
+ON_IMAGES = {
+    "conv": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+    "depthwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS),
+    "pointwise": lambda: nn.Conv2d(CHANNELS, CHANNELS, 1),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "batch norm": lambda: _settled(nn.BatchNorm2d(CHANNELS)),
+    "group norm": lambda: nn.GroupNorm(2, CHANNELS),
+    "max pool": lambda: nn.MaxPool2d(3, 1, 1),
+    "average pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "residual": lambda: Residual(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()),
+    "dropout": nn.Dropout2d,
+}
+ON_TOKENS = {
+    "linear": lambda: nn.Linear(CHANNELS, CHANNELS),
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "gelu": nn.GELU,
+    "layer norm": lambda: nn.LayerNorm(CHANNELS),
+    "attention": lambda: nn.TransformerEncoderLayer(CHANNELS, 2, 8, batch_first=True),
+    "residual": lambda: Residual(nn.Linear(CHANNELS, CHANNELS), nn.Tanh()),
+    "gated": lambda: Gated(CHANNELS),
+}
+SHAPES = {"vectors": (WIDTH,), "images": (CHANNELS, 4, 4), "tokens": (TOKENS, CHANNELS)}
+LAYERS = {"vectors": ON_VECTORS, "images": ON_IMAGES, "tokens": ON_TOKENS}
+
+
+class Residual(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+class Gated(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.gate, self.up = nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        return torch.sigmoid(self.gate(x)) * self.up(x)
+
+
+def _settled(norm):
+    """Batch norm with statistics as after some training."""
+    nn.init.uniform_(norm.running_mean, -1, 1)
+    nn.init.uniform_(norm.running_var, 0.5, 2)
+    return norm
+
+
+architectures = st.sampled_from(sorted(LAYERS)).flatmap(
+    lambda form: st.tuples(
+        st.just(form),
+        st.lists(st.sampled_from(sorted(LAYERS[form])), min_size=1, max_size=6),
+        st.booleans(),
+        st.integers(1, 3),
+        st.integers(0, 10**6),
+    )
+)
+
+
+def stepped(net, x, y):
+    """What a real optimizer does to a copy of the net, for each source."""
+    rows = []
+    for i in range(len(x)):
+        moved = copy.deepcopy(net).eval()
+        optimizer = torch.optim.SGD(moved.parameters(), lr=STEP)
+        nn.functional.mse_loss(moved(x[i : i + 1].clone()), y[i : i + 1]).backward()
+        optimizer.step()
+        rows.append((moved(x.clone()) - copy.deepcopy(net).eval()(x.clone())).detach())
+    return torch.stack(rows)
+
+
+def check_architecture(architecture):
+    form, names, tied, outputs, seed = architecture
+    torch.manual_seed(seed)
+    layers = [LAYERS[form][name]() for name in names]
+    body = [*layers, layers[0]] if tied else layers
+    size = torch.Size(SHAPES[form]).numel()
+    net = nn.Sequential(*body, nn.Flatten(), nn.Linear(size, outputs)).double().train()
+    x, y = torch.randn(4, *SHAPES[form]).double(), torch.randn(4, outputs).double()
+    try:
+        expected, watched = stepped(net, x, y), Watched(net, x, y)
+    except RuntimeError:  # a ReLU in place after a tanh cannot be trained at all
+        reject()
+    for engine in ("auto", "looped", "vmapped", "structured"):
+        problem = le.Problem.of(net, "mse")
+        found, error = attempt(lambda p=problem, e=engine: le.respond(p, (x, y), update=le.SGD(STEP), engine=e))
+        watched.check()
+        assert error is None or (engine not in ALWAYS and str(error).startswith("engine: ")), error
+        assert found is None or close(found.target_change, expected, SAME_IN_FLOAT64), engine
+
+
+@settings(max_examples=30, deadline=None)
+@given(architectures)
+def test_random_architectures(architecture):
+    check_architecture(architecture)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(architectures)
+def test_five_hundred_random_architectures(architecture):
+    check_architecture(architecture)
