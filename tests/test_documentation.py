@@ -180,6 +180,14 @@ def test_the_reference_has_short_headings(site):
     assert not [heading for heading in headings if "local_elasticity." in re.sub("<a.*", "", heading)]
 
 
+def test_every_guarantee_names_a_test_that_exists():
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = re.findall(r"^\| (?!guarantee|---)(.*?) \| `(test_\w+\.py)::(test_\w+)` \|$", page, re.MULTILINE)
+    assert len(rows) == len([line for line in page.splitlines() if line.startswith("| ")]) - page.count("| guarantee |")
+    for guarantee, file, name in rows:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), guarantee
+
+
 def test_functions_are_not_shadowed_by_modules():
     """Importing every module leaves le.similarity and its like callable."""
     for name in MODULES:

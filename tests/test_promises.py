@@ -3,12 +3,14 @@ model, the data, the optimizer, random states and global flags are as they were.
 """
 
 import copy
+import gc
 import random
 import signal
 import sys
 import threading
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
 
 STEP = 1e-2
+ENGINES = ("auto", "looped", "vmapped", "structured", "linearized")
 ALWAYS = ("auto", "looped", "similarity", "monitor", "estimate")
 """Calls that every model can have; other engines may refuse it."""
 
@@ -398,9 +401,22 @@ def test_a_forward_that_changes_is_found_out():
     assert monitor.step(1)
 
 
-# --- interrupts
+def test_nothing_of_a_call_is_kept():
+    """An `output` made for one call, and what it closes over, goes when the call is over."""
+    net, (x, y) = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
+    kept = []
+    for engine in ENGINES:
+        large = torch.ones(1000)
+        kept.append(weakref.ref(large))
+        problem = le.Problem.of(net, "cross_entropy", output=lambda out, large=large: out * large[0])
+        le.respond(problem, (x, y), engine=engine)
+        le.Monitor(problem, (x, y), every=1, budget=None).step(0)
+        del large, problem
+    gc.collect()
+    assert not any(reference() is not None for reference in kept)
 
-ENGINES = ("auto", "looped", "vmapped", "structured", "linearized")
+
+# --- interrupts
 
 
 def interrupted_calls(tries, seed):
@@ -443,11 +459,13 @@ def interrupted_calls(tries, seed):
     return hits
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal inside a weakref's callback
 def test_an_interrupt_at_any_moment_leaves_nothing():
     assert interrupted_calls(200, seed=0) > 100
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_five_thousand_interrupts_leave_nothing():
     assert interrupted_calls(5000, seed=1) > 3000
 

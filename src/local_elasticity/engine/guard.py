@@ -41,7 +41,7 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
         if getattr(_inside, "call", False):
             return function(*args, **kwargs)
         with _one_at_a_time:
-            before = Surroundings()
+            before, left = Surroundings(), False
             try:
                 try:
                     _inside.call = True
@@ -52,13 +52,18 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
                         raise stopped from error
                     raise
                 finally:
-                    before.restore()
-                    _inside.call = False
+                    left = _leave(before)
             finally:
-                before.restore()
-                _inside.call = False
+                if not left:
+                    _leave(before)
 
     return inside
+
+
+def _leave(before: Surroundings) -> bool:
+    before.restore()
+    _inside.call = False
+    return True
 
 
 def interruption(error: BaseException) -> BaseException | None:

@@ -68,7 +68,7 @@ class Job:
         return cls(
             moment=moment,
             update=update,
-            rule=(rule := rule_of(update, moment.problem)),
+            rule=(rule := rule_of(update, moment)),
             plain=is_plain(update, rule, moment),
             source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
             source_labels=labels.unflatten(0, (-1, batch)),
@@ -96,7 +96,7 @@ class Job:
     @property
     def vectorizes(self) -> bool:
         """Whether vmap can take the rule."""
-        return self.update.vectorizes and not self.moment.problem.gradient_hooks()
+        return self.update.vectorizes and not self.moment.hooks
 
     def source(self, row: int) -> tuple[Inputs, Tensor]:
         """The batch that row `row` steps on."""
@@ -121,7 +121,7 @@ class Job:
         return replace(
             self,
             moment=moment,
-            rule=rule_of(self.update, moment.problem),
+            rule=rule_of(self.update, moment),
             source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
             source_labels=cast(self.source_labels[rows]),
             target_inputs=tree_map(cast, self.target_inputs),

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.guard import FunctionMode, interruption
-from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.inputs import count
 from local_elasticity.engine.problem import Inputs, Moment
 
 SHARE_OF_FREE = 0.5
@@ -50,10 +50,9 @@ def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
 
 
 def examples_at_once(
-    moment: Moment, inputs: Inputs, memory: int | None, *, gradients: int = 0, columns: int = 0
+    moment: Moment, inputs: Inputs, size: Footprint, memory: int | None, *, gradients: int = 0, columns: int = 0
 ) -> int:
-    """How many examples half the memory holds, with `gradients` vectors of `columns` numbers each and their passes."""
-    _, size = footprint(moment, take(inputs, slice(0, 1)))
+    """How many examples of this size half the memory holds, with their passes and `gradients` vectors of `columns`."""
     vectors = 3 * gradients * columns * torch.finfo(moment.dtype).bits // 8
     budget = budget_of(memory, moment.device) // 2
     return max(1, min(count(inputs), budget // (vectors + 2 * size.backward(max(1, gradients)))))

@@ -133,12 +133,6 @@ class Problem:
             return dict(self.model.named_parameters())
         return dict(self.given or {})
 
-    def gradient_hooks(self) -> dict[str, list[Callable[[Tensor], Tensor | None]]]:
-        """The hooks on stepped parameters (`Tensor.register_hook`), which change the gradient before a step."""
-        own = self.named_parameters()
-        hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
-        return {name: found for name, found in hooks.items() if found}
-
     def named_tensors(self) -> dict[str, Tensor]:
         """The live parameters and buffers by name."""
         buffers = self.model.named_buffers() if isinstance(self.model, nn.Module) else ()
@@ -147,25 +141,27 @@ class Problem:
     @contextmanager
     def moment(self) -> Iterator[Moment]:
         """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
-        problem, other, own = self.lifted(), self.weights or {}, self.named_parameters()
+        problem, other, own, tensors = self.lifted(), self.weights or {}, self.named_parameters(), self.named_tensors()
         gone = [name for name in self.steps if name not in own]
         if gone:
             raise ParametersChangedError(
                 f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
                 "build a new one with le.Problem.of"
             )
-        refuse_unsupported(self.model, self.named_tensors(), self.steps)
+        refuse_unsupported(self.model, tensors, self.steps)
         device = only_device(own)
         with isolated(device, self.model):
             parameters = {name: problem._cast(other.get(name, p).data) for name, p in own.items()}
             params = {name: as_real(parameters[name]) for name in self.steps}
             constants = {name: p for name, p in parameters.items() if name not in params}
-            tensors = self.named_tensors()
             buffers = {name: other.get(name, b) for name, b in tensors.items() if name not in own}
             constants |= {name: problem._cast(b.data) for name, b in buffers.items()}
             names = {id(tensor): name for name, tensor in tensors.items()}
             replica = Replica(self.model, names, constants, training=self.mode == "train", dtype=problem.dtype)
-            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype)
+            hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
+            hooks = {name: found for name, found in hooks.items() if found}
+            pairs = frozenset(name for name in self.steps if own[name].is_complex())
+            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""
@@ -180,7 +176,8 @@ class Problem:
 class Moment:
     """A problem with its weights read: the pure functions that engines differentiate and evaluate.
 
-    Complex parameters are real here, with one more axis of length 2.
+    `hooks` are those on stepped parameters (`Tensor.register_hook`), which change the gradient before a step. Complex
+    parameters are real here, with one more axis of length 2; `pairs` names them.
     """
 
     problem: Problem
@@ -188,6 +185,8 @@ class Moment:
     replica: Replica
     device: torch.device
     dtype: torch.dtype
+    hooks: Mapping[str, list[Callable[[Tensor], Tensor | None]]]
+    pairs: frozenset[str]
 
     @cached_property
     def made_of(self) -> Any:
@@ -208,12 +207,9 @@ class Moment:
         params = {name: p for name, p in self.params.items() if name in names}
         stay = {name: p for name, p in self._as_stored(self.params).items() if name not in names}
         problem = replace(self.problem, steps=tuple(params))
-        return replace(self, problem=problem, params=params, replica=self.replica.having({**self.constants, **stay}))
-
-    @cached_property
-    def _complex(self) -> frozenset[str]:
-        own = self.problem.named_parameters()
-        return frozenset(name for name in self.problem.steps if own[name].is_complex())
+        hooks = {name: found for name, found in self.hooks.items() if name in names}
+        replica = self.replica.having({**self.constants, **stay})
+        return replace(self, problem=problem, params=params, replica=replica, hooks=hooks)
 
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
         """What the loss reads: the model's outputs [b, …] at the given parameters."""
@@ -243,9 +239,9 @@ class Moment:
         return {name: as_real(written[name].detach()) if name in written else p for name, p in params.items()}
 
     def _as_stored(self, params: Params) -> Params:
-        if not self._complex:
+        if not self.pairs:
             return params
-        return {name: torch.view_as_complex(p) if name in self._complex else p for name, p in params.items()}
+        return {name: torch.view_as_complex(p) if name in self.pairs else p for name, p in params.items()}
 
     def predict(self, params: Params, inputs: Inputs) -> Float[Tensor, "b k"]:
         """The outputs as k numbers for each example."""

@@ -97,7 +97,7 @@ class StructuredRunner:
     subtracts = False
 
     def __init__(self, job: Job) -> None:
-        if job.moment.problem.gradient_hooks():
+        if job.moment.hooks:
             raise UnreadableError("engine: Structured cannot run hooks on parameters; use engine='auto'")
         if not (job.plain or isinstance(job.update, SGD)):
             raise UnreadableError(f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}")

@@ -56,15 +56,14 @@ def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
     return update.held(problem) if isinstance(update, FromOptimizer) else problem.steps
 
 
-def rule_of(update: Update, problem: Problem) -> Rule:
+def rule_of(update: Update, moment: Moment) -> Rule:
     """The update's rule, after the hooks that the user registered on parameters have seen the gradient."""
-    rule, hooks = update.rule(problem), problem.gradient_hooks()
+    rule, hooks = update.rule(moment.problem), moment.hooks
     if not hooks:
         return rule
-    own = problem.named_parameters()
 
     def displacement(params: Params, gradient: Params) -> Params:
-        seen = {name: _hooked(g, hooks.get(name, ()), own[name].is_complex()) for name, g in gradient.items()}
+        seen = {name: _hooked(g, hooks.get(name, ()), name in moment.pairs) for name, g in gradient.items()}
         return rule(params, seen)
 
     return displacement
@@ -74,7 +73,7 @@ def is_plain(update: Update, rule: Rule, moment: Moment) -> bool:
     """Whether the displacement is −η times the gradient and nothing else. An update of the user's or of an optimizer is
     asked for one displacement.
     """
-    if not update.plain or moment.problem.gradient_hooks():
+    if not update.plain or moment.hooks:
         return False
     if isinstance(update, SGD):
         return True

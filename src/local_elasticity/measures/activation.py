@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from local_elasticity.engine.guard import FunctionMode, untouched
 from local_elasticity.engine.inputs import count, read_targets, take
 from local_elasticity.engine.job import check_network
-from local_elasticity.engine.memory import examples_at_once
+from local_elasticity.engine.memory import Footprint, examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.shapes import Float
@@ -41,16 +41,18 @@ def activation(
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype, "x")
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
-        check_network(moment, left, None if x2 is None else right, ("x", "x2"))
+        _, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         total = count(left) + (0 if x2 is None else count(right))
         with Progress(total, "examples", progress) as bar:
-            one = _patterns(moment, left, memory, bar)
-            other = one if x2 is None else _patterns(moment, right, memory, bar)
+            one = _patterns(moment, left, size, memory, bar)
+            other = one if x2 is None else _patterns(moment, right, size, memory, bar)
         return one @ other.T / (one.sum(1)[:, None] * other.sum(1)).sqrt()
 
 
-def _patterns(moment: Moment, inputs: Any, memory: int | None, bar: Progress) -> Float[Tensor, "b units"]:
-    at_once = examples_at_once(moment, inputs, memory)
+def _patterns(
+    moment: Moment, inputs: Any, size: Footprint, memory: int | None, bar: Progress
+) -> Float[Tensor, "b units"]:
+    at_once = examples_at_once(moment, inputs, size, memory)
     parts = []
     for i in range(0, count(inputs), at_once):
         with torch.no_grad(), _Patterns() as seen:

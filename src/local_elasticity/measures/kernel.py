@@ -21,7 +21,7 @@ from local_elasticity.engine.jacobian import (
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Moment, Problem, check_problem
+from local_elasticity.engine.problem import Problem, check_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.relative import resolved
@@ -135,11 +135,12 @@ def ntk(
     with problem.moment() as moment:
         left = read_targets(x, moment.device, moment.dtype, "x")
         right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
-        check_network(moment, left, None if x2 is None else right, ("x", "x2"))
+        outputs, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         square = x2 is None
 
         def kernel_with(layout: Layout) -> Tensor:
-            rows = _rows_at_once(moment, layout, left, memory)
+            k, columns = outputs[0].numel(), explicit_columns(moment, layout)
+            rows = examples_at_once(moment, left, size, memory, gradients=k, columns=columns)
             if square and rows >= count(left):
                 whole = own_kernel(moment, layout, left, inner_trace if reduce == "trace" else inner)
                 return from_upper([whole if reduce == "trace" else whole.transpose(1, 2)], rows)
@@ -160,12 +161,6 @@ def ntk(
 
 def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:
     return inner_trace(one, other) if reduce == "trace" else inner(one, other).transpose(1, 2)
-
-
-def _rows_at_once(moment: Moment, layout: Layout, inputs: Any, memory: int | None) -> int:
-    with torch.no_grad():
-        k = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
-    return examples_at_once(moment, inputs, memory, gradients=k, columns=explicit_columns(moment, layout))
 
 
 def _checked_gradient(response: Response) -> tuple[Tensor, Tensor]:

@@ -48,12 +48,13 @@ def stiffness(
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
-        outputs, _ = check_network(moment, left[0], None if targets is None else right[0])
+        outputs, size = check_network(moment, left[0], None if targets is None else right[0])
         check_labels(moment, left[1], outputs)
         check_labels(moment, right[1], outputs, "targets")
 
         def cosine_with(layout: Layout) -> Tensor:
-            rows = examples_at_once(moment, left[0], memory, gradients=1, columns=explicit_columns(moment, layout))
+            columns = explicit_columns(moment, layout)
+            rows = examples_at_once(moment, left[0], size, memory, gradients=1, columns=columns)
 
             def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
                 inputs, labels = (take(part, slice(start, start + rows)) for part in pair)

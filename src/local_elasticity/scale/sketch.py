@@ -54,12 +54,12 @@ def gradient_sketch(
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
     with problem.moment() as moment:
         inputs = read_targets(x, moment.device, moment.dtype, "x")
-        check_network(moment, inputs, None, ("x",))
-        outputs = moment.predict(moment.params, take(inputs, slice(0, 1))).shape[1]
+        outputs, size = check_network(moment, inputs, None, ("x",))
 
         def sketched_with(layout: Layout) -> Tensor:
             columns = explicit_columns(moment, layout) + 2 * dimension
-            rows = examples_at_once(moment, inputs, memory, gradients=outputs, columns=columns)
+            k = outputs[0].numel()
+            rows = examples_at_once(moment, inputs, size, memory, gradients=k, columns=columns)
             sketch = Sketch(dimension, seed)
             parts = [
                 sketch(jacobian_factors(moment, layout, take(inputs, slice(i, i + rows)))[1])
