@@ -62,6 +62,7 @@ class Watched:
             "random": random.getstate(),
             "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
             "torch": torch.get_rng_state().tolist(),
+            "cuda": torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None,
             "flags": _flags(),
             "warnings": list(warnings.filters),
             "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
@@ -136,16 +137,15 @@ def problem_of(kind, model):
     return le.Problem.of(model, "mse", output=kind.output, params=kind.params)
 
 
-def labels_of(kind, model, inputs):
+def labels_of(kind, inputs, device):
     """Targets of a regression of the outputs' shape, in their precision."""
-    outputs = outputs_of(kind, copied(kind), inputs)
-    return torch.randn(outputs.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64).to(outputs.dtype)
+    outputs = outputs_of(kind, copied(kind, device), inputs)
+    return torch.randn(outputs.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64).to(outputs)
 
 
-def copied(kind):
+def copied(kind, device):
     """A model like the user's, for the oracle: made anew, since copies lose hooks on parameters."""
-    model = kind.model()
-    return model.eval() if isinstance(model, nn.Module) else model
+    return kind.model().to(device).eval()
 
 
 def outputs_of(kind, model, inputs):
@@ -157,12 +157,12 @@ def outputs_of(kind, model, inputs):
     return kind.output(out) if kind.output else out
 
 
-def oracle(kind, inputs, labels, step):
+def oracle(kind, inputs, labels, step, device):
     """What a real optimizer does to a model made anew for every source."""
-    before = outputs_of(kind, copied(kind), inputs).detach()
+    before = outputs_of(kind, copied(kind, device), inputs).detach()
     rows = []
     for i in range(N):
-        model = copied(kind)
+        model = copied(kind, device)
         names = problem_of(kind, model).steps
         stepped = [p for name, p in problem_of(kind, model).named_parameters().items() if name in names]
         optimizer = torch.optim.SGD(stepped, lr=step)
@@ -172,7 +172,7 @@ def oracle(kind, inputs, labels, step):
         for p in stepped:
             p.grad = None if p.grad is None else p.grad.to_dense()
         optimizer.step()
-        fresh = copied(kind)
+        fresh = copied(kind, device)
         with torch.no_grad():
             for p, moved in zip(fresh.parameters(), model.parameters(), strict=True):
                 p.copy_(moved)  # buffers stay what they are while measuring
@@ -194,12 +194,13 @@ def close(found, expected, tolerance):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.refused is None], ids=lambda kind: kind.name)
-def test_values_are_the_oracles_and_nothing_is_touched(kind):
-    model, inputs = kind.model(), kind.examples()
-    labels = labels_of(kind, model, inputs)
+def test_values_are_the_oracles_and_nothing_is_touched(kind, device):
+    model, inputs = kind.model().to(device), tree_map(lambda leaf: leaf.to(device), kind.examples())
+    labels = labels_of(kind, inputs, device)
     tolerance = SAME_IN_FLOAT64 if labels.dtype == torch.float64 else SAME_IN_FLOAT32
-    expected = oracle(kind, inputs, labels, STEP) if labels.dtype != torch.bfloat16 else None
+    expected = oracle(kind, inputs, labels, STEP, device) if labels.dtype != torch.bfloat16 else None
     before = [id(module) for module in model.modules()]
     watched = Watched(model, inputs, labels)
     for name, call in CALLS.items():
