@@ -618,7 +618,7 @@ class Parent(nn.Module):
 @kind("a hook on a parameter that masks")
 def masked():
     net = between(nn.Tanh)()
-    net[0].weight.register_hook(lambda g: g * (torch.arange(g.numel()).reshape(g.shape) % 2))
+    net[0].weight.register_hook(lambda g: g * (g > 0))
     return net
 
 

@@ -157,6 +157,7 @@ def outputs_of(kind, model, inputs):
     return kind.output(out) if kind.output else out
 
 
+@torch.backends.cudnn.flags(enabled=False)  # cuDNN differentiates recurrent nets in training mode only
 def oracle(kind, inputs, labels, step, device):
     """What a real optimizer does to a model made anew for every source."""
     before = outputs_of(kind, copied(kind, device), inputs).detach()

@@ -52,8 +52,10 @@ def stand_in(value: Any, depth: int = 2) -> Hashable:
 
 
 def _reference(value: Any) -> Hashable:
+    if isinstance(value, types.MethodType):
+        return _reference(value.__self__), _reference(value.__func__)
     try:
-        reference = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
+        reference = weakref.ref(value)
         hash(reference)
     except TypeError:
         return type(value).__qualname__
