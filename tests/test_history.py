@@ -161,6 +161,20 @@ def test_a_full_disk_does_not_stop_training(tmp_path, caplog, monkeypatch):
     assert len(run.monitor.state_dict()["probes"]) == 5  # now the checkpoint carries it
 
 
+def test_a_full_disk_leaves_no_unfinished_files(tmp_path, caplog, full_disk):
+    with full_disk(300), pytest.raises(OSError, match=r"^store: .*history.zarr could not be written"):
+        Run(store=tmp_path / "history.zarr")
+    assert list(tmp_path.iterdir()) == []
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 5)
+    with full_disk(500):
+        run.train(5, 15)
+    assert "could not be written (File too large); free some space" in caplog.text
+    assert run.monitor.history.steps == [0, 10]
+    assert not list(tmp_path.rglob("*.partial"))
+    assert History.open(tmp_path / "history.zarr").steps == [0]
+
+
 FOREVER = """
 import sys, torch, local_elasticity as le
 torch.manual_seed(0)

@@ -4,8 +4,11 @@ import base64
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 
@@ -96,6 +99,61 @@ def test_the_page_asks_nobody_for_anything(S, tmp_path):
     assert len(page.encode()) < 3e6
     size = float(re.search(r'id="size">([\d.]+) MB', page).group(1))
     assert size == pytest.approx(len(page.encode()) / 1e6, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to a fifo", "link to itself", "device"])
+def test_only_regular_files_are_replaced_by_a_page(kind, tmp_path):
+    out = tmp_path / "out"
+    if kind == "folder":
+        out.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(out))
+    elif kind == "link to itself":
+        out.symlink_to(out)
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        os.mknod(out, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        out.symlink_to("fifo") if "link" in kind else os.mkfifo(out)
+    before = os.lstat(out)
+    with pytest.raises(OSError, match=r"^out: .* (name a|choose)"):
+        le.write_report(le.as_similarity(np.eye(4)), out)
+    assert os.lstat(out).st_mode == before.st_mode
+    assert os.lstat(out).st_ino == before.st_ino
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_link_stays_and_a_file_keeps_its_permissions(tmp_path):
+    (tmp_path / "shared").mkdir()
+    target, link, new = tmp_path / "shared" / "page.html", tmp_path / "link.html", tmp_path / "new.html"
+    target.write_text("before")
+    target.chmod(0o640)
+    link.symlink_to("shared/page.html")
+    new.symlink_to("shared/made.html")
+    for place in (link, new):
+        assert le.write_report(le.as_similarity(np.eye(4)), place) == place
+        assert place.is_symlink()
+        assert "<html" in place.read_text(encoding="utf-8")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert (tmp_path / "shared" / "made.html").is_file()
+
+
+def test_a_full_disk_leaves_the_earlier_page(tmp_path, full_disk):
+    out = tmp_path / "report.html"
+    out.write_text("before")
+    with full_disk(1000), pytest.raises(OSError, match=r"^out: .*report.html could not be written \(.*\); free some"):
+        le.write_report(le.as_similarity(np.eye(4)), out)
+    assert out.read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_page_under_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"^out: .* a part of that path is a file and not a folder$"):
+        le.write_report(le.as_similarity(np.eye(4)), tmp_path / "file" / "report.html")
 
 
 def test_pairs_are_those_of_class_pairs():

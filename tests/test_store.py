@@ -558,6 +558,36 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path):
     assert not verify(path)["missing"]
 
 
+def test_a_full_disk_leaves_nothing_of_a_store_that_was_not_begun(tmp_path, full_disk):
+    x, y = data(60)
+    S = le.as_similarity(np.ones((60, 60)))
+    for write in (
+        lambda: S.le.save(tmp_path / "s.zarr"),
+        lambda: le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=30),
+    ):
+        with full_disk(300), pytest.raises(OSError, match=r"^store: .*s.zarr could not be written \(File too large\)"):
+            write()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_within_a_store_leaves_no_unfinished_file(tmp_path, full_disk):
+    x, y = data(60)
+    run = lambda: le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=30)
+    with full_disk(3000), pytest.raises(OSError, match=r"^store: block \(0, 0\) could not be written to .*the same"):
+        run()
+    assert not list(tmp_path.rglob("*.partial"))
+    assert verify(tmp_path / "s.zarr")["damaged"] == []
+    assert run().shape == (60, 60)
+
+
+def test_a_store_may_lie_behind_a_link(tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "s.zarr").symlink_to("large/s.zarr")
+    le.as_similarity(np.eye(3)).le.save(tmp_path / "s.zarr")
+    assert (tmp_path / "s.zarr").is_symlink()
+    assert le.load(tmp_path / "large" / "s.zarr").shape == (3, 3)
+
+
 @pytest.mark.parametrize("side", [0, -3, 2.5])
 def test_a_senseless_block_is_refused(tmp_path, side):
     x, y = data()

@@ -164,7 +164,10 @@ def verify(
     from rich.table import Table
 
     from local_elasticity.certificates.verify import certificates, errata, measured
+    from local_elasticity.store.whole import check_file, write_whole
 
+    if write_errata:
+        check_file(write_errata, "--write-errata")
     console, made = Console(), []
     for section, some in certificates():
         table = Table("statement", "checked against", "trials", "worst error", "verdict", title=section)
@@ -183,7 +186,7 @@ def verify(
         typer.echo(f"{len(red)} of {total} certificates are red: {'; '.join(red)}", err=True)
         raise typer.Exit(1)
     if write_errata:
-        write_errata.write_text(errata(made))
+        write_whole(write_errata, errata(made).encode(), "--write-errata")
     console.print(f"all {total} certificates are green: each statement has the verdict that its numbers support")
 
 

@@ -275,4 +275,4 @@ def _git(*words: str) -> str:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(), "--out")

@@ -19,6 +19,8 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from local_elasticity.store.whole import plainly
+
 SCHEMA = 2
 OURS = "local_elasticity"
 """The attribute of the zarr group that says whose it is: schema, provenance, plan, whether it is finished."""
@@ -140,17 +142,11 @@ class BlockStore:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
         kept = own if self.own is not None and self.grid.holds_own(at) else None
-        try:
+        with self._writing(f"block {at}"):
             self._array("similarity")[rows, columns] = values
             if kept is not None and self.own is not None:
                 self._array(self.own)[rows] = kept
             self._array("block_digest")[at] = np.frombuffer(_digest(values, kept), dtype=np.uint8)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"store: block {at} could not be written to {self.path} ({error.strerror or error}); finished blocks "
-                "are kept, and the same call goes on once there is room",
-            ) from error
 
     def read(self, at: At) -> tuple[Array, Array | None]:
         """A block and its sources' own values, compared with their digest the first time that they are read."""
@@ -183,9 +179,22 @@ class BlockStore:
 
     def finish(self, attrs: dict[str, Any]) -> None:
         """Note down how the whole was made; from here on it is a result."""
-        self._array("similarity").attrs.update(attrs)
+        with self._writing("its description"):
+            self._array("similarity").attrs.update(attrs)
+            self.group.attrs[OURS] = {**self.record, "finished": True}
         self.record["finished"] = True
-        self.group.attrs[OURS] = self.record
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Says what could not be written, and that the rest is safe."""
+        try:
+            yield
+        except OSError as error:
+            raise plainly(
+                error,
+                f"store: {what} could not be written to {self.path} ({error.strerror or error}); finished blocks are "
+                "kept, and the same call goes on once there is room",
+            ) from error
 
     def _on_disk(self, at: At) -> tuple[Array, Array | None]:
         rows, columns = self.grid.region(at)

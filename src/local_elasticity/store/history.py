@@ -9,14 +9,13 @@ while training waits, and its threads are gone when a process ends.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from local_elasticity.store.whole import write_whole
+from local_elasticity.store.whole import whole_folder, write_whole
 
 NOT_WRITTEN = -1
 """The step of a probe that was not finished."""
@@ -93,11 +92,13 @@ class HistoryStore:
 
     def _create(self, attributes: Mapping[str, Any]) -> None:
         """An empty history; it appears whole or not at all."""
+        with whole_folder(self.path, "store") as unfinished:
+            self._fill(unfinished, attributes)
+
+    def _fill(self, folder: Path, attributes: Mapping[str, Any]) -> None:
         import zarr
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
-        group = zarr.open_group(unfinished, mode="w-", zarr_format=3)
+        group = zarr.open_group(folder, mode="w-", zarr_format=3)
         measures = attributes["measures"]
         n, m = len(attributes["source_classes"]), len(attributes["target_classes"])
 
@@ -112,7 +113,6 @@ class HistoryStore:
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
-        unfinished.rename(self.path)
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         if not _is_history(self.path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
+from local_elasticity.store.whole import whole_folder
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
@@ -30,19 +29,14 @@ def save(S: xr.DataArray, path: str | Path) -> Path:
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"store: {path} is there already; choose another path or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     coords = as_stored(S.coords.to_dataset())
-    try:
+    with whole_folder(path, "store") as unfinished:
         grid = Grid(len(S), S.shape[1], SIDE)
         BlockStore.create(unfinished, coords, grid, dtype=str(S.dtype), own=None, record={})
         store = BlockStore.open(unfinished, write=True)
         for at in grid.blocks():
             store.write(at, S.values[grid.region(at)], None)
         store.finish(attrs_as_stored(S.attrs))
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return path
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from local_elasticity.scale.workers import current_workers
 from local_elasticity.store.blocks import At, BlockStore, alone
 from local_elasticity.store.plan import Plan
 from local_elasticity.store.provenance import Fingerprints, different, in_words
+from local_elasticity.store.whole import whole_folder
 from local_elasticity.store.work import Work, check_pairwise, compute_block
 
 logger = logging.getLogger("local_elasticity")
@@ -73,18 +72,13 @@ def _sweep(path: Path) -> None:
 def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -> None:
     """An empty store under `path`, all at once."""
     check_pairwise(work)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
-        try:
-            unfinished.rename(path)
-        except OSError as error:
-            if not path.exists():
-                raise
-            raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with whole_folder(path, "store") as unfinished:
+            BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
+    except OSError as error:
+        if not path.exists():
+            raise
+        raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
 
 
 def _same_or_refused(store: BlockStore, provenance: Fingerprints, side: int | None) -> None:
