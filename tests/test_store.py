@@ -1,8 +1,10 @@
 """Similarities in blocks on disk: the same as in memory, resumed to the same bytes, refused where something differs."""
 
+import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -501,6 +503,76 @@ def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
         with pytest.raises((ValueError, FileNotFoundError, FileExistsError), match=words):
             le.similarity(problem(), (x, y), update=SGD, store=tmp_path / name)
     assert le.load(tmp_path / "whole.zarr").identical(S)
+
+
+def _edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def _claim(path, n, m, side):
+    """Let every description of a store tell of n × m pairs in blocks of `side`."""
+    grid = Grid(n, m, side)
+    shapes = {
+        "similarity": ((n, m), grid.chunks),
+        "block_digest": ((*grid.shape, 32), (1, 1, 32)),
+        "source_change": ((n,), grid.chunks[:1]),
+        **dict.fromkeys(("source", "source_class"), ((n,), (n,))),
+        **dict.fromkeys(("target", "target_class"), ((m,), (m,))),
+    }
+    for name, (shape, chunk) in shapes.items():
+
+        def change(about, shape=shape, chunk=chunk):
+            about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"] = shape, chunk
+
+        _edit(path / name / "zarr.json", change)
+        if name not in ("similarity", "block_digest", "source_change"):
+            shutil.rmtree(path / name / "c", ignore_errors=True)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS].update(grid=vars(grid)))
+
+
+@pytest.mark.parametrize("consistent", [False, True], ids=["record alone", "every description"])
+@pytest.mark.parametrize(("n", "m", "side"), [(10**9, 10**9, 1), (10**9, 10**9, 10**9), (10**6, 10**6, 10**6)])
+def test_a_store_that_claims_too_much_is_refused_in_little_memory(tmp_path, n, m, side, consistent):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    if consistent:
+        _claim(path, n, m, side)
+    else:
+        _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["grid"].update(n=n, m=m, side=side))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for call in (le.load, verify, lambda path: le.similarity(problem(), data(8), update=SGD, store=path)):
+        with pytest.raises(ValueError, match=r"(path|store): .* (blocks|shape|take|is damaged)") as refused:
+            call(path)
+        assert len(str(refused.value).splitlines()) == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+@pytest.mark.parametrize(
+    "grid", [{"side": 0}, {"n": -8}, {"n": "8"}, {"n": 8.0}, {"m": True}, {"symmetric": 1}, {"other": 1}, {"m": 9}]
+)
+def test_a_grid_that_cannot_be_is_refused(tmp_path, grid):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["grid"].update(grid))
+    with pytest.raises(ValueError, match=r"path: .* cannot be read"):
+        le.load(path)
+
+
+@pytest.mark.parametrize("plan", [{"threads": 10**9}, {"threads": 0}, {"memory": "all"}, {"side": 3}, {"other": 1}])
+def test_a_plan_that_cannot_be_is_refused(tmp_path, plan):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["plan"].update(plan))
+    with pytest.raises(ValueError, match=r"store: .* is damaged: its plan cannot be read"):
+        le.similarity(problem(), data(8), update=SGD, store=path)
+
+
+def test_too_many_blocks_are_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(ValueError, match=r"block: 2,000 × 2,000 pairs in blocks of 1 are 4e\+06 blocks"):
+        le.similarity(problem(), data(2000), update=SGD, store=tmp_path / "s.zarr", block=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_foreign_schema_is_refused(tmp_path):

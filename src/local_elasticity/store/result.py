@@ -15,13 +15,11 @@ from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
+from local_elasticity.store.sizes import SHARE_OF_FREE, check_affordable
 from local_elasticity.store.whole import whole_folder
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
-
-SHARE_OF_FREE = 0.25
-"""A result that takes more of the free memory than this is left on disk, and read where it is used."""
 
 
 def save(S: xr.DataArray, path: str | Path) -> Path:
@@ -48,10 +46,9 @@ def read(
     """
     store = BlockStore.open(Path(path))
     if not store.finished:
-        blocks = store.grid.blocks()
-        done = sum(store.state(at) == "finished" for at in blocks)
+        done = sum(store.state(at) == "finished" for at in store.grid.blocks())
         raise ValueError(
-            f"path: {path} is not finished: {done} of {len(blocks)} blocks are there; the same le.similarity(..., "
+            f"path: {path} is not finished: {done} of {store.grid.count} blocks are there; the same le.similarity(..., "
             "store=path) goes on with it"
         )
     labels = {**_labels(store), **_own(store)}
@@ -60,7 +57,7 @@ def read(
     if lazy is None:
         lazy = S.nbytes > SHARE_OF_FREE * available(torch.device("cpu"))
     S = S if lazy else S.load()
-    S.attrs = {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+    S.attrs = _attributes(store)
     return S
 
 
@@ -124,6 +121,7 @@ def _labels(store: BlockStore) -> dict[str, Any]:
     """The coordinates; a ValueError where one is not what was written."""
     digests = store.record["labels"]
     try:
+        check_affordable(array for name, array in store.group.arrays() if name not in ("similarity", "block_digest"))
         with xr.open_zarr(store.path, consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
@@ -132,6 +130,14 @@ def _labels(store: BlockStore) -> dict[str, Any]:
         if label_digest(found[name].values) != digest:
             raise ValueError(f"path: {store.path} is damaged: {name} is not what was written; remove the store")
     return {**found, **_strings(found, "OT", str)}
+
+
+def _attributes(store: BlockStore) -> dict[str, Any]:
+    """What the result says of itself."""
+    try:
+        return {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+    except ValueError as error:
+        raise ValueError(f"path: {store.path} is damaged: its attributes are not JSON ({error})") from error
 
 
 def _own(store: BlockStore) -> dict[str, Any]:

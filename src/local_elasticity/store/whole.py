@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from pathlib import Path
 
 LONGEST_NAME = 40
 """Characters of a file's name that its unfinished copy repeats, so that the copy's name is never too long."""
+
+TRIES, SECONDS_BETWEEN = 40, 0.05
+"""How often, and after which pauses, an unfinished folder is removed."""
 
 ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space and run it again"),
@@ -97,7 +101,7 @@ def whole_folder(path: Path, argument: str = "path") -> Iterator[Path]:
     except OSError as error:
         raise not_written(path, argument, error) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
 
 
 def not_written(path: Path, argument: str, error: OSError) -> OSError:
@@ -121,3 +125,12 @@ def _target(path: Path) -> Path:
 
 def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name[:LONGEST_NAME]}.{uuid.uuid4().hex[:8]}.partial")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder until it stays away: after an error, zarr's threads may still finish other files in it."""
+    for _ in range(TRIES):
+        if not folder.exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(SECONDS_BETWEEN)
