@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -64,10 +65,9 @@ def blocks_of(page):
 
 
 def payload_of(page):
-    import gzip
-
-    packed = re.search(r'id="payload">([^<]*)</script>', page).group(1)
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    """What the page's JavaScript reads; a bare NaN or Infinity, which no browser takes, fails the test."""
+    packed = re.search(r'id="payload">([^<]*)<', page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)), parse_constant=pytest.fail)
 
 
 def written(results, tmp_path, **options):
@@ -385,6 +385,43 @@ def test_hostile_labels_are_only_text(problem, tmp_path):
     card = S.le.html()._repr_html_()
     assert "<img src=x" not in card
     assert "<script" not in card
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"examples": [HALF, "a\x00b", "a" * 10_000]},
+        {"title": HALF, "command": f"{HALF}\udcff", "about": {HALF: f"{HALF}\x00", "nan": float("nan")}},
+        {"examples": np.zeros((3, 0, 0))},
+        {"examples": np.zeros((3, 0, 4, 4))},
+        {"examples": np.array([[[[-1.7e308, 1.7e308]]]] * 3)},
+        {"examples": np.full((3, 4), np.inf)},
+        {"examples": np.full((3, 4), 1e308)},
+    ],
+    ids=["texts", "head", "no pixels", "no channels", "huge pictures", "infinite vectors", "huge vectors"],
+)
+def test_whatever_is_shown_makes_a_page_of_text(tmp_path, options):
+    labels = [HALF, "\x1b[31m", "</script>"]
+    page = le.write_report({HALF: le.as_similarity(np.eye(3), source_labels=labels)}, tmp_path / "page.html", **options)
+    assert payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["sources"]["classes"]
+    assert not re.search("[\x00-\x08\x0e-\x1f]", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, np.inf, -np.inf, np.nan, -0.0, 1e-320])
+@pytest.mark.parametrize("every", [False, True])
+def test_any_number_makes_a_page(tmp_path, value, every):
+    values = np.full((3, 3), value) if every else np.eye(3)
+    values[0, 1] = value
+    S = le.as_similarity(values, source_labels=[0, 1, 1])
+    page = le.write_report(S, tmp_path / "page.html")
+    low, high = payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["panels"][0]["range"]
+    assert low <= 0 < high < np.finfo(np.float32).max
+    S.le.html()
+    left_out = "Similarities beyond ±3.4e+38 are left out as unresolved" in page.read_text(encoding="utf-8")
+    assert left_out == (abs(value) == 1e308)
 
 
 def test_a_card_is_small_and_complete(S):
