@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from torch import nn
 
+from local_elasticity.data.points import read_arrays
 from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, unknown, with_examples
 from local_elasticity.report.explorer import page
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.run import Run, Unshown
-from local_elasticity.store.whole import check_file, write_whole
+from local_elasticity.store.whole import check_file, plainly, write_whole
 from local_elasticity.training.history import History
 from local_elasticity.training.monitor import Monitor
 from local_elasticity.training.phases import half_life
@@ -85,15 +85,12 @@ def read_examples(path: Path) -> Any:
     ...     read_examples(file)
     ['a cat', 'a dog']
     """
-    if path.suffix not in (".npy", ".npz"):
+    if path.suffix in (".npy", ".npz"):
+        return read_arrays(path, ("x",), "--examples")[0]
+    try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = np.load(path, allow_pickle=False)
-    if path.suffix == ".npy":
-        return found
-    with found:
-        if "x" not in found:
-            raise ValueError(f"--examples: {path} holds {', '.join(found.files)}, but no array x")
-        return found["x"]
+    except OSError as error:
+        raise plainly(error, f"--examples: {path} cannot be read ({error.strerror}); name a file") from error
 
 
 def _named(results: Any) -> list[tuple[str, Any]]:
