@@ -1,6 +1,7 @@
 """Similarities in blocks on disk: the same as in memory, resumed to the same bytes, refused where something differs."""
 
 import json
+import logging
 import os
 import random
 import resource
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -296,6 +298,39 @@ class Divided(nn.Module):
         return self.net(x) / self.by
 
 
+class Privately(nn.Module):
+    """The same with its number where only it looks: an object in a list."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.net, self._factors = network(), [{"of": Halved(by)}]
+
+    def forward(self, x):
+        return self.net(x) / self._factors[0]["of"]._by
+
+
+class Halved:
+    __slots__ = ("_by",)
+
+    def __init__(self, by):
+        self._by = by
+
+    def hook(self, net, args, out):
+        return out / self._by
+
+
+def _hooked(hook):
+    net = network()
+    net.register_forward_hook(hook)
+    return net
+
+
+def _hooked_before(by):
+    net = network()
+    net[2].register_forward_pre_hook(lambda net, args: (args[0] / by,))
+    return net
+
+
 class Scaled:
     def __init__(self, by):
         self.by = by
@@ -334,6 +369,10 @@ def _smoothed(by):
         ("network", lambda by: {"problem": le.Problem.of(Divided(by), "cross_entropy")}),
         ("output", lambda by: {"problem": le.Problem.of(network(), "cross_entropy", output=lambda out: out / by)}),
         ("loss", lambda by: {"problem": _smoothed(by)}),
+        ("network", lambda by: {"problem": le.Problem.of(Privately(by), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked(lambda net, args, out: out / by), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked(Halved(by).hook), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked_before(by), "cross_entropy")}),
     ],
 )
 def test_what_functions_and_modules_hold_belongs_to_it(tmp_path, what, made):
@@ -377,9 +416,68 @@ def test_a_fingerprint_is_the_same_in_every_process():
         assert there.stdout.strip() == fingerprint_of_many()
 
 
+def _numbered(module):
+    """The same weights with every version of torch."""
+    with torch.no_grad():
+        for place, p in enumerate(module.parameters()):
+            p.copy_((torch.arange(p.numel()) % 7 - 3 + place).reshape(p.shape) / 8)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "08425fc978741cc7"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GELU(), nn.Linear(8, 2)), "99b7490afea50d4b"),
+        (nn.LSTM(3, 2), "6f5b5510a8e19213"),
+        (nn.MultiheadAttention(4, 2), "2baa15279a12e415"),
+        (nn.Embedding(5, 2), "e3f168d16020ee64"),
+        (partial(round, ndigits=2), "cbb4ef044014217f"),
+        (np.arange(3), "60476cb8e6b6b06f"),
+        (torch.relu, "81d04e25ba0c23f6"),
+        (nn.Parameter(torch.ones(2)), "d26362632141b19b"),
+    ],
+)
+def test_fingerprints_of_earlier_stores_are_still_those(value, known):
+    """Computed before hooks and private attributes counted: what has none keeps its fingerprint."""
+    value = _numbered(value) if isinstance(value, nn.Module) else value
+    assert fingerprint(value) == known
+
+
+def test_hooks_count_by_their_order_and_how_they_are_called():
+    first, second = (lambda net, args, out: out * 2), (lambda net, args, out: out + 1)
+    with_kwargs = lambda net, args, kwargs, out: out * 2
+    made = []
+    for hooks in ((), (first,), (second,), (first, second), (second, first)):
+        net = network()
+        for hook in hooks:
+            net.register_forward_hook(hook)
+        made.append(net)
+    for options in ({"always_call": True}, {"with_kwargs": True}):
+        made.append(network())
+        made[-1].register_forward_hook(with_kwargs if "with_kwargs" in options else first, **options)
+    made += [network(), network()]
+    made[-2].register_full_backward_hook(lambda net, inputs, outputs: None)
+    made[-1][0].weight.register_hook(lambda gradient: 2 * gradient)
+    fingerprints = [fingerprint(net) for net in made]
+    assert len(set(fingerprints)) == len(made)
+    handle = made[0].register_forward_hook(first)
+    handle.remove()
+    assert fingerprint(made[0]) == fingerprints[0]
+
+
+def test_what_belongs_to_a_run_does_not_count():
+    one, other = Privately(1), Privately(1)
+    one._logger, other._logger = logging.getLogger("one"), logging.getLogger("other")
+    one._lock, other._lock = threading.Lock(), threading.Lock()
+    assert fingerprint(one) == fingerprint(other)
+
+
 def test_what_cannot_be_fingerprinted_is_said(caplog):
     fingerprint(torch.Generator())
     assert "Generator cannot be fingerprinted" in caplog.text
+    fingerprint(torch.ones(2, device="meta"))
+    assert "tensor on meta, torch.strided cannot be fingerprinted" in caplog.text
 
 
 def test_the_state_of_a_live_optimizer_belongs_to_it(tmp_path):
