@@ -96,7 +96,7 @@ def project(tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     torch.save(net.state_dict(), tmp_path / "whole-1.pt")
     torch.save(net.state_dict(), tmp_path / "legacy-1.pt", _use_new_zipfile_serialization=False)
-    for name, size in (("whole", 1500), ("legacy", 200)):
+    for name, size in (("whole", 1500), ("legacy", 40)):
         (tmp_path / f"cut-{name}-1.pt").write_bytes((tmp_path / f"{name}-1.pt").read_bytes()[:size])
     np.savez(tmp_path / "uneven.npz", x=np.zeros((3, 64)), y=np.zeros(5, dtype=int))
     np.savez(tmp_path / "texts.npz", x=np.array(["a"]), y=np.array([0]))
@@ -116,7 +116,7 @@ def watched(file, **options):
     ("arguments", "words"),
     [
         (watched("empty-1.pt"), "CHECKPOINTS: empty-1.pt is empty or cut off (0 bytes); save it again"),
-        (watched("cut-legacy-1.pt"), "CHECKPOINTS: cut-legacy-1.pt"),
+        (watched("cut-legacy-1.pt"), "CHECKPOINTS: cut-legacy-1.pt is empty or cut off (40 bytes); save it again"),
         (watched("cut-whole-1.pt"), "CHECKPOINTS: cut-whole-1.pt cannot be read as weights alone"),
         (watched("missing-1.pt"), "CHECKPOINTS: there is no missing-1.pt"),
         (watched("whole-1.pt", **{"step-size": "1e308"}), "--step-size: 1e+308 is larger than the weights' largest"),
