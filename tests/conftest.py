@@ -1,7 +1,9 @@
 """Shape annotations are checked while the tests run; one thread, and no global random state left behind."""
 
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,6 +46,22 @@ def racing(monkeypatch):
     """auto tries every way, however little there is to do."""
     monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_A_RACE", 0)
     monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_AN_IMPORT", 0)
+
+
+@pytest.fixture
+def full_disk():
+    """`with full_disk(size):` no file can grow beyond so many bytes, which stands for a disk without room."""
+
+    @contextmanager
+    def limited(size):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture

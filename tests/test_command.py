@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 import local_elasticity as le
+from local_elasticity.__main__ import main
 from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
 
 
@@ -72,6 +75,103 @@ def test_mistakes_are_one_line_and_status_two(arguments, words, tmp_path):
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+NETS = """
+import torch
+def make(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+def fails(): raise RuntimeError("two\\nlines")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a module of models, whole and damaged checkpoints, and other files to trip over."""
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "broken.py").write_text("def make(")
+    (tmp_path / "file").write_text("hello")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("[1]")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    torch.save(net.state_dict(), tmp_path / "whole-1.pt")
+    torch.save(net.state_dict(), tmp_path / "legacy-1.pt", _use_new_zipfile_serialization=False)
+    for name, size in (("whole", 1500), ("legacy", 40)):
+        (tmp_path / f"cut-{name}-1.pt").write_bytes((tmp_path / f"{name}-1.pt").read_bytes()[:size])
+    np.savez(tmp_path / "uneven.npz", x=np.zeros((3, 64)), y=np.zeros(5, dtype=int))
+    np.savez(tmp_path / "texts.npz", x=np.array(["a"]), y=np.array([0]))
+    for name in ("empty-1.pt", "empty.npz", "empty.npy"):
+        (tmp_path / name).touch()
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "uneven.npz").read_bytes()[:100])
+    le.as_similarity(np.eye(3)).le.save(tmp_path / "s.zarr")
+    return tmp_path
+
+
+def watched(file, **options):
+    options = {"model": "nets:make", "data": "digits", "per-class": "1", "out": "out", **options}
+    return ["watch", file, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (watched("empty-1.pt"), "CHECKPOINTS: empty-1.pt cannot be read as weights alone (it is empty or cut off)"),
+        (watched("cut-legacy-1.pt"), "CHECKPOINTS: cut-legacy-1.pt cannot be read as weights alone (it is empty or cut off)"),
+        (watched("cut-whole-1.pt"), "CHECKPOINTS: cut-whole-1.pt cannot be read as weights alone"),
+        (watched("missing-1.pt"), "CHECKPOINTS: there is no missing-1.pt"),
+        (watched("whole-1.pt", **{"step-size": "1e308"}), "--step-size: 1e+308 is larger than the weights' largest"),
+        *((watched("whole-1.pt", **{"step-size": one}), "step_size: ") for one in ("nan", "inf", "0", "-1")),
+        (watched("whole-1.pt", model="nets:fails"), "--model: nets:fails makes no model."),
+        (watched("whole-1.pt", model="broken:make"), "--model: broken:make makes no model."),
+        (watched("whole-1.pt", data="missing.npz"), "--data: missing.npz cannot be read (No such file or directory)"),
+        (watched("whole-1.pt", data="empty.npz"), "--data: empty.npz cannot be read as arrays"),
+        (watched("whole-1.pt", data="cut.npz"), "--data: cut.npz cannot be read as arrays"),
+        (watched("whole-1.pt", data="uneven.npz"), "--data: uneven.npz must hold numbers, one y for each x"),
+        (watched("whole-1.pt", data="texts.npz"), "--data: texts.npz must hold numbers"),
+        (watched("whole-1.pt", out="file"), "store: file/history.zarr could not be written (Not a directory)"),
+        (["run", "he2020local/fig1", "--scale", "smoke", "--out", "file"], "--out: file is a file; choose a folder"),
+        (["run", "he2020local/fig1", "--scale", "smoke", "--out", "run"], "--out: run/run.json cannot be read as JSON"),
+        (["estimate", "--model", "nets:make", "--shape", "4"], "--shape: nets:make does not take inputs of shape 4"),
+        (["report", "s.zarr", "--out", "folder"], "out: folder is a folder; name a file in it"),
+        (["report", "s.zarr", "--examples", "missing.npy"], "--examples: missing.npy cannot be read (No such file"),
+        (["report", "s.zarr", "--examples", "empty.npy"], "--examples: empty.npy cannot be read as arrays"),
+        (["report", "s.zarr", "--examples", "folder"], "--examples: folder cannot be read (Is a directory)"),
+        (["verify", "--write-errata", "folder"], "--write-errata: folder is a folder"),
+        (["run", "he2020local/fig1", "--seeds", "99999999999999"], "--seeds: expected a number from 1 to 10,000"),
+        (["estimate", "--model", "fnn-8", "--shape", "²"], "--shape: expected whole numbers separated by commas"),
+        (["estimate", "--model", "fnn-8", "--shape", "99999999999"], "--shape: 1024 inputs of shape 99999999999"),
+        (["estimate", "--model", "fnn-99999999999999", "--shape", "4"], "--model: fnn-99999999999999 cannot be made"),
+        (["estimate", "--model", ".nets:make"], "--model: expected MODULE:FACTORY with the full name of a module"),
+        (["estimate", "--model", "torch.nn:Linear"], "--model: torch.nn:Linear makes no model. Name a function that"),
+        (["report", "missing[/b]"], "RUN: there is no missing[/b]"),
+        (["verify-store", "missing[/b]"], "path: missing[/b] is not a result"),
+    ],
+)
+def test_files_and_models_that_do_not_work_are_one_line(arguments, words, project, monkeypatch, capsys):
+    before = sorted(project.rglob("*"))
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "argv", ["local-elasticity", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"error: {words}")
+    assert len(said.splitlines()) == 1
+    assert [file for file in sorted(project.rglob("*")) if "__pycache__" not in str(file)] == before
+
+
+def test_brackets_and_colons_in_paths_are_printed_as_they_are(project):
+    name = "a[/b]:smile:[red]"
+    shown = command(*watched("whole-1.pt", out=name), cwd=project).stdout
+    assert f"written to {name}/history.zarr and {name}/curves.png\n" in shown
+    assert f"wrote {name}.html" in command("report", "s.zarr", "--out", f"{name}.html", cwd=project).stdout
+    arguments = ["run", "dan2021dynamics/penalised", "--scale", "smoke", "--seeds", "1", "--out", f"{name}run"]
+    assert f"written to {name}run/result.json and {name}run/figures\n" in command(*arguments, cwd=project).stdout
+
+
+def test_a_name_that_is_no_text_is_printed(project):
+    answer = command("report", "s.zarr", "--out", b"\xff.html", cwd=project)
+    assert answer.stdout.startswith("wrote \\udcff.html")
 
 
 def test_demo_looks_at_its_folder_first(tmp_path):

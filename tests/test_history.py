@@ -1,6 +1,8 @@
 """The history on disk: it grows, survives being killed, and goes on where a checkpoint stopped."""
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -147,6 +149,19 @@ def test_steps_that_go_back_are_refused():
         run.train(0, 1)
 
 
+def test_a_full_disk_leaves_no_unfinished_files(tmp_path, full_disk):
+    with full_disk(300), pytest.raises(OSError, match=r"^store: .*history.zarr could not be written"):
+        Run(store=tmp_path / "history.zarr")
+    assert list(tmp_path.iterdir()) == []
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 5)
+    with full_disk(500), pytest.warns(le.training.MonitorWarning, match="File too large"):
+        run.train(5, 15)
+    assert run.monitor.history.steps == [0, 10]
+    assert not list(tmp_path.rglob("*.partial"))
+    assert History.open(tmp_path / "history.zarr").steps == [0]
+
+
 FOREVER = """
 import sys, torch, local_elasticity as le
 torch.manual_seed(0)
@@ -182,6 +197,50 @@ def test_a_store_that_is_something_else_is_refused(tmp_path):
     (tmp_path / "file").write_text("precious")
     with pytest.raises(FileExistsError, match="is a file"):
         Run(store=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("array", "shape"),
+    [
+        ("step", [10**10]),
+        ("similarity", [1, 2, 10**6, 10**6]),
+        ("similarity", [1, 10**9, 6, 6]),
+        ("numbers", [1, 10**9]),
+    ],
+)
+def test_a_history_that_claims_too_much_is_refused_in_little_memory(tmp_path, array, shape):
+    path = tmp_path / "history.zarr"
+    Run(store=path).train(0, 5)
+    file = path / array / "zarr.json"
+    about = json.loads(file.read_text())
+    about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"] = shape, [1, *shape[1:]]
+    file.write_text(json.dumps(about))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if array == "step":
+        assert History.open(path).steps == [0]
+    else:
+        with pytest.raises(ValueError, match=rf"^path: .* is damaged \({array} has the shape .* remove it"):
+            History.open(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+@pytest.mark.parametrize("how", ["truncated", "removed"])
+def test_a_probe_whose_similarities_are_not_whole_is_refused(tmp_path, how):
+    path = tmp_path / "history.zarr"
+    Run(store=path).train(0, 15)
+    file = path / "similarity" / "c" / "1" / "0" / "0" / "0"
+    file.unlink() if how == "removed" else file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(ValueError, match=r"^path: .* is damaged \(a chunk of similarity has .* bytes; expected 576\)"):
+        History.open(path)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"attributes": 3}', '{"attributes": {"format": "{"}}'])
+def test_a_description_that_is_none_is_refused(tmp_path, content):
+    path = tmp_path / "history.zarr"
+    Run(store=path)
+    (path / "zarr.json").write_text(content)
+    with pytest.raises(ValueError, match=r"^path: .* (is damaged|holds no history)"):
+        History.open(path)
 
 
 def test_two_monitors_cannot_write_to_one_store(tmp_path):

@@ -2,10 +2,14 @@
 
 import base64
 import dataclasses
+import gzip
 import io
 import json
+import os
 import re
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 
@@ -61,10 +65,9 @@ def blocks_of(page):
 
 
 def payload_of(page):
-    import gzip
-
-    packed = re.search(r'id="payload">([^<]*)</script>', page).group(1)
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    """What the page's JavaScript reads; a bare NaN or Infinity, which no browser takes, fails the test."""
+    packed = re.search(r'id="payload">([^<]*)<', page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)), parse_constant=pytest.fail)
 
 
 def written(results, tmp_path, **options):
@@ -96,6 +99,61 @@ def test_the_page_asks_nobody_for_anything(S, tmp_path):
     assert len(page.encode()) < 3e6
     size = float(re.search(r'id="size">([\d.]+) MB', page).group(1))
     assert size == pytest.approx(len(page.encode()) / 1e6, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to a fifo", "link to itself", "device"])
+def test_only_regular_files_are_replaced_by_a_page(kind, tmp_path):
+    out = tmp_path / "out"
+    if kind == "folder":
+        out.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(out))
+    elif kind == "link to itself":
+        out.symlink_to(out)
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        os.mknod(out, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        out.symlink_to("fifo") if "link" in kind else os.mkfifo(out)
+    before = os.lstat(out)
+    with pytest.raises(OSError, match=r"^out: .* (name a|choose)"):
+        le.write_report(le.as_similarity(np.eye(4)), out)
+    assert os.lstat(out).st_mode == before.st_mode
+    assert os.lstat(out).st_ino == before.st_ino
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_link_stays_and_a_file_keeps_its_permissions(tmp_path):
+    (tmp_path / "shared").mkdir()
+    target, link, new = tmp_path / "shared" / "page.html", tmp_path / "link.html", tmp_path / "new.html"
+    target.write_text("before")
+    target.chmod(0o640)
+    link.symlink_to("shared/page.html")
+    new.symlink_to("shared/made.html")
+    for place in (link, new):
+        assert le.write_report(le.as_similarity(np.eye(4)), place) == place
+        assert place.is_symlink()
+        assert "<html" in place.read_text(encoding="utf-8")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert (tmp_path / "shared" / "made.html").is_file()
+
+
+def test_a_full_disk_leaves_the_earlier_page(tmp_path, full_disk):
+    out = tmp_path / "report.html"
+    out.write_text("before")
+    with full_disk(1000), pytest.raises(OSError, match=r"^out: .*report.html could not be written \(.*\); free some"):
+        le.write_report(le.as_similarity(np.eye(4)), out)
+    assert out.read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_page_under_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"^out: .* a part of that path is a file and not a folder$"):
+        le.write_report(le.as_similarity(np.eye(4)), tmp_path / "file" / "report.html")
 
 
 def test_pairs_are_those_of_class_pairs():
@@ -327,6 +385,43 @@ def test_hostile_labels_are_only_text(problem, tmp_path):
     card = S.le.html()._repr_html_()
     assert "<img src=x" not in card
     assert "<script" not in card
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"examples": [HALF, "a\x00b", "a" * 10_000]},
+        {"title": HALF, "command": f"{HALF}\udcff", "about": {HALF: f"{HALF}\x00", "nan": float("nan")}},
+        {"examples": np.zeros((3, 0, 0))},
+        {"examples": np.zeros((3, 0, 4, 4))},
+        {"examples": np.array([[[[-1.7e308, 1.7e308]]]] * 3)},
+        {"examples": np.full((3, 4), np.inf)},
+        {"examples": np.full((3, 4), 1e308)},
+    ],
+    ids=["texts", "head", "no pixels", "no channels", "huge pictures", "infinite vectors", "huge vectors"],
+)
+def test_whatever_is_shown_makes_a_page_of_text(tmp_path, options):
+    labels = [HALF, "\x1b[31m", "</script>"]
+    page = le.write_report({HALF: le.as_similarity(np.eye(3), source_labels=labels)}, tmp_path / "page.html", **options)
+    assert payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["sources"]["classes"]
+    assert not re.search("[\x00-\x08\x0e-\x1f]", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, np.inf, -np.inf, np.nan, -0.0, 1e-320])
+@pytest.mark.parametrize("every", [False, True])
+def test_any_number_makes_a_page(tmp_path, value, every):
+    values = np.full((3, 3), value) if every else np.eye(3)
+    values[0, 1] = value
+    S = le.as_similarity(values, source_labels=[0, 1, 1])
+    page = le.write_report(S, tmp_path / "page.html")
+    low, high = payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["panels"][0]["range"]
+    assert low <= 0 < high < np.finfo(np.float32).max
+    S.le.html()
+    left_out = "Similarities beyond ±3.4e+38 are left out as unresolved" in page.read_text(encoding="utf-8")
+    assert left_out == (abs(value) == 1e308)
 
 
 def test_a_card_is_small_and_complete(S):

@@ -229,6 +229,30 @@ def test_equal_units_make_equal_figures(tmp_path):
     assert {"toy.png", "toy.svg"} == set(files[0])
 
 
+def test_a_full_disk_leaves_the_earlier_result(tmp_path, full_disk):
+    folder = tmp_path / "run"
+    run_experiment(Toy(), folder, scale="smoke", seeds=1)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    with full_disk(800), pytest.raises(OSError, match=r"^figure: .*toy.png could not be written \(.*\); free"):
+        run_experiment(Toy(), folder, scale="smoke", seeds=1)
+    with full_disk(100), pytest.raises(OSError, match=r"^--out: .*seed-1.json could not be written \(.*\); free some"):
+        run_experiment(Toy(), folder, scale="smoke", seeds=2)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_results_and_figures_behind_links_are_written(tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run_experiment(Toy(), folder, scale="smoke", seeds=1)
+    elsewhere.mkdir()
+    links = [folder / "result.json", folder / "figures" / "toy.png"]
+    for link in links:
+        link.rename(elsewhere / link.name)
+        link.symlink_to(elsewhere / link.name)
+    run_experiment(Toy(), folder, scale="smoke", seeds=2)
+    assert all(link.is_symlink() for link in links)
+    assert json.loads((elsewhere / "result.json").read_text())["seeds"] == [0, 1]
+
+
 def test_a_page_holds_what_the_results_hold(tmp_path):
     run_experiment(Toy(), tmp_path / "toy" / "one", scale="smoke", seeds=2)
     page = write_page(tmp_path / "toy").read_text()

@@ -1,11 +1,15 @@
 """Similarities in blocks on disk: the same as in memory, resumed to the same bytes, refused where something differs."""
 
+import json
+import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -294,6 +298,39 @@ class Divided(nn.Module):
         return self.net(x) / self.by
 
 
+class Privately(nn.Module):
+    """The same with its number where only it looks: an object in a list."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.net, self._factors = network(), [{"of": Halved(by)}]
+
+    def forward(self, x):
+        return self.net(x) / self._factors[0]["of"]._by
+
+
+class Halved:
+    __slots__ = ("_by",)
+
+    def __init__(self, by):
+        self._by = by
+
+    def hook(self, net, args, out):
+        return out / self._by
+
+
+def _hooked(hook):
+    net = network()
+    net.register_forward_hook(hook)
+    return net
+
+
+def _hooked_before(by):
+    net = network()
+    net[2].register_forward_pre_hook(lambda net, args: (args[0] / by,))
+    return net
+
+
 class Scaled:
     def __init__(self, by):
         self.by = by
@@ -332,6 +369,10 @@ def _smoothed(by):
         ("network", lambda by: {"problem": le.Problem.of(Divided(by), "cross_entropy")}),
         ("output", lambda by: {"problem": le.Problem.of(network(), "cross_entropy", output=lambda out: out / by)}),
         ("loss", lambda by: {"problem": _smoothed(by)}),
+        ("network", lambda by: {"problem": le.Problem.of(Privately(by), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked(lambda net, args, out: out / by), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked(Halved(by).hook), "cross_entropy")}),
+        ("network", lambda by: {"problem": le.Problem.of(_hooked_before(by), "cross_entropy")}),
     ],
 )
 def test_what_functions_and_modules_hold_belongs_to_it(tmp_path, what, made):
@@ -375,9 +416,68 @@ def test_a_fingerprint_is_the_same_in_every_process():
         assert there.stdout.strip() == fingerprint_of_many()
 
 
+def _numbered(module):
+    """The same weights with every version of torch."""
+    with torch.no_grad():
+        for place, p in enumerate(module.parameters()):
+            p.copy_((torch.arange(p.numel()) % 7 - 3 + place).reshape(p.shape) / 8)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "08425fc978741cc7"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GELU(), nn.Linear(8, 2)), "99b7490afea50d4b"),
+        (nn.LSTM(3, 2), "6f5b5510a8e19213"),
+        (nn.MultiheadAttention(4, 2), "2baa15279a12e415"),
+        (nn.Embedding(5, 2), "e3f168d16020ee64"),
+        (partial(round, ndigits=2), "cbb4ef044014217f"),
+        (np.arange(3), "60476cb8e6b6b06f"),
+        (torch.relu, "81d04e25ba0c23f6"),
+        (nn.Parameter(torch.ones(2)), "d26362632141b19b"),
+    ],
+)
+def test_fingerprints_of_earlier_stores_are_still_those(value, known):
+    """Computed before hooks and private attributes counted: what has none keeps its fingerprint."""
+    value = _numbered(value) if isinstance(value, nn.Module) else value
+    assert fingerprint(value) == known
+
+
+def test_hooks_count_by_their_order_and_how_they_are_called():
+    first, second = (lambda net, args, out: out * 2), (lambda net, args, out: out + 1)
+    with_kwargs = lambda net, args, kwargs, out: out * 2
+    made = []
+    for hooks in ((), (first,), (second,), (first, second), (second, first)):
+        net = network()
+        for hook in hooks:
+            net.register_forward_hook(hook)
+        made.append(net)
+    for options in ({"always_call": True}, {"with_kwargs": True}):
+        made.append(network())
+        made[-1].register_forward_hook(with_kwargs if "with_kwargs" in options else first, **options)
+    made += [network(), network()]
+    made[-2].register_full_backward_hook(lambda net, inputs, outputs: None)
+    made[-1][0].weight.register_hook(lambda gradient: 2 * gradient)
+    fingerprints = [fingerprint(net) for net in made]
+    assert len(set(fingerprints)) == len(made)
+    handle = made[0].register_forward_hook(first)
+    handle.remove()
+    assert fingerprint(made[0]) == fingerprints[0]
+
+
+def test_what_belongs_to_a_run_does_not_count():
+    one, other = Privately(1), Privately(1)
+    one._logger, other._logger = logging.getLogger("one"), logging.getLogger("other")
+    one._lock, other._lock = threading.Lock(), threading.Lock()
+    assert fingerprint(one) == fingerprint(other)
+
+
 def test_what_cannot_be_fingerprinted_is_said(caplog):
     fingerprint(torch.Generator())
     assert "Generator cannot be fingerprinted" in caplog.text
+    fingerprint(torch.ones(2, device="meta"))
+    assert "tensor on meta, torch.strided cannot be fingerprinted" in caplog.text
 
 
 def test_the_state_of_a_live_optimizer_belongs_to_it(tmp_path):
@@ -503,6 +603,76 @@ def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
     assert le.load(tmp_path / "whole.zarr").identical(S)
 
 
+def _edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def _claim(path, n, m, side):
+    """Let every description of a store tell of n × m pairs in blocks of `side`."""
+    grid = Grid(n, m, side)
+    shapes = {
+        "similarity": ((n, m), grid.chunks),
+        "block_digest": ((*grid.shape, 32), (1, 1, 32)),
+        "source_change": ((n,), grid.chunks[:1]),
+        **dict.fromkeys(("source", "source_class"), ((n,), (n,))),
+        **dict.fromkeys(("target", "target_class"), ((m,), (m,))),
+    }
+    for name, (shape, chunk) in shapes.items():
+
+        def change(about, shape=shape, chunk=chunk):
+            about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"] = shape, chunk
+
+        _edit(path / name / "zarr.json", change)
+        if name not in ("similarity", "block_digest", "source_change"):
+            shutil.rmtree(path / name / "c", ignore_errors=True)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS].update(grid=vars(grid)))
+
+
+@pytest.mark.parametrize("consistent", [False, True], ids=["record alone", "every description"])
+@pytest.mark.parametrize(("n", "m", "side"), [(10**9, 10**9, 1), (10**9, 10**9, 10**9), (10**6, 10**6, 10**6)])
+def test_a_store_that_claims_too_much_is_refused_in_little_memory(tmp_path, n, m, side, consistent):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    if consistent:
+        _claim(path, n, m, side)
+    else:
+        _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["grid"].update(n=n, m=m, side=side))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for call in (le.load, verify, lambda path: le.similarity(problem(), data(8), update=SGD, store=path)):
+        with pytest.raises(ValueError, match=r"(path|store): .* (blocks|shape|take|is damaged)") as refused:
+            call(path)
+        assert len(str(refused.value).splitlines()) == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+@pytest.mark.parametrize(
+    "grid", [{"side": 0}, {"n": -8}, {"n": "8"}, {"n": 8.0}, {"m": True}, {"symmetric": 1}, {"other": 1}, {"m": 9}]
+)
+def test_a_grid_that_cannot_be_is_refused(tmp_path, grid):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["grid"].update(grid))
+    with pytest.raises(ValueError, match=r"path: .* cannot be read"):
+        le.load(path)
+
+
+@pytest.mark.parametrize("plan", [{"threads": 10**9}, {"threads": 0}, {"memory": "all"}, {"side": 3}, {"other": 1}])
+def test_a_plan_that_cannot_be_is_refused(tmp_path, plan):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), update=SGD, store=path, block=4)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS]["plan"].update(plan))
+    with pytest.raises(ValueError, match=r"store: .* is damaged: its plan cannot be read"):
+        le.similarity(problem(), data(8), update=SGD, store=path)
+
+
+def test_too_many_blocks_are_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(ValueError, match=r"block: 2,000 × 2,000 pairs in blocks of 1 are 4e\+06 blocks"):
+        le.similarity(problem(), data(2000), update=SGD, store=tmp_path / "s.zarr", block=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_foreign_schema_is_refused(tmp_path):
     x, y = data()
     path = tmp_path / "s.zarr"
@@ -556,6 +726,36 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path):
     S = run()
     assert S.shape == (300, 300)
     assert not verify(path)["missing"]
+
+
+def test_a_full_disk_leaves_nothing_of_a_store_that_was_not_begun(tmp_path, full_disk):
+    x, y = data(60)
+    S = le.as_similarity(np.ones((60, 60)))
+    for write in (
+        lambda: S.le.save(tmp_path / "s.zarr"),
+        lambda: le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=30),
+    ):
+        with full_disk(300), pytest.raises(OSError, match=r"^store: .*s.zarr could not be written \(File too large\)"):
+            write()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_within_a_store_leaves_no_unfinished_file(tmp_path, full_disk):
+    x, y = data(60)
+    run = lambda: le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=30)
+    with full_disk(3000), pytest.raises(OSError, match=r"^store: block \(0, 0\) could not be written to .*the same"):
+        run()
+    assert not list(tmp_path.rglob("*.partial"))
+    assert verify(tmp_path / "s.zarr")["damaged"] == []
+    assert run().shape == (60, 60)
+
+
+def test_a_store_may_lie_behind_a_link(tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "s.zarr").symlink_to("large/s.zarr")
+    le.as_similarity(np.eye(3)).le.save(tmp_path / "s.zarr")
+    assert (tmp_path / "s.zarr").is_symlink()
+    assert le.load(tmp_path / "large" / "s.zarr").shape == (3, 3)
 
 
 @pytest.mark.parametrize("side", [0, -3, 2.5])

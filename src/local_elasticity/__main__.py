@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shlex
@@ -25,16 +26,8 @@ app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130
 USERS_MISTAKE = 2
-USERS_MISTAKES = (
-    ValueError,
-    FileNotFoundError,
-    FileExistsError,
-    NotADirectoryError,
-    PermissionError,
-    ConnectionError,
-    ImportError,
-)
-"""An ImportError is an extra that is not installed."""
+USERS_MISTAKES = (ValueError, OSError, ImportError)
+"""An OSError is a file that cannot be read or written; an ImportError is an extra that is not installed."""
 
 
 def _device(name: str) -> str:
@@ -69,20 +62,18 @@ def options(
 def demo(out: Annotated[Path, typer.Option(help="Folder for the figure and the results.")] = Path("demo")) -> None:
     """Train a small net on real digits and measure its local elasticity (under a minute)."""
     import torch
-    from rich.console import Console
 
     from local_elasticity.demo import run_demo
 
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out: {out} is a file; choose a folder")
     torch.set_num_threads(1)  # so small a net is many times slower with threads that wait for each other
-    run_demo(out, Console())
+    run_demo(out, _console())
 
 
 @app.command(name="list")
 def list_experiments() -> None:
     """The papers' experiments that can be run."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
@@ -91,7 +82,7 @@ def list_experiments() -> None:
     for name in EXPERIMENTS:
         experiment = find_experiment(name)
         table.add_row(name, experiment.title, " ".join(experiment.scales), " ".join(experiment.readings))
-    Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -114,17 +105,15 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment of a paper. Finished parts are kept: the same command goes on after an interruption."""
-    from rich.console import Console
-
     from local_elasticity.papers.runner import find_experiment, run_experiment
     from local_elasticity.scale.workers import workers
 
-    console = Console()
+    console = _console()
     experiment = find_experiment(name)
     folder = out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{reading}"
 
     def report(unit: Any, done: int, total: int, how: str) -> None:
-        console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {how}", highlight=False)
+        console.print(f"[{done}/{total}] {unit.part}, seed {unit.seed}: {how}")
 
     try:
         with nullcontext() if ray is None else workers(ray):
@@ -145,12 +134,14 @@ def run(
     _print_result(console, result)
     if len(result["seeds"]) > seeds:
         there = ", ".join(map(str, result["seeds"]))
-        console.print(f"--seeds {seeds}: {folder} holds the seeds {there}, and this result is of all of them")
+        console.print(
+            f"--seeds {seeds}: {folder} holds the seeds {there}, and this result is of all of them", soft_wrap=True
+        )
     if scale == "smoke":
         console.print(
             "smoke scale: this shows that it runs; verdicts count at --scale paper, and hint at --scale small"
         )
-    console.print(f"written to {folder / 'result.json'} and {folder / 'figures'}")
+    console.print(f"written to {folder / 'result.json'} and {folder / 'figures'}", soft_wrap=True)
 
 
 @app.command()
@@ -160,12 +151,15 @@ def verify(
     ] = None,
 ) -> None:
     """Hold every theorem, lemma and equation of the papers against an independent route (seconds)."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from local_elasticity.certificates.verify import certificates, errata, measured
+    from local_elasticity.store.whole import check_file, write_whole
 
-    console, made = Console(), []
+    if write_errata:
+        check_file(write_errata, "--write-errata")
+    console, made = _console(), []
     for section, some in certificates():
         table = Table("statement", "checked against", "trials", "worst error", "verdict", title=section)
         for one in some:
@@ -175,7 +169,7 @@ def verify(
         console.print(table)
         for one in some:
             if one.counterexample:
-                console.print(f"[bold]{one.statement}[/bold]: {one.counterexample}", highlight=False)
+                console.print(Text.assemble((one.statement, "bold"), f": {one.counterexample}"))
         made.append((section, some))
     red = [one.statement for _, some in made for one in some if not one.green]
     total = sum(len(some) for _, some in made)
@@ -183,7 +177,7 @@ def verify(
         typer.echo(f"{len(red)} of {total} certificates are red: {'; '.join(red)}", err=True)
         raise typer.Exit(1)
     if write_errata:
-        write_errata.write_text(errata(made))
+        write_whole(write_errata, errata(made).encode(), "--write-errata")
     console.print(f"all {total} certificates are green: each statement has the verdict that its numbers support")
 
 
@@ -196,23 +190,23 @@ def watch(
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
     loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
     measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
-    per_class: Annotated[int, typer.Option(help="Sources of each class.")] = 20,
+    per_class: Annotated[int, typer.Option(min=1, help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
     device: Device = "cpu",
 ) -> None:
     """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
-    from rich.console import Console
-
     from local_elasticity import SGD
     from local_elasticity.data.points import read_points
+    from local_elasticity.outlook import check_checkpoints, check_step_size, made_model
     from local_elasticity.report.figures import save_figure
-    from local_elasticity.training.checkpoints import find_model
     from local_elasticity.training.checkpoints import watch as watch_checkpoints
 
     if (out / "history.zarr").exists():
         raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
-    net = find_model(model).to(device)
+    net = made_model(model).to(device)
+    check_step_size(step_size, net)
+    check_checkpoints(checkpoints)
     x, y = read_points(data, per_class)
     monitor = watch_checkpoints(
         checkpoints,
@@ -223,11 +217,11 @@ def watch(
         update=SGD(step_size),
         store=out / "history.zarr",
     )
-    console = Console()
+    console = _console()
     _print_frame(console, monitor.phases().round(4), "Phases")
     _print_frame(console, monitor.frame().round(4).tail(12), "The last class pairs")
     files = save_figure(monitor.plot(), out / "curves")
-    console.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}")
+    console.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}", soft_wrap=True)
 
 
 @app.command()
@@ -267,7 +261,6 @@ def estimate(
     device: Device = "cpu",
 ) -> None:
     """What a similarity matrix would take: a few small ones are timed here (about half a minute) and scaled up."""
-    from rich.console import Console
     from rich.table import Table
 
     from local_elasticity.outlook import example_problem, outlook
@@ -278,12 +271,11 @@ def estimate(
     table = Table("plan", "pairs", "here", f"on {workers} like this", "on disk", title=f"{model}, {cost.engine}")
     for row in outlook(cost, sources, targets or sources, landmarks=landmarks, workers=workers):
         table.add_row(*row)
-    console = Console()
+    console = _console()
     console.print(table)
     console.print(
         f"seconds = {cost.start:.2g} + {cost.per_source:.2g} n + {cost.per_target:.2g} m + {cost.per_pair:.2g} n m, "
         "fitted to responses of at most 256 × 1024 random inputs; docs/scale.md says what is assumed",
-        highlight=False,
     )
 
 
@@ -308,7 +300,6 @@ def verify_store(
 @data_app.command(name="list")
 def list_data() -> None:
     """Which datasets are on this machine, and where."""
-    from rich.console import Console
     from rich.table import Table
 
     from local_elasticity.data.images import FOLDER, available
@@ -316,14 +307,22 @@ def list_data() -> None:
     table = Table("dataset", "where")
     for name, place in available().items():
         table.add_row(name, place)
-    console = Console()
+    console = _console()
     console.print(table)
     if not os.environ.get(FOLDER):
         console.print(f"Name a folder of .npz files in {FOLDER} to use your own copies.")
 
 
+def _console() -> Any:
+    """Prints what it is given as it stands: brackets and colons in a path or label are no markup and no emoji."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
 def _print_result(console: Any, result: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     cells = Table("row", "column", "paper", "measured", "verdict", title=f"{result['experiment']} ({result['scale']})")
     for cell in result["cells"]:
@@ -333,7 +332,7 @@ def _print_result(console: Any, result: dict[str, Any]) -> None:
         cells.add_row(cell["row"], cell["column"], paper, measured, cell["verdict"] or "")
     console.print(cells)
     for claim in result["claims"]:
-        console.print(f"[bold]{claim['verdict']}[/bold]: {claim['text']}\n  {claim['evidence']}", highlight=False)
+        console.print(Text.assemble((claim["verdict"], "bold"), f": {claim['text']}\n  {claim['evidence']}"))
 
 
 def _print_frame(console: Any, frame: Any, title: str) -> None:
@@ -345,14 +344,24 @@ def _print_frame(console: Any, frame: Any, title: str) -> None:
     console.print(table)
 
 
+def _sentence(error: Exception) -> str:
+    """What went wrong on one line, and the file where the system names one."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).splitlines()) or type(error).__name__
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text in any encoding
     try:
         app()
     except USERS_MISTAKES as error:
         if "--verbose" in sys.argv or "-v" in sys.argv:
             raise
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {_sentence(error)}", err=True)
         sys.exit(USERS_MISTAKE)
     except KeyboardInterrupt:
         typer.echo("\ninterrupted", err=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import xarray as xr
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TaskID, track
 from rich.table import Table
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     """Train, measure, print a table, write a figure. Under a minute on two cores."""
     began = time.monotonic()
     train, held_out, origin = _digits()
-    console.print(f"[bold]Data[/bold]   {origin}", soft_wrap=True)
+    console.print(f"[bold]Data[/bold]   {escape(origin)}", soft_wrap=True)
     net = fnn(784, width=WIDTH)
     accuracy = _train(net, train, held_out, console)
     sides = f"{ONE_SIDE[0]}s and {ONE_SIDE[1]}s from {OTHER_SIDE[0]}s and {OTHER_SIDE[1]}s"
@@ -80,9 +81,13 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         command="make demo",
         about={"data": origin, "seeds": "0 for the first net, 1 for the net of ten digits"},
     )
-    console.print(f"[bold]Wrote[/bold]  {', '.join(map(str, files))}", soft_wrap=True)
-    console.print(f"       {out}/relative.zarr and {out}/kernel.zarr: read one with le.load(...)", soft_wrap=True)
-    console.print(f"[bold]Open[/bold]   {page.resolve()} in a browser: all of this, to explore", soft_wrap=True)
+    console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True)
+    console.print(
+        f"       {escape(f'{out}/relative.zarr and {out}/kernel.zarr')}: read one with le.load(...)", soft_wrap=True
+    )
+    console.print(
+        f"[bold]Open[/bold]   {escape(str(page.resolve()))} in a browser: all of this, to explore", soft_wrap=True
+    )
     console.print(f"[dim]{time.monotonic() - began:.0f} s[/dim]")
     return results
 

@@ -1,8 +1,12 @@
-"""What `local-elasticity estimate` says: plans for a similarity matrix, and what each would take."""
+"""What `local-elasticity estimate` says, plans for a similarity matrix and what each would take; and models and
+checkpoints that the command is given, checked before they are used."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,17 +28,62 @@ def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Pro
     >>> x.shape, y.shape
     (torch.Size([1024, 3]), torch.Size([1024, 1]))
     """
-    sizes = shape.split(",")
-    if not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape: whole numbers with commas between are wanted, such as 3,32,32, not {shape!r}")
-    one = [int(size) for size in sizes]
-    net: nn.Module = find_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
+    one = _sizes(shape)
+    with _said("--shape", f"{TRIED} inputs of shape {shape} cannot be made"):
+        x = torch.rand(TRIED, *one, generator=torch.Generator().manual_seed(0)).to(device)
+    with _said("--model", f"{model} cannot be made"):
+        net = made_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
     problem = Problem.of(net.to(device), loss)
-    x = torch.rand(TRIED, *one, generator=torch.Generator().manual_seed(0)).to(device)
-    with problem.moment() as moment, torch.no_grad():
-        outputs = moment.outputs(moment.params, x[:1])
+    with _said("--shape", f"{model} does not take inputs of shape {shape}"), problem.moment() as moment:
+        outputs = moment.outputs(moment.params, x[:1]).detach()
     labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
     return problem, (x, labels.to(device))
+
+
+def made_model(place: str) -> nn.Module:
+    """The model that `module:factory` makes; a ValueError says on one line why there is none.
+
+    >>> made_model(".nets:make")
+    Traceback (most recent call last):
+    ValueError: --model: expected MODULE:FACTORY with the full name of a module, got '.nets:make'
+    """
+    if place.startswith((".", ":")):
+        raise ValueError(f"--model: expected MODULE:FACTORY with the full name of a module, got {place!r}")
+    with _said("--model", f"{place} makes no model. Name a function that takes no arguments"):
+        return find_model(place)
+
+
+def check_step_size(step_size: float, model: nn.Module) -> None:
+    """Raise a ValueError where the weights cannot hold numbers as large as the step size."""
+    largest = min((torch.finfo(p.dtype).max for p in model.parameters() if p.is_floating_point()), default=math.inf)
+    if largest < step_size < math.inf:
+        raise ValueError(f"--step-size: {step_size:g} is larger than the weights' largest number, {largest:.2g}")
+
+
+def check_checkpoints(files: Sequence[Path]) -> None:
+    """Raise a ValueError where a file is missing, before the first is read."""
+    for file in files:
+        if not file.exists():
+            raise ValueError(f"CHECKPOINTS: there is no {file}")
+
+
+@contextmanager
+def _said(argument: str, sentence: str) -> Iterator[None]:
+    """Whatever code of the user or torch raises, as a ValueError that names the argument; ours pass as they are."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{argument}: {sentence} ({type(error).__name__}: {reason})") from error
+
+
+def _sizes(shape: str) -> list[int]:
+    sizes = [size.strip() for size in shape.split(",")]
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--shape: expected whole numbers separated by commas, such as 3,32,32, got {shape!r}")
+    return [int(size) for size in sizes]
 
 
 def outlook(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,35 @@ def read_points(data: str, per_class: int) -> tuple[Tensor, Tensor]:
     if path.suffix != ".npz":
         images = load(data)
         return images.take(images.y_test.unique().tolist(), per_class, split="test")
-    with np.load(path, allow_pickle=False) as arrays:
-        if not {"x", "y"} <= set(arrays.files):
-            raise ValueError(f"--data: {path} must hold the arrays x and y; it holds {', '.join(arrays.files)}")
-        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    given = read_arrays(path, ("x", "y"), "--data")
+    if any(values.dtype.kind not in "biuf" or not values.ndim for values in given) or len(given[0]) != len(given[1]):
+        kinds = " and ".join(f"{name} of {one.dtype} {one.shape}" for name, one in zip("xy", given, strict=True))
+        raise ValueError(f"--data: {path} must hold numbers, one y for each x; it holds {kinds}")
+    x, y = map(torch.from_numpy, given)
     x = x.float() if x.is_floating_point() or x.dtype == torch.uint8 else x
     y = y.float() if y.is_floating_point() else y.long()
     if y.ndim != 1 or y.is_floating_point():
         return x, y
     rows = torch.cat([torch.nonzero(y == label).flatten()[:per_class] for label in y.unique()])
     return x[rows], y[rows]
+
+
+def read_arrays(path: Path, names: Sequence[str], argument: str) -> list[np.ndarray]:
+    """Arrays of an .npz file by name; the array of an .npy file is called x. Nothing is unpickled.
+
+    Raises:
+        OSError: the file is missing or must not be read; the message names the argument.
+        ValueError: it is no file of arrays, is cut off, or lacks one.
+    """
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            held = {"x": found} if isinstance(found, np.ndarray) else found
+            arrays, there = [held[name] for name in names if name in held], ", ".join(held)
+    except OSError as error:
+        raise type(error)(f"{argument}: {path} cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # NumPy raises what zip files and headers raise
+        raise ValueError(f"{argument}: {path} cannot be read as arrays; write it with np.save or np.savez") from error
+    if len(arrays) < len(names):
+        raise ValueError(f"{argument}: {path} holds {there or 'nothing'}, but no array {' or '.join(names)}")
+    return arrays

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from torch import nn
 
+from local_elasticity.data.points import read_arrays
 from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, unknown, with_examples
 from local_elasticity.report.explorer import page
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.run import Run, Unshown
+from local_elasticity.store.whole import check_file, plainly, write_whole
 from local_elasticity.training.history import History
 from local_elasticity.training.monitor import Monitor
 from local_elasticity.training.phases import half_life
@@ -40,7 +41,8 @@ def write_report(
         results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, a fitted clustering,
             or a path to a stored similarity, a stored history, or a folder of a paper's results. What cannot be read
             is told on the page.
-        out: the file to write; one that is there is replaced.
+        out: the file to write. An existing file is replaced and keeps its permissions, the target of a symlink is
+            written, and a folder, device or FIFO is refused.
         examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
         title, command: for the page's head and foot.
         about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; told under "How it was made".
@@ -54,6 +56,8 @@ def write_report(
     ...     "a first look" in page.read_text(encoding="utf-8")
     True
     """
+    out = Path(out)
+    check_file(out, "out")
     runs: list[Run | Paper | Unshown] = []
     for name, one in _named(results):
         runs += opened(name, one)
@@ -67,11 +71,7 @@ def write_report(
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
     text = page(runs, title=title or _title(runs), command=command, about=about or {}, half_life=half_life)
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    unfinished.write_text(text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1), encoding="utf-8")
-    unfinished.replace(out)
+    write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1).encode(), "out")
     return out
 
 
@@ -85,15 +85,12 @@ def read_examples(path: Path) -> Any:
     ...     read_examples(file)
     ['a cat', 'a dog']
     """
-    if path.suffix not in (".npy", ".npz"):
+    if path.suffix in (".npy", ".npz"):
+        return read_arrays(path, ("x",), "--examples")[0]
+    try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = np.load(path, allow_pickle=False)
-    if path.suffix == ".npy":
-        return found
-    with found:
-        if "x" not in found:
-            raise ValueError(f"--examples: {path} holds {', '.join(found.files)}, but no array x")
-        return found["x"]
+    except OSError as error:
+        raise plainly(error, f"--examples: {path} cannot be read ({error.strerror}); name a file") from error
 
 
 def _named(results: Any) -> list[tuple[str, Any]]:

@@ -25,6 +25,7 @@ from local_elasticity.store.whole import write_whole
 logger = logging.getLogger("local_elasticity")
 
 SCHEMA = 1
+MOST_SEEDS = 10_000
 COMMIT = "LOCAL_ELASTICITY_COMMIT"
 EXPERIMENTS = {
     "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
@@ -166,8 +167,8 @@ def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, d
         raise ValueError(f"--scale: {scale!r} is not one of {', '.join(experiment.scales)}")
     if reading not in experiment.readings:
         raise ValueError(f"--reading: {experiment.name} has {', '.join(experiment.readings)}, not {reading!r}")
-    if seeds < 1:
-        raise ValueError(f"--seeds: at least one is wanted, not {seeds}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"--seeds: expected a number from 1 to {MOST_SEEDS:,}, got {seeds:,}")
     check_device(device)
 
 
@@ -182,12 +183,16 @@ def check_device(device: str) -> None:
 def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:
     """Write down whose folder this is, or refuse one that belongs to another run."""
     file = out / "run.json"
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out: {out} is a file; choose a folder")
     if not file.exists():
         if out.exists() and any(out.iterdir()):
             raise ValueError(f"--out: {out} is not empty and holds no run; choose another folder")
         _write(file, identity)
         return
-    before = json.loads(file.read_text())
+    before = _run_of(file)
+    if before is None:
+        raise ValueError(f"--out: {file} cannot be read as JSON of a run; choose another folder or remove it")
     changed = [key for key in identity if before.get(key) != identity[key]]
     if changed:
         raise ValueError(
@@ -195,12 +200,21 @@ def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
+def _run_of(file: Path) -> dict[str, Any] | None:
+    """Whose folder this is; None where the file says nothing of the kind."""
+    try:
+        content = json.loads(file.read_text())
+    except (ValueError, OSError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def _siblings(out: Path, identity: Mapping[str, Any], shares: Sequence[str]) -> list[Path]:
     """Folders beside this one whose units of the same name are the same work."""
     alike = {key: value for key, value in identity.items() if key != "experiment"}
     folders = []
     for file in sorted(out.absolute().parent.glob("*/run.json")) if shares else ():
-        other = json.loads(file.read_text())
+        other = _run_of(file) or {}
         if other.get("experiment") in shares and all(other.get(key) == value for key, value in alike.items()):
             folders.append(file.parent)
     return folders
@@ -275,4 +289,4 @@ def _git(*words: str) -> str:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(), "--out")

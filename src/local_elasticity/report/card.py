@@ -11,7 +11,7 @@ import numpy as np
 
 from local_elasticity.report.health import examine
 from local_elasticity.report.pairs import Pairs, pairs_of
-from local_elasticity.report.run import Panel, Run, Side, named, sampled, shown
+from local_elasticity.report.run import Panel, Run, Side, as_text, in_range, named, sampled, shown
 from local_elasticity.report.words import meaning, number
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run_card(run: Run) -> Card:
     """The card of a run, at its last time."""
     from markupsafe import Markup, escape
 
-    run, parts = named(run), []
+    run, parts = named(in_range(run)), []
     for panel in run.panels:
         pairs = pairs_of(run, panel)
         findings = "; ".join(finding.title for finding in examine(run, panel) if finding.level != "unknown")
@@ -76,7 +76,7 @@ def run_card(run: Run) -> Card:
         )
     n, m = len(run.sources), len(run.targets)
     head = Markup("<p>Local elasticity: {} sources × {} targets{}</p>").format(n, m, "" if parts else ", no probe yet")
-    return Card(str(head + Markup("").join(escape(part) for part in parts)))
+    return Card(as_text(head + Markup("").join(escape(part) for part in parts)))
 
 
 def _table(pairs: Pairs) -> Any:

@@ -32,7 +32,7 @@ class Scatter:
 
 def distances(sources: Any, targets: Any) -> np.ndarray | None:
     """Euclidean distances between examples as they were given, [n, m]; None for texts, where shapes differ, or where
-    there are more than MOST_PAIRS.
+    there are more than MOST_PAIRS; NaN where numbers are not finite or too large.
 
     >>> distances(np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[5.0, 0.0]]
@@ -44,12 +44,14 @@ def distances(sources: Any, targets: Any) -> np.ndarray | None:
         return None
     x, x2 = x.reshape(len(x), -1), x2.reshape(len(x2), -1)
     squares = np.zeros((len(x), len(x2)))
-    for start in range(0, x.shape[1], AT_ONCE):
-        a, b = (one[:, start : start + AT_ONCE].astype(np.float64) for one in (x, x2))
-        middle = a.mean(0)
-        a, b = a - middle, b - middle
-        squares += (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
-    return np.sqrt(np.maximum(squares, 0)).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, x.shape[1], AT_ONCE):
+            a, b = (one[:, start : start + AT_ONCE].astype(np.float64) for one in (x, x2))
+            middle = a.mean(0)
+            a, b = a - middle, b - middle
+            squares += (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+        apart = np.sqrt(np.maximum(squares, 0)).astype(np.float32)
+    return np.where(np.isfinite(apart), apart, np.float32(np.nan))
 
 
 def scatter(run: Run) -> Scatter | None:

@@ -26,7 +26,7 @@ CHANNELS = (1, 3, 4)
 
 def kept_examples(examples: Any, size: int, name: str = "examples") -> np.ndarray:
     """One string for each of `size` examples: a picture as a data URI, a vector as a JSON list, a text as it is, and
-    nothing for None.
+    nothing for None or for a picture without pixels.
 
     Args:
         examples: images [n, C, H, W] or [n, H, W] (any range; darkest and brightest become black and white), vectors
@@ -94,6 +94,8 @@ def _kept(one: Any, brightness: tuple[float, float]) -> str:
     if values is None or values.dtype.kind not in "biuf":
         text = str(one)
         return text if is_picture(text) else text[:LONGEST_TEXT]
+    if values.ndim in (2, 3) and not values.size:
+        return ""
     if values.ndim in (2, 3):
         return encoded(_picture(values, brightness))
     row = values.ravel()[:LONGEST_VECTOR].astype(float)
@@ -119,7 +121,7 @@ def _picture(values: np.ndarray, brightness: tuple[float, float]) -> np.ndarray:
     if values.ndim == 3:
         values = values[..., 0] if values.shape[2] == 1 else values[..., :3]
     if values.dtype != np.uint8:
-        low, high = brightness
-        values = np.nan_to_num((values - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
+        low, high = (edge / 2 for edge in brightness)  # halves, so that differences of huge numbers are finite
+        values = np.nan_to_num((values / 2 - low) / ((high - low) or 1.0), nan=0.0, posinf=1.0, neginf=0.0)
         values = (255 * values).round().astype(np.uint8)
     return np.ascontiguousarray(values)

@@ -19,7 +19,19 @@ from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
 from local_elasticity.report.places import Matched, matched, principal_places
-from local_elasticity.report.run import EXACT_NUMBERS, Panel, Run, Side, Unshown, named, sampled, shown, side_for
+from local_elasticity.report.run import (
+    EXACT_NUMBERS,
+    Panel,
+    Run,
+    Side,
+    Unshown,
+    as_text,
+    in_range,
+    named,
+    sampled,
+    shown,
+    side_for,
+)
 from local_elasticity.report.story import tell, tell_clusters, tell_missing
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
@@ -58,12 +70,14 @@ def page(
     side = side_for(sum(len(run.panels) for run in measured))
     pack, sections, payloads = Pack(), [], []
     for whole in measured:
-        section, payload = _explored(named(sampled(whole, side)), pack, EXACT_NUMBERS // len(measured), half_life)
+        section, payload = _explored(
+            named(in_range(sampled(whole, side))), pack, EXACT_NUMBERS // len(measured), half_life
+        )
         sections.append(section)
         payloads.append(payload)
     plotly = _plotly() if measured else ""
     own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
-    return str(
+    return as_text(
         _environment()
         .get_template("page.html.j2")
         .render(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from local_elasticity.report.words import RATIOS
+from local_elasticity.store.whole import write_whole
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,12 +58,13 @@ def width_of(columns: int) -> float:
 
 def save_figure(made: Figure, path: Path) -> list[Path]:
     """Write `path` with the endings .png and .svg; equal figures make equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
-    with mpl.rc_context(STYLE):
-        made.savefig(png)
-        made.savefig(svg, metadata={"Date": None})
-    return [png, svg]
+    files = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for file, metadata in zip(files, (None, {"Date": None}), strict=True):
+        drawn = io.BytesIO()
+        with mpl.rc_context(STYLE):
+            made.savefig(drawn, format=file.suffix[1:], metadata=metadata)
+        write_whole(file, drawn.getvalue(), "figure")
+    return files
 
 
 def similarity_figure(S: xr.DataArray, columns: int = 1) -> Figure:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from local_elasticity.report.paper import MARKS
 from local_elasticity.report.words import effect, number
+from local_elasticity.store.whole import write_whole
 
 GRID_COLUMNS = 3
 """Cells are laid out as a table from so many columns on."""
@@ -25,7 +26,7 @@ GRID_COLUMNS = 3
 def write_page(folder: Path) -> Path:
     """Make the page of a folder of runs; it lies beside the folder and has its name."""
     page = folder.with_name(f"{folder.name}.md")
-    page.write_text(results_page(folder))
+    write_whole(page, results_page(folder).encode())
     return page
 
 
@@ -169,4 +170,4 @@ if __name__ == "__main__":
         if path.is_dir():
             write_page(path)
         else:
-            path.write_text(with_claims(path))
+            write_whole(path, with_claims(path).encode())

@@ -12,7 +12,7 @@ import numpy as np
 from local_elasticity.report.distance import Scatter
 from local_elasticity.report.pairs import Pairs, quotient
 from local_elasticity.report.places import Matched, Places
-from local_elasticity.report.run import Panel, Run, Side, in_order, shown
+from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
 from local_elasticity.report.words import RATIOS
 
 COARSE_SIDE = 100
@@ -40,8 +40,8 @@ def packed(data: bytes) -> str:
 
 
 def as_json(content: Any) -> bytes:
-    """JSON without NaN, which JSON does not know: null instead."""
-    return json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """JSON without NaN, which JSON does not know: null instead; and without halves of characters."""
+    return as_text(json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
 
 
 def run_payload(

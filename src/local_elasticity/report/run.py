@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,12 @@ EXACT_NUMBERS = 1_500_000
 
 LONGEST_LABEL = 80
 """Characters of a label that are shown."""
+
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
+"""Of the numbers that a page can hold."""
+
+NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and halves of characters, which have no bytes in UTF-8."""
 
 TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that turn the direction of the text after them."""
@@ -98,6 +105,30 @@ def shown(text: Any) -> str:
     plain = _whole(text)[: 4 * LONGEST_LABEL]
     plain = " ".join("".join(" " if _disturbs(c) else c for c in plain).split())
     return plain if len(plain) <= LONGEST_LABEL else plain[: LONGEST_LABEL - 1] + "…"
+
+
+def as_text(text: str) -> str:
+    """The same with a replacement character for each control character and each half of a character.
+
+    >>> as_text("a\\x00b\\ud800") == "a\\ufffdb\\ufffd"
+    True
+    """
+    return NO_TEXT.sub("\ufffd", text)
+
+
+def in_range(run: Run) -> Run:
+    """The same without similarities that are too large for a page: they are left out, and a note says how many."""
+    with np.errstate(invalid="ignore"):
+        beyond = [np.isfinite(panel.values) & (np.abs(panel.values) > LARGEST_NUMBER) for panel in run.panels]
+    count = sum(int(one.sum()) for one in beyond)
+    if not count:
+        return run
+    panels = tuple(
+        replace(panel, values=np.where(large, np.nan, panel.values))
+        for panel, large in zip(run.panels, beyond, strict=True)
+    )
+    note = f"Similarities beyond ±{LARGEST_NUMBER:.1e} are left out as unresolved: {count:,} of them."
+    return replace(run, panels=panels, notes=(*run.notes, note))
 
 
 def named(run: Run) -> Run:

@@ -19,9 +19,15 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_shape, chunk_file, whole_number
+from local_elasticity.store.whole import plainly
+
 SCHEMA = 2
 OURS = "local_elasticity"
 """The attribute of the zarr group that says whose it is: schema, provenance, plan, whether it is finished."""
+
+ROWS_AT_ONCE = 4096
+"""Labels whose text is in memory at a time."""
 
 Array = np.ndarray
 At = tuple[int, int]
@@ -40,6 +46,31 @@ class Grid:
     side: int
     square: bool = False
     symmetric: bool = False
+
+    @classmethod
+    def read(cls, record: Any) -> Grid:
+        """As a store tells it; a ValueError where that is no grid of ours."""
+        grid = cls(**record)
+        numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side))
+        kinds = isinstance(grid.square, bool) and isinstance(grid.symmetric, bool)
+        if not numbers or not kinds or (grid.square and grid.n != grid.m) or (grid.symmetric and not grid.square):
+            raise ValueError(f"its record holds no valid grid: {record}")
+        grid.check_count()
+        return grid
+
+    def check_count(self) -> None:
+        """Raise a ValueError where there are too many blocks to list."""
+        if self.count > MOST_BLOCKS:
+            raise ValueError(
+                f"block: {self.n:,} × {self.m:,} pairs in blocks of {self.side} are {self.count:.2g} blocks; a store "
+                f"holds at most {MOST_BLOCKS:,}"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many blocks are kept."""
+        rows, columns = self.shape
+        return rows * (rows + 1) // 2 if self.symmetric else rows * columns
 
     @property
     def chunks(self) -> tuple[int, int]:
@@ -75,14 +106,19 @@ class BlockStore:
     def __init__(self, path: Path, group: zarr.Group) -> None:
         self.path, self.group = path, group
         self.record: dict[str, Any] = dict(group.attrs[OURS])  # type: ignore[arg-type]
-        self.grid = Grid(**self.record["grid"])
+        self.grid = grid = Grid.read(self.record["grid"])
         self.own: str | None = self.record["own"]
         self.arrays = {name: group[name] for name in ("similarity", "block_digest", self.own) if name}
         self._sound: set[At] = set()
+        check_shape("similarity", self.arrays["similarity"], (grid.n, grid.m), grid.chunks)
+        check_shape("block_digest", self.arrays["block_digest"], (*grid.shape, 32), (1, 1, 32))
+        if self.own is not None:
+            check_shape(self.own, self.arrays[self.own], (grid.n,), grid.chunks[:1])
 
     @classmethod
     def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: str | None, record: Any) -> None:
         """An empty store: coordinates, arrays without chunks, what it is for. `own` names the sources' own values."""
+        grid.check_count()
         coords.to_zarr(path, mode="w-", consolidated=False, zarr_format=3)
         group = zarr.open_group(path, mode="r+")
         create: dict[str, Any] = {"fill_value": np.nan, "dtype": dtype, "compressors": None}
@@ -134,23 +170,17 @@ class BlockStore:
 
     @property
     def finished(self) -> bool:
-        return bool(self.record["finished"])
+        return self.record.get("finished") is True
 
     def write(self, at: At, values: Array, own: Array | None) -> None:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
         kept = own if self.own is not None and self.grid.holds_own(at) else None
-        try:
+        with self._writing(f"block {at}"):
             self._array("similarity")[rows, columns] = values
             if kept is not None and self.own is not None:
                 self._array(self.own)[rows] = kept
             self._array("block_digest")[at] = np.frombuffer(_digest(values, kept), dtype=np.uint8)
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"store: block {at} could not be written to {self.path} ({error.strerror or error}); finished blocks "
-                "are kept, and the same call goes on once there is room",
-            ) from error
 
     def read(self, at: At) -> tuple[Array, Array | None]:
         """A block and its sources' own values, compared with their digest the first time that they are read."""
@@ -174,7 +204,7 @@ class BlockStore:
     def state(self, at: At) -> str:
         """`"finished"`, `"missing"`, or `"damaged"` where what is there is not what was written."""
         try:
-            if not any(self._noted(at)):
+            if not self._file("block_digest", (*at, 0)).exists() or not any(self._noted(at)):
                 return "missing"
             self.read(at)
         except Exception:  # zarr raises what its codecs raise
@@ -183,12 +213,26 @@ class BlockStore:
 
     def finish(self, attrs: dict[str, Any]) -> None:
         """Note down how the whole was made; from here on it is a result."""
-        self._array("similarity").attrs.update(attrs)
+        with self._writing("its description"):
+            self._array("similarity").attrs.update(attrs)
+            self.group.attrs[OURS] = {**self.record, "finished": True}
         self.record["finished"] = True
-        self.group.attrs[OURS] = self.record
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Says what could not be written, and that the rest is safe."""
+        try:
+            yield
+        except OSError as error:
+            raise plainly(
+                error,
+                f"store: {what} could not be written to {self.path} ({error.strerror or error}); finished blocks are "
+                "kept, and the same call goes on once there is room",
+            ) from error
 
     def _on_disk(self, at: At) -> tuple[Array, Array | None]:
         rows, columns = self.grid.region(at)
+        check_chunk(self.path / "similarity", self._array("similarity"), at)
         values = np.asarray(self._array("similarity")[rows, columns])
         if self.own is None or not self.grid.holds_own(at):
             return values, None
@@ -197,6 +241,9 @@ class BlockStore:
     def _noted(self, at: At) -> bytes:
         """The digest that was written with a block; zeros where it is not finished."""
         return np.asarray(self._array("block_digest")[at]).tobytes()
+
+    def _file(self, name: str, place: tuple[int, ...]) -> Path:
+        return chunk_file(self.path / name, self._array(name), place)
 
     def _array(self, name: str) -> zarr.Array[Any]:
         found = self.arrays[name]
@@ -237,8 +284,19 @@ def _digest(values: Array, own: Array | None) -> bytes:
 
 
 def label_digest(values: Array) -> str:
-    """Of what a coordinate says, however it is kept."""
-    return hashlib.sha256(repr(values.tolist()).encode()).hexdigest()
+    """The SHA-256 of what a coordinate says, `repr(values.tolist())`, however it is kept; made a few rows at a time.
+
+    >>> label_digest(np.arange(3)) == hashlib.sha256(b"[0, 1, 2]").hexdigest()
+    True
+    """
+    if values.ndim == 0:
+        return hashlib.sha256(repr(values.tolist()).encode()).hexdigest()
+    digest = hashlib.sha256(b"[")
+    for start in range(0, len(values), ROWS_AT_ONCE):
+        rows = repr(values[start : start + ROWS_AT_ONCE].tolist())[1:-1]
+        digest.update(f"{', ' if start else ''}{rows}".encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import inspect
 import logging
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,10 +29,21 @@ EMPTY = types.CellType()
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that say nothing of what a module computes, or are looked at by themselves; `training` is one of them."""
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps the functions that may change what it computes."""
+
+OF_A_RUN = (logging.Logger, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref)
+"""What private attributes may hold that says nothing of what is computed."""
+
 
 def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
     """Of a tensor its bytes; of a function its code, defaults, and what it closes over and names; of an object or a
-    module its class and attributes. What is in `apart` is not looked at.
+    module its class and attributes, private ones included; of a module also its forward and backward hooks, in order.
+    What is in `apart` is not looked at.
+
+    A hook that collects what it sees is another hook once it has seen something: empty it, or remove it, before a store
+    is gone on with. Private attributes that the code of a library sets are not read, and neither are loggers, locks,
+    threads and weak references in private attributes: they belong to a run, and not to what a model computes.
 
     What can be read in none of these ways, such as a random generator, counts by its type, and a warning says so.
 
@@ -62,15 +76,19 @@ def parts(value: Any) -> Iterable[Any]:
     if " at 0x" not in repr(value):
         return (repr(value),)
     if not hasattr(value, "__qualname__"):
-        kind = _name(type(value))
-        logger.warning("store: a %s cannot be fingerprinted; the same call goes on even where it has changed", kind)
+        _warn(_name(type(value)))
     return (_name(value),)
 
 
 @parts.register
 def _(value: Tensor) -> Iterable[Any]:
-    content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return str(value.dtype), tuple(value.shape), hashlib.sha256(content.data).hexdigest()
+    hooks = tuple((value._backward_hooks or {}).values())
+    try:
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    except (RuntimeError, TypeError):  # a tensor without values of its own, as on the device meta or within vmap
+        _warn(f"tensor on {value.device}, {value.layout}")
+        return str(value.dtype), tuple(value.shape), *hooks
+    return str(value.dtype), tuple(value.shape), hashlib.sha256(content.data).hexdigest(), *hooks
 
 
 @parts.register
@@ -105,6 +123,13 @@ def _(value: functools.partial) -> Iterable[Any]:  # type: ignore[type-arg]
 @parts.register
 def _(value: types.MethodType) -> Iterable[Any]:
     return value.__func__, value.__self__
+
+
+@parts.register
+def _(value: types.BuiltinMethodType) -> Iterable[Any]:
+    """Of a method in C, such as `collected.append`, also the container that it changes."""
+    held = value.__self__
+    return (_name(value), held) if isinstance(held, (list, dict, set)) else parts.dispatch(object)(value)
 
 
 @parts.register
@@ -147,20 +172,65 @@ def _(value: Any) -> Iterable[Any]:
 @parts.register
 def _(value: nn.Module) -> Iterable[Any]:
     attributes = {name: held for name, held in _attributes(value).items() if name not in OF_EVERY_MODULE}
-    return type(value), attributes, value._parameters, value._buffers, value._modules
+    return type(value), attributes, value._parameters, value._buffers, value._modules, *_hooks(value)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    """What runs before and after a module's forward and backward, with how it is called."""
+    for kind in HOOKS:
+        for key, hook in getattr(module, kind).items():
+            flags = [key in getattr(module, flag, ()) for flag in (f"{kind}_with_kwargs", f"{kind}_always_called")]
+            yield kind, hook, *flags
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """All of them where the class is a user's from the root on. Where a library has a hand in it, private ones may lead
-    to all that a run consists of: they count where they are plain, and those of a library's own class not at all.
+    """All of them where the class is a user's from the root on. Where a user's class extends a library's, private ones
+    that the library sets, or whose class it defines, count where they are plain: others may lead to all that a run
+    consists of. Of a library's own class private ones do not count.
     """
     kind = type(value)
     slots = [name for one in kind.__mro__ for name in getattr(one, "__slots__", ()) if hasattr(value, name)]
     held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
-    if not any(_of_a_library(one) for one in kind.__mro__ if one is not object):
+    libraries = [one for one in kind.__mro__ if one is not object and _of_a_library(one)]
+    if not libraries:
         return held
-    private = () if _of_a_library(kind) else (*PLAIN, Tensor)
-    return {name: one for name, one in held.items() if name[0] != "_" or isinstance(one, private)}
+    if _of_a_library(kind):
+        return {name: one for name, one in held.items() if name[0] != "_"}
+    theirs = frozenset().union(*map(_set_by, libraries))
+    packages = {_package(one) for one in libraries} - {"torch"}
+    return {
+        name: one
+        for name, one in held.items()
+        if name[0] != "_" or _counts(one, name in theirs or _package(type(one)) in packages)
+    }
+
+
+def _counts(value: Any, of_a_library: bool) -> bool:
+    """Whether a private attribute belongs to what is computed."""
+    return isinstance(value, (*PLAIN, Tensor)) or not (of_a_library or isinstance(value, OF_A_RUN))
+
+
+def _package(kind: Any) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+@functools.cache
+def _set_by(library: type) -> frozenset[str]:
+    """The names of the attributes that the methods and properties of a class set."""
+    found: set[str] = set()
+    for member in vars(library).values():
+        setter = member.fset if isinstance(member, property) else getattr(member, "__func__", member)
+        if isinstance(function := inspect.unwrap(setter) if callable(setter) else None, types.FunctionType):
+            found.update(_stored(function.__code__))
+    return frozenset(found)
+
+
+def _stored(code: types.CodeType) -> Iterator[str]:
+    """The attributes that code sets, its inner functions' included."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _stored(inner)
 
 
 def _members(value: type) -> Iterator[tuple[str, Any]]:
@@ -180,12 +250,16 @@ def _globals(code: types.CodeType) -> Iterator[str]:
             yield from _globals(inner)
 
 
+def _warn(kind: str) -> None:
+    logger.warning("store: a %s cannot be fingerprinted; the same call goes on even where it has changed", kind)
+
+
 def _name(value: Any) -> str:
     kind = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
 
 
 def _of_a_library(value: Any) -> bool:
-    top = str(value.__module__).partition(".")[0]
+    top = _package(value)
     file = str(getattr(sys.modules.get(value.__module__), "__file__", None))
     return top in (*sys.stdlib_module_names, "local_elasticity") or "site-packages" in file or "dist-packages" in file

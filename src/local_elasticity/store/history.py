@@ -9,14 +9,14 @@ while training waits, and its threads are gone when a process ends.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from local_elasticity.store.whole import write_whole
+from local_elasticity.store.sizes import check_chunk, check_shape
+from local_elasticity.store.whole import whole_folder, write_whole
 
 NOT_WRITTEN = -1
 """The step of a probe that was not finished."""
@@ -74,6 +74,7 @@ class HistoryStore:
         else:
             self._create({**identity, **about})
         self._names = [name for name in ORDER if (self.path / name).exists()]
+        self._check_shapes(len(measures), len(source_classes), len(target_classes), len(numbers))
         self._said = self.about
         self._count, self._length = len(self.steps()), self._array("step").shape[0]
 
@@ -84,24 +85,25 @@ class HistoryStore:
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
         if not _is_history(Path(path)):
             raise ValueError(f"path: {path} is a zarr store, but holds no history")
-        attributes = _attributes(Path(path))
-        names = ("measures", "source_classes", "target_classes")
-        measures, sources, targets = (json.loads(str(attributes[name])) for name in names)
-        numbers = json.loads(str(attributes.get("numbers", "[]")))
+        about = _about(Path(path))
+        names = ("measures", "source_classes", "target_classes", "numbers")
+        measures, sources, targets, numbers = (_listed(Path(path), about.get(name, [])) for name in names)
         return cls(path, measures, sources, targets, {}, numbers=numbers)
 
     @property
     def about(self) -> dict[str, Any]:
         """All that is known of the run besides its numbers."""
-        return {name: json.loads(str(value)) for name, value in _attributes(self.path).items()}
+        return _about(self.path)
 
     def _create(self, attributes: Mapping[str, Any]) -> None:
         """An empty history; it appears whole or not at all."""
+        with whole_folder(self.path, "store") as unfinished:
+            self._fill(unfinished, attributes)
+
+    def _fill(self, folder: Path, attributes: Mapping[str, Any]) -> None:
         import zarr
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}")
-        group = zarr.open_group(unfinished, mode="w-", zarr_format=3)
+        group = zarr.open_group(folder, mode="w-", zarr_format=3)
         measures = attributes["measures"]
         n, m = len(attributes["source_classes"]), len(attributes["target_classes"])
 
@@ -116,7 +118,6 @@ class HistoryStore:
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
-        unfinished.rename(self.path)
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         if not _is_history(self.path):
@@ -128,9 +129,21 @@ class HistoryStore:
                     f"store: {self.path} holds a history with other {name.replace('_', ' ')}; choose another path"
                 )
 
+    def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
+        """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
+        wanted = {"seconds": (), "step": (), "numbers": (numbers,), "similarity": (measures, n, m)}
+        try:
+            for name in {*self._names, "similarity", "step", "seconds"}:
+                array = self._array(name)
+                check_shape(name, array, (array.shape[0], *wanted[name]), (1, *(max(1, size) for size in wanted[name])))
+        except Exception as error:  # zarr raises what its codecs raise
+            raise _damaged(self.path, error) from error
+
     def steps(self) -> list[int]:
-        """The steps of the finished probes, in order."""
-        written: list[int] = self._array("step")[:].tolist()
+        """The steps of the finished probes, in order; as many as there are files are read, whatever the array tells."""
+        folder = self.path / "step" / "c"
+        files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+        written: list[int] = self._array("step")[:files].tolist()
         return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
 
     def append(
@@ -191,13 +204,43 @@ class HistoryStore:
         """The finished probes: step, similarities [measures, n, m], seconds, and the measures of features."""
         arrays = {name: self._array(name) for name in self._names}
         for place, step in enumerate(self.steps()):
+            self._check_chunks(arrays, place)
             numbers = arrays["numbers"][place].tolist() if "numbers" in arrays else []
             yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers
 
+    def _check_chunks(self, arrays: Mapping[str, Any], place: int) -> None:
+        try:
+            for name, array in arrays.items():
+                if 0 not in array.shape:
+                    check_chunk(self.path / name, array, (place, *[0] * (array.ndim - 1)), may_lack=False)
+        except ValueError as error:
+            raise _damaged(self.path, error) from error
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        return {name: json.loads(str(value)) for name, value in _attributes(path).items()}
+    except ValueError as error:
+        raise _damaged(path, error) from error
+
 
 def _attributes(path: Path) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads((path / DESCRIPTION).read_text())
-    return dict(about.get("attributes", {}))
+    try:
+        about = json.loads((path / DESCRIPTION).read_text())
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    attributes = about.get("attributes") if isinstance(about, dict) else None
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _listed(path: Path, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise _damaged(path, TypeError(f"{value!r} is not a list"))
+    return value
+
+
+def _damaged(path: Path, error: BaseException) -> ValueError:
+    return ValueError(f"path: {path} is damaged ({error}); remove it, or restore it from a copy")
 
 
 def _is_history(path: Path) -> bool:

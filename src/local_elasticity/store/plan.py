@@ -16,6 +16,7 @@ from local_elasticity.engine.memory import budget_of
 from local_elasticity.engine.settled import Settled
 from local_elasticity.measures.named import OF_PROBLEM
 from local_elasticity.scale.workers import current_workers, threads_set
+from local_elasticity.store.sizes import whole_number
 from local_elasticity.store.work import Work, copied
 
 logger = logging.getLogger("local_elasticity")
@@ -23,6 +24,9 @@ logger = logging.getLogger("local_elasticity")
 LARGEST_SIDE, SMALLEST_SIDE = 2048, 32
 SECONDS_A_BLOCK = 30.0
 """What an interruption may cost: blocks are made small enough to be done in about this time."""
+
+MOST_THREADS = 4096
+"""Threads that a recorded plan may ask for."""
 
 NUMBERS_A_PAIR = 8
 """How many arrays of [rows, columns, outputs] a block takes at a time."""
@@ -50,10 +54,15 @@ class Plan:
             return plan._settle(replace(work, memory=memory), side)
 
     @classmethod
-    def read(cls, record: dict[str, Any]) -> Plan:
-        """As it was written down."""
+    def read(cls, record: dict[str, Any], side: int) -> Plan:
+        """As it was written down for blocks of this side; a ValueError where its numbers cannot be."""
         settled = record["settled"]
-        return cls(**{**record, "settled": settled and Settled(**settled), "notes": tuple(record["notes"])})
+        plan = cls(**{**record, "settled": settled and Settled(**settled), "notes": tuple(record["notes"])})
+        if plan.side != side or not whole_number(plan.memory, 1) or not whole_number(plan.threads, 1):
+            raise ValueError(f"side {plan.side!r}, memory {plan.memory!r}, threads {plan.threads!r}")
+        if plan.threads > MOST_THREADS:
+            raise ValueError(f"{plan.threads:,} threads")
+        return plan
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)

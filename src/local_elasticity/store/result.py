@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
+from local_elasticity.store.sizes import SHARE_OF_FREE, check_affordable
+from local_elasticity.store.whole import whole_folder
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
-
-SHARE_OF_FREE = 0.25
-"""A result that takes more of the free memory than this is left on disk, and read where it is used."""
 
 
 def save(S: xr.DataArray, path: str | Path) -> Path:
@@ -30,19 +27,14 @@ def save(S: xr.DataArray, path: str | Path) -> Path:
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"store: {path} is there already; choose another path or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     coords = as_stored(S.coords.to_dataset())
-    try:
+    with whole_folder(path, "store") as unfinished:
         grid = Grid(len(S), S.shape[1], SIDE)
         BlockStore.create(unfinished, coords, grid, dtype=str(S.dtype), own=None, record={})
         store = BlockStore.open(unfinished, write=True)
         for at in grid.blocks():
             store.write(at, S.values[grid.region(at)], None)
         store.finish(attrs_as_stored(S.attrs))
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return path
 
 
@@ -54,10 +46,9 @@ def read(
     """
     store = BlockStore.open(Path(path))
     if not store.finished:
-        blocks = store.grid.blocks()
-        done = sum(store.state(at) == "finished" for at in blocks)
+        done = sum(store.state(at) == "finished" for at in store.grid.blocks())
         raise ValueError(
-            f"path: {path} is not finished: {done} of {len(blocks)} blocks are there; the same le.similarity(..., "
+            f"path: {path} is not finished: {done} of {store.grid.count} blocks are there; the same le.similarity(..., "
             "store=path) goes on with it"
         )
     labels = {**_labels(store), **_own(store)}
@@ -66,7 +57,7 @@ def read(
     if lazy is None:
         lazy = S.nbytes > SHARE_OF_FREE * available(torch.device("cpu"))
     S = S if lazy else S.load()
-    S.attrs = {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+    S.attrs = _attributes(store)
     return S
 
 
@@ -130,6 +121,7 @@ def _labels(store: BlockStore) -> dict[str, Any]:
     """The coordinates; a ValueError where one is not what was written."""
     digests = store.record["labels"]
     try:
+        check_affordable(array for name, array in store.group.arrays() if name not in ("similarity", "block_digest"))
         with xr.open_zarr(store.path, consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
@@ -138,6 +130,14 @@ def _labels(store: BlockStore) -> dict[str, Any]:
         if label_digest(found[name].values) != digest:
             raise ValueError(f"path: {store.path} is damaged: {name} is not what was written; remove the store")
     return {**found, **_strings(found, "OT", str)}
+
+
+def _attributes(store: BlockStore) -> dict[str, Any]:
+    """What the result says of itself."""
+    try:
+        return {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+    except ValueError as error:
+        raise ValueError(f"path: {store.path} is damaged: its attributes are not JSON ({error})") from error
 
 
 def _own(store: BlockStore) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import xarray as xr
 
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.scale.workers import current_workers
-from local_elasticity.store.blocks import At, BlockStore, alone
+from local_elasticity.store.blocks import At, BlockStore, Grid, alone
 from local_elasticity.store.plan import Plan
 from local_elasticity.store.provenance import Fingerprints, different, in_words
+from local_elasticity.store.whole import whole_folder
 from local_elasticity.store.work import Work, check_pairwise, compute_block
 
 logger = logging.getLogger("local_elasticity")
@@ -51,12 +51,12 @@ def fill(
         _begin(path, plan.applied(work), coords, record)
     if not (path / "zarr.json").exists():
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
-    _same_or_refused(BlockStore.open(path), provenance, side)
+    _same_or_refused(BlockStore.open(path), provenance, work.grid, side)
     with alone(path):
         _sweep(path)
         store = BlockStore.open(path, write=True)
         _warn_of_versions(store, versions)
-        plan = Plan.read(store.record["plan"])
+        plan = _plan(store)
         work = plan.applied(work)
         _measures_the_same_or_refused(store, work)
         unresolved = _compute(store, work, progress)
@@ -73,21 +73,16 @@ def _sweep(path: Path) -> None:
 def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -> None:
     """An empty store under `path`, all at once."""
     check_pairwise(work)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
-        try:
-            unfinished.rename(path)
-        except OSError as error:
-            if not path.exists():
-                raise
-            raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with whole_folder(path, "store") as unfinished:
+            BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
+    except OSError as error:
+        if not path.exists():
+            raise
+        raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
 
 
-def _same_or_refused(store: BlockStore, provenance: Fingerprints, side: int | None) -> None:
+def _same_or_refused(store: BlockStore, provenance: Fingerprints, grid: Grid, side: int | None) -> None:
     there = store.record.get("provenance")
     if there is None:
         raise FileExistsError(
@@ -99,8 +94,17 @@ def _same_or_refused(store: BlockStore, provenance: Fingerprints, side: int | No
             f"store: {store.path} holds another measurement: {in_words(there, provenance)} differ; choose another path "
             "or remove it"
         )
+    if replace(grid, side=store.grid.side) != store.grid:
+        raise ValueError(f"store: {store.path} is damaged: {store.grid} is not the grid of its measurement; remove it")
     if side not in (None, store.grid.side):
         raise ValueError(f"block: {store.path} was begun with blocks of {store.grid.side}; leave block out, or keep it")
+
+
+def _plan(store: BlockStore) -> Plan:
+    try:
+        return Plan.read(store.record["plan"], store.grid.side)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"store: {store.path} is damaged: its plan cannot be read ({error}); remove it") from error
 
 
 def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
@@ -122,7 +126,7 @@ def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
 
 
 def _warn_of_versions(store: BlockStore, versions: dict[str, str]) -> None:
-    there = store.record["versions"]
+    there = store.record.get("versions") or {}
     if not store.finished and there != versions:
         changed = ", ".join(f"{name} {there.get(name)} → {versions[name]}" for name in different(there, versions))
         logger.warning("store: begun under other versions (%s); new blocks may differ in their last bits", changed)

@@ -1,13 +1,63 @@
-"""Files that appear whole or not at all, whenever a process is killed."""
+"""Files and folders that appear complete or not at all, even when a process is killed or the disk is full.
+
+Content is written beside its place under another name and then renamed. Every file of ours is written here.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import stat
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+LONGEST_NAME = 40
+"""Characters of a file's name that its unfinished copy repeats, so that the copy's name is never too long."""
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, and its folder, beside where it belongs, and move it there.
+TRIES, SECONDS_BETWEEN = 40, 0.05
+"""How often, and after which pauses, an unfinished folder is removed."""
+
+ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space and run it again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a folder that you may write to"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of that path is a file and not a folder"),
+}
+"""What to do about a write that failed, by its error number."""
+
+
+def check_file(path: Path, argument: str = "path") -> None:
+    """Raise a FileExistsError where `path` exists and is not a regular file; call it before a long computation.
+
+    A symlink counts as what it points to. A folder, a device, a FIFO or a socket is refused and left as it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise not_written(path, argument, error) from error
+    if stat.S_ISDIR(mode):
+        raise FileExistsError(f"{argument}: {path} is a folder; name a file in it, such as {path / 'name'}")
+    if not stat.S_ISREG(mode):
+        raise FileExistsError(f"{argument}: {path} is a device, FIFO or socket; name a regular file or a new one")
+
+
+def write_whole(path: Path, content: bytes, argument: str = "path") -> None:
+    """Write a file, and the folders above it. A file that exists is replaced and keeps its permissions.
+
+    The target of a symlink is written, and the link stays. Where writing fails, the earlier file stays as it was.
+
+    Args:
+        path: where to write; a folder, device or FIFO is refused (`check_file`).
+        content: all bytes of the file.
+        argument: what the caller calls the path, for error messages.
+
+    Raises:
+        OSError: nothing was written; the message names the argument, the path and the reason.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -15,10 +65,72 @@ def write_whole(path: Path, content: bytes) -> None:
     ...     Path(folder, "a", "b.txt").read_text()
     'all of it'
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    check_file(path, argument)
+    target = _target(path)
+    unfinished = _beside(target)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_bytes(content)
-        unfinished.replace(path)
+        if target.exists():
+            unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
+        unfinished.replace(target)
+    except OSError as error:
+        raise not_written(path, argument, error) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+@contextmanager
+def whole_folder(path: Path, argument: str = "path") -> Iterator[Path]:
+    """A folder to fill: it is renamed to `path`, which must not exist, when the context ends, and removed on an error.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with whole_folder(Path(place, "made")) as unfinished:
+    ...         _ = (unfinished / "a.txt").write_text("all of it")
+    ...     Path(place, "made", "a.txt").read_text()
+    'all of it'
+    """
+    target = _target(path)
+    unfinished = _beside(target)
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        unfinished.rename(target)
+    except OSError as error:
+        raise not_written(path, argument, error) from error
+    finally:
+        _remove(unfinished)
+
+
+def not_written(path: Path, argument: str, error: OSError) -> OSError:
+    """An error of the same kind that says in one sentence what was not written, why, and what to do."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    advice = ADVICE.get(error.errno or 0, "choose another path")
+    return plainly(error, f"{argument}: {path} could not be written ({reason}); {advice}")
+
+
+def plainly(error: OSError, sentence: str) -> OSError:
+    """An error of the same kind and number whose text is the sentence alone."""
+    made = type(error)(sentence)
+    made.errno = error.errno
+    return made
+
+
+def _target(path: Path) -> Path:
+    """Where a path leads once links are followed, whether or not anything is there."""
+    return Path(os.path.realpath(path))
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name[:LONGEST_NAME]}.{uuid.uuid4().hex[:8]}.partial")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder until it stays away: after an error, zarr's threads may still finish other files in it."""
+    for _ in range(TRIES):
+        if not folder.exists():
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(SECONDS_BETWEEN)

@@ -94,7 +94,7 @@ def _content(file: Path, device: torch.device) -> Any:
     except ImportError as error:
         raise ValueError(f"CHECKPOINTS: {file} needs the package safetensors: pip install safetensors") from error
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), "it is empty or cut off")
         raise ValueError(
             f"CHECKPOINTS: {file} cannot be read as weights alone ({reason}); save a state_dict"
         ) from error
