@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-browser docs lint wheel bench clean
+.PHONY: demo test test-slow test-browser test-newest docs lint wheel bench clean
 
 demo: $(VENV)/.base  ## train a small net on real digits and look at its local elasticity
 	$(BIN)/local-elasticity demo --out demo
@@ -21,6 +21,9 @@ test-slow: $(VENV)/.dev  ## the tests that take minutes
 
 test-browser: $(VENV)/.dev  ## the report's page and the site in Chromium (apt-get install chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+test-newest: .venv-newest/.installed  ## the test suite with the newest versions that the bounds allow, of all but torch
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 docs: $(VENV)/.dev  ## the documentation site, into site/
 	$(BIN)/mkdocs build --strict --quiet
@@ -41,7 +44,7 @@ bench: .venv-bench/.installed .venv-tangents/.installed  ## measure; figures go 
 	.venv-bench/bin/python benchmarks/page.py
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-tangents dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache demo
+	rm -rf $(VENV) .venv-bench .venv-tangents .venv-newest dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache demo
 
 $(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; say which with make PYTHON=...") if sys.version_info < (3, 11) else None'
@@ -58,6 +61,13 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.python
 .venv-bench/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --editable '.[bench]'
+	touch $@
+
+.venv-newest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-newest
+	grep '^torch==' constraints.txt > .venv-newest/torch.txt
+	PIP_CONSTRAINT=.venv-newest/torch.txt .venv-newest/bin/python -m pip install --quiet --upgrade pip
+	PIP_CONSTRAINT=.venv-newest/torch.txt .venv-newest/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 # neural-tangents wants an old jax and NumPy, so it has an environment of its own.
