@@ -116,7 +116,9 @@ class StructuralCopy:
         attributes = made.__dict__
         self._parts.append(attributes)
         for key, value in module.__dict__.items():
-            if key in ("_parameters", "_buffers"):
+            if type(value) in _ATOMS:
+                attributes[key] = value
+            elif key in ("_parameters", "_buffers"):
                 attributes[key] = {}
                 for name, tensor in value.items():
                     self._put(attributes[key], name, tensor)
