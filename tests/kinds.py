@@ -1,14 +1,16 @@
 """Kinds of models that people bring, for `test_promises.py`: what each does that a measurement could trip over."""
 
 import functools
+import itertools
 import random
 import types
 import warnings
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -693,7 +695,7 @@ class Depends(nn.Module):
 kind(
     "batch norm without statistics",
     between(lambda: nn.BatchNorm1d(6, track_running_stats=False)),
-    refused="model: it takes several examples",
+    refused="sources: the model does not take one example",
 )
 kind("mean over the batch", lambda: Depends(lambda x: x - x.mean(0)), refused="model: the prediction")
 kind("random predictions", lambda: Depends(lambda x: x + torch.randn_like(x)), refused="model: two equal calls")
@@ -740,7 +742,7 @@ def overlapping():
     return net
 
 
-@kind("a parameter in a tuple", refused="model: its forward pass reads the parameter")
+@kind("a parameter in a tuple", refused="model: its forward pass")
 class Hidden(nn.Module):
     def __init__(self):
         super().__init__()
@@ -756,3 +758,154 @@ def accumulating():
     net = between(nn.Tanh)()
     net[0].weight.register_post_accumulate_grad_hook(lambda p: None)
     return net
+
+
+# --- what an attacker found
+class OnObject(Keeps):
+    """Writes to something that it holds, which is neither a tensor nor a list."""
+
+    def __init__(self, held, write):
+        super().__init__()
+        self.held, self.write = held, write
+
+    def forward(self, x):
+        self.write(self.held)
+        return self.b(torch.relu(self.a(x)))
+
+
+@dataclass(slots=True)
+class Slotted:
+    calls: int = 0
+
+
+class AttributeDict(dict):
+    def __init__(self, **entries):
+        super().__init__(entries)
+        self.__dict__ = self
+
+
+def count_up(held):
+    held.calls += 1
+
+
+HELD = {
+    "a namespace": (lambda: types.SimpleNamespace(calls=0), count_up),
+    "an object with slots": (Slotted, count_up),
+    "a user's dict": (lambda: UserDict(calls=0), lambda held: held.update(calls=held["calls"] + 1)),
+    "a dict of attributes": (lambda: AttributeDict(log=[]), lambda held: held.log.append(1)),
+    "an array": (lambda: np.zeros(3), lambda held: held.__iadd__(1)),
+    "an iterator": (itertools.count, next),
+    "a bytearray": (lambda: bytearray(1), lambda held: held.append(1)),
+}
+for held, (make_held, write_held) in HELD.items():
+    kind(f"writes to {held}", lambda make_held=make_held, write_held=write_held: OnObject(make_held(), write_held))
+
+
+@kind("rebinds a buffer and reads it")
+class Rebinds(Running):
+    def forward(self, x):
+        out = self.net(x - self.shift)
+        self.shift = self.shift + 0.1
+        return out
+
+
+@kind("writes a buffer with gradients on only")
+class InGradMode(Running):
+    def forward(self, x):
+        out = self.net(x - self.shift)
+        if torch.is_grad_enabled():
+            self.shift.data.add_(0.1)
+        return out
+
+
+@kind("swaps the memory of a buffer")
+class Swaps(Running):
+    def forward(self, x):
+        out = self.net(x - self.shift)
+        self.shift.data = self.shift + x.detach().mean()
+        return out
+
+
+@kind("sorts its batch")
+class Sorts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = between(nn.Tanh)()
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.net(x[order])[order.argsort()]
+
+
+@kind("reads an attribute of its weight")
+class Marked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.a.weight.scale = 3.0
+
+    def forward(self, x):
+        scale = self.a.weight.scale if isinstance(self.a.weight, nn.Parameter) else 1.0
+        return self.b(torch.tanh(self.a(x))) * scale
+
+
+@kind("a hook that looks modules up")
+def recorded():
+    net = between(nn.Tanh)()
+    names, seen = {module: name for name, module in net.named_modules()}, {}
+
+    def record(module, inputs, output):
+        seen[names[module]] = output
+
+    for module in net:
+        module.register_forward_hook(record)
+    return net
+
+
+@kind("a module with slots")
+class WithSlots(Keeps):
+    __slots__ = ("gain",)
+
+    def __init__(self):
+        super().__init__()
+        object.__setattr__(self, "gain", 2.0)
+
+    def forward(self, x):
+        return self.gain * self.b(torch.relu(self.a(x)))
+
+
+@kind("a gate of a Python number")
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        gates = torch.tensor([1.0 if value > 0 else 0.5 for value in h[:, 0].tolist()], dtype=x.dtype, device=x.device)
+        return self.b(torch.tanh(h)) * gates[:, None]
+
+
+@kind("experts, of which an example meets one")
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts, self.head = nn.ModuleList(nn.Linear(4, 3) for _ in range(2)), nn.Linear(3, 2)
+
+    def forward(self, x):
+        rows = [self.experts[int(row[0] > 0)](row) for row in x]
+        return self.head(torch.tanh(torch.stack(rows)))
+
+
+kind("a weight in a closure of an alias", lambda: Aliased(), refused="model: its forward pass")
+
+
+class Aliased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 2)
+        alias = self.a.double().weight.detach()
+        self.f = lambda x: x @ alias.T
+
+    def forward(self, x):
+        return self.f(x) + self.a.bias

@@ -291,6 +291,66 @@ def test_the_step_is_the_optimizers_own(name, subset, engine):
         assert close(found.target_change, torch.stack(rows), SAME_IN_FLOAT64)
 
 
+@pytest.mark.parametrize("name", ["momentum", "decay", "adam", "adamw"])
+def test_an_optimizer_skips_what_a_source_does_not_reach(name):
+    def make():
+        torch.manual_seed(1)
+        net = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(3, 2)]).double()
+        routed = Routed(net)
+        optimizer = OPTIMIZERS[name](list(routed.parameters()))
+        nn.functional.mse_loss(routed(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return routed, optimizer
+
+    x, y = torch.randn(N, 4).double(), torch.randn(N, 2).double()
+    net, optimizer = make()
+    rows = []
+    for i in range(N):
+        moved, own = make()
+        nn.functional.mse_loss(moved(x[i : i + 1]), y[i : i + 1]).backward()
+        own.step()
+        rows.append((moved(x) - net(x)).detach())
+    for engine in ENGINES:
+        update = le.FromOptimizer(optimizer)
+        found, error = attempt(
+            lambda e=engine, u=update: le.respond(le.Problem.of(net, "mse"), (x, y), update=u, engine=e)
+        )
+        assert error is None or str(error).startswith("engine: ")
+        assert found is None or engine == "linearized" or close(found.target_change, torch.stack(rows), SAME_IN_FLOAT64)
+
+
+class Routed(nn.Module):
+    """Each example goes through one of two layers."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers[2](torch.tanh(torch.stack([self.layers[int(row[0] > 0)](row) for row in x])))
+
+
+def test_an_optimizer_with_hooks_is_refused():
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=STEP)
+    optimizer.register_step_post_hook(lambda *_: net.weight.data.clamp_(-0.1, 0.1))
+    with pytest.raises(ValueError, match="optimizer: it has step hooks"):
+        le.FromOptimizer(optimizer)
+
+
+def test_a_loss_or_output_that_reads_parameters_is_refused():
+    net, x, y = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.randn(6, 4), torch.arange(6) % 2
+    penalty = lambda out, labels: (
+        nn.functional.cross_entropy(out, labels) + sum(p.square().sum() for p in net.parameters())
+    )
+    with pytest.raises(ValueError, match="loss: it reads the parameter"):
+        le.respond(le.Problem.of(net, penalty), (x, y))
+    body = le.Problem.of(net, "cross_entropy", output=lambda out: out + net[1].bias)
+    with pytest.raises(ValueError, match=r"model: its forward pass, or output=, reads 1\.bias"):
+        le.respond(body, (x, y))
+
+
 # --- runs that go on beside a measurement
 
 
@@ -305,6 +365,17 @@ def test_a_training_loader_comes_in_the_same_order():
         return torch.cat([labels for _, labels in loader]).tolist()
 
     assert order(measured=True) == order(measured=False)
+
+
+def test_an_epoch_of_persistent_workers_goes_on():
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    loader = DataLoader(TensorDataset(x, y), 3, num_workers=1, persistent_workers=True)
+    batches = 0
+    for _ in loader:
+        batches += 1
+        if batches == 2:
+            le.respond(le.Problem.of(nn.Linear(4, 2), "cross_entropy"), loader)
+    assert batches == 4
 
 
 def test_two_threads_measure_one_model_rightly():

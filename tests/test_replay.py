@@ -278,7 +278,8 @@ def test_a_probe_without_memory_when_it_is_read_is_told_of(played, monkeypatch):
     monitor = watch(Net(), examples(), loggers=[Ordered()])
     monkeypatch.setattr(Player, "read", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
     monitor._keeper.prober.replay._look.read = lambda: monitor._keeper.prober.replay._look.found
-    assert not monitor.step(0)
+    with pytest.warns(le.training.MonitorWarning, match="not enough memory"):
+        assert not monitor.step(0)
     assert monitor.skipped == [0]
 
 

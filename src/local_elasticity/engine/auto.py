@@ -18,7 +18,7 @@ from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
 from local_elasticity.engine.structured import StructuredRunner, differences_runner, prove, two_layer_runner
 from local_elasticity.engine.two_layer import NotTwoLayersError
-from local_elasticity.engine.vmapped import VmappedRunner
+from local_elasticity.engine.vmapped import VmappedRunner, check_vmap
 
 logger = logging.getLogger("local_elasticity")
 
@@ -280,7 +280,7 @@ class AutoRunner:
     def _vmapped(self, left: int) -> list[Way]:
         torch.func.grad(torch.sum)(torch.ones(1, device="cpu"))  # the import that the first use of torch.func brings
         try:
-            prove(self.job, VmappedRunner, "Vmapped")
+            check_vmap(self.job)
         except FAILURES as error:
             if not may_be_passed_over(error):
                 raise

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +27,6 @@ _ATOMS: frozenset[type] = frozenset(
 )
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _PICKLED_BY = ("__reduce_ex__", "__reduce__", "__getstate__")
-_RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class StructuralCopy:
@@ -37,7 +34,7 @@ class StructuralCopy:
 
     Attributes:
         model: the copy.
-        tensors: what modules hold without having registered it, in memory that is shared unless it is cloned.
+        tensors: copies of what modules hold without having registered it, each with the storage of the original.
     """
 
     def __init__(
@@ -45,19 +42,29 @@ class StructuralCopy:
         model: nn.Module,
         names: Mapping[int, str],
         *,
-        training: bool,
+        training: bool | None = None,
         dtype: torch.dtype | None = None,
-        clone: bool = False,
     ) -> None:
-        """`names` are those of parameters and buffers by identity. Other tensors are cast to `dtype` where they are
-        floating-point numbers, and cloned where they may be written.
+        """`names` are those of parameters and buffers by identity. Other tensors are cloned, and cast to `dtype` where
+        they are floating-point numbers. Without `training`, modes stay what they are.
         """
-        self.tensors: list[Tensor] = []
-        self._names, self._training, self._dtype, self._clone = names, training, dtype, clone
+        self.tensors: list[tuple[Tensor, int]] = []
+        self._names, self._dtype = names, dtype
+        self._storages: dict[int, Any] = {}
+        self._marks: dict[str, dict[str, Any]] = {}
         self._slots: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
         self._parts: list[Any] = []
         self._copies: dict[int, Any] = {}
-        self._tree = {id(module) for module in model.modules()}
+        self._registered: dict[int, Tensor] = {}
+        tree = [module for module in model.modules() if unwrapped(module) is module]
+        for module in tree:
+            self._copies[id(module)] = object.__new__(type(module))
+            tensors = (*module._parameters.values(), *module._buffers.values())
+            self._registered |= {id(tensor): tensor for tensor in tensors if tensor is not None}
+        for module in tree:
+            self._fill(self._copies[id(module)], module)
+            if training is not None:
+                vars(self._copies[id(module)])["training"] = training
         self.model: nn.Module = self.of(model)
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
@@ -65,6 +72,8 @@ class StructuralCopy:
         for name, tensor in tensors.items():
             for container, key in self._slots[name]:
                 container[key] = tensor
+            if name in self._marks:
+                tensor.__dict__.update(self._marks[name])
 
     def contents(self) -> list[list[Any]]:
         """What every container holds now, for a comparison by identity."""
@@ -87,25 +96,37 @@ class StructuralCopy:
             return self._module(value)
         if kind in (dict, OrderedDict) or isinstance(value, (dict, list, set, deque)):
             return self._container(value)
-        if kind in (tuple, frozenset):
-            return kind(self.of(part) for part in value)
+        if isinstance(value, tuple):
+            return self._tuple(value, kind)
+        if kind is frozenset:
+            return frozenset(self.of(part) for part in value)
         if isinstance(value, (types.MethodType, types.FunctionType, functools.partial, weakref.ref)):
             return self._callable(value)
         if isinstance(value, torch.Generator):
             return value.clone_state()
-        return copy.deepcopy(value) if isinstance(value, _RANDOM) else self._object(value)
+        return self._object(value)
 
     def _put(self, container: Any, key: Any, value: Any) -> None:
         """Put the copy of a value; what is registered by name can be put again."""
         name = self._names.get(id(value))
         if name is not None:
             self._slots[name].append((container, key))
+            if isinstance(value, nn.Parameter):
+                self._marks[name] = {**vars(value), "_is_param": True}  # what isinstance(p, nn.Parameter) asks for
         container[key] = value if name is not None else self.of(value)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        copied = tensor.data.clone() if self._clone else tensor.data
+        """A copy in memory of its own, which views of the same memory share."""
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = storage.clone()
+        copied = tensor.data.new_empty(0).set_(
+            self._storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
         copied = copied.to(self._dtype) if self._dtype and copied.is_floating_point() else copied
-        self.tensors.append(copied)
+        self.tensors.append((copied, storage._cdata))
         return copied
 
     def _module(self, module: nn.Module) -> Any:
@@ -113,6 +134,11 @@ class StructuralCopy:
         if inner is not module:
             return self.of(inner)
         made = self._copies[id(module)] = object.__new__(type(module))
+        self._fill(made, module)
+        return made
+
+    def _fill(self, made: Any, module: nn.Module) -> None:
+        """Give the copy of a module the copies of everything that the module holds."""
         attributes = made.__dict__
         self._parts.append(attributes)
         for key, value in module.__dict__.items():
@@ -120,6 +146,7 @@ class StructuralCopy:
                 attributes[key] = value
             elif key in ("_parameters", "_buffers"):
                 attributes[key] = {}
+                self._parts.append(attributes[key])
                 for name, tensor in value.items():
                     self._put(attributes[key], name, tensor)
             elif key in _OF_EVERY_MODULE and isinstance(value, (dict, set)) and not value:
@@ -128,16 +155,27 @@ class StructuralCopy:
                 self._put(attributes, key, value)
         if "_compiled_call_impl" in attributes:
             attributes["_compiled_call_impl"] = None
-        if id(module) in self._tree:
-            attributes["training"] = self._training
-        return made
+        for name in _slots(type(module)):
+            if hasattr(module, name):
+                object.__setattr__(made, name, self.of(getattr(module, name)))
+
+    def _tuple(self, value: tuple[Any, ...], kind: type) -> Any:
+        parts = [self.of(part) for part in value]
+        if kind is tuple:
+            return tuple(parts)
+        return kind._make(parts) if hasattr(kind, "_make") else value
 
     def _container(self, value: Any) -> Any:
         made = self._copies[id(value)] = copy.copy(value)
         self._parts.append(made)
+        if _attributes(value) is value:  # a dict that is its own attributes
+            made.__dict__ = made
+        elif _attributes(value):
+            vars(made).update({key: self.of(part) for key, part in vars(value).items()})
         if isinstance(value, dict):
+            made.clear()
             for key, part in value.items():
-                self._put(made, key, part)
+                self._put(made, self.of(key) if isinstance(key, nn.Module) else key, part)
         elif isinstance(value, (list, deque)):
             for i, part in enumerate(value):
                 self._put(made, i, part)
@@ -161,9 +199,8 @@ class StructuralCopy:
         return self._function(value)
 
     def _bound(self, value: Any) -> Any:
-        """The copy of a module or of something bound to one; an observer's list, say, stays what it is."""
-        bound = (nn.Module, types.MethodType, types.FunctionType, functools.partial, weakref.ref)
-        return self.of(value) if isinstance(value, bound) else value
+        """The copy of what a function is bound to, unless it is large, as a whole dataset is."""
+        return self.of(value) if isinstance(value, nn.Module) or _parts_of(value) <= MOST_PARTS else value
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         values = [_inside(cell) for cell in function.__closure__ or ()]
@@ -183,14 +220,28 @@ class StructuralCopy:
         return made
 
     def _object(self, value: Any) -> Any:
-        """A plain Python object with its own attributes; anything else, and what is large, is shared."""
-        if not _is_plain(value) or _parts_of(value) > MOST_PARTS:
+        """A Python object with attributes of its own; one that cannot be copied, or is large, is shared."""
+        if isinstance(value, (type, Enum)) or _parts_of(value) > MOST_PARTS:
             return value
+        if not _is_plain(value):
+            return self._deep_copy(value)
         made = self._copies[id(value)] = object.__new__(type(value))
         self._parts.append(made.__dict__)
         for key, part in value.__dict__.items():
             self._put(made.__dict__, key, part)
         return made
+
+    def _deep_copy(self, value: Any) -> Any:
+        """As the object's class copies itself, modules and tensors aside."""
+        try:
+            known = {place: made for place, made in self._copies.items() if place != id(value)}
+            return copy.deepcopy(value, {**known, **self._registered})
+        except Exception:  # locks, process groups, open files: whatever cannot be copied
+            return value
+
+
+def _attributes(value: Any) -> Any:
+    return getattr(value, "__dict__", None)
 
 
 _NOTHING = object()
@@ -216,7 +267,7 @@ class _Cell:
 def unwrapped(model: Any) -> Any:
     """The module inside torch.compile, DataParallel and DistributedDataParallel."""
     while True:
-        if hasattr(model, "_orig_mod"):
+        if type(model).__name__ == "OptimizedModule":
             model = model._orig_mod
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -229,13 +280,18 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     return (
         hasattr(value, "__dict__")
-        and not isinstance(value, (Enum, type, BaseException))
-        and all(
-            getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")
-        )
-        and not hasattr(kind, "__slots__")
+        and not isinstance(value, BaseException)
+        and all(getattr(kind, name) is getattr(object, name) for name in _PICKLED_BY)
+        and not any(_slots(kind))
         and not hasattr(kind, "__deepcopy__")
     )
+
+
+def _slots(kind: type) -> Iterator[str]:
+    """The attributes that a class keeps outside of `__dict__`."""
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
 
 
 def _parts_of(value: Any) -> int:
@@ -251,6 +307,6 @@ def _parts_of(value: Any) -> int:
             waiting += one.values()
         elif isinstance(one, (list, tuple, set, frozenset, deque)):
             waiting += one
-        elif not isinstance(one, nn.Module) and _is_plain(one):
+        elif not isinstance(one, (nn.Module, Tensor)) and hasattr(one, "__dict__"):
             waiting += one.__dict__.values()
     return len(seen)

@@ -26,6 +26,13 @@ RULES: dict[Any, Callable[..., Pair]] = {}
 PARAMETRIC: dict[Any, Callable[..., Pair]] = {}
 """Function → rule(steps, *args, **kwargs), for those that weights go into."""
 
+READ_BY_PYTHON = {
+    *(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")),
+    *(getattr(Tensor, name) for name in ("__complex__", "__array__", "equal", "allclose", "is_nonzero")),
+    *(torch.equal, torch.allclose, torch.is_nonzero),
+}
+"""Functions that make Python numbers of values, which would be those before the step."""
+
 LINEAR: set[Any] = set()
 """Functions that are linear in their inputs: they do to differences what they do to activations."""
 
@@ -106,6 +113,8 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     moves = any(leaf.delta is not None for leaf in met)
     if moves and func in RULES:
         return Difference.of(*RULES[func](*args, **kwargs), steps)
+    if moves and func in READ_BY_PYTHON:
+        raise UnreadableError(f"{func.__name__} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in flattened(base)):
         return base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,6 +99,8 @@ def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype
         raise ValueError(f"{name}: {NO_EXAMPLES}")
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise TypeError(f"{name}: inputs must be a tensor or a pytree of tensors")
+    if any(leaf.is_nested for leaf in leaves):
+        raise TypeError(f"{name}: inputs are nested; pass a dense tensor, torch.nested.to_padded_tensor(x, 0.0)")
     if any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise ValueError(f"{name}: inputs of shapes {shapes} must have one first axis of the same length, the examples")
@@ -109,17 +112,15 @@ def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype
 def _checked_leaf(leaf: Tensor, name: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     if leaf.device != device:
         raise ValueError(f"{name}: inputs are on {leaf.device}, the model on {device}; pass inputs.to('{device}')")
-    if leaf.is_nested or leaf.layout is not torch.strided:
-        raise TypeError(
-            f"{name}: inputs are {'nested' if leaf.is_nested else 'sparse'}; pass a dense tensor, for example "
-            f"{'torch.nested.to_padded_tensor(x, 0.0)' if leaf.is_nested else 'x.to_dense()'}"
-        )
+    if leaf.layout is not torch.strided:
+        raise TypeError(f"{name}: inputs are sparse; pass a dense tensor, x.to_dense()")
     leaf = leaf.data.clone() if leaf.is_inference() else leaf.data
     if not leaf.is_floating_point():
         return leaf
+    leaf = leaf.to(dtype)
     if not leaf.isfinite().all():
         raise ValueError(f"{name}: inputs contain NaN or infinity; remove those examples")
-    return leaf.to(dtype)
+    return leaf
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -140,13 +141,24 @@ def _as_tensors(inputs: Any) -> Inputs:
     """NumPy arrays become tensors and other mappings dicts; everything else stays."""
     if isinstance(inputs, Mapping) and not isinstance(inputs, dict):
         inputs = dict(inputs)
-    return tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
+    return tree_map(lambda leaf: _from_array(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
+
+
+def _from_array(array: np.ndarray) -> Tensor:
+    """A tensor of an array of numbers, whatever its strides and the order of its bytes."""
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
+        raise TypeError(f"sources or targets: arrays of {array.dtype} cannot be read; convert them to float32 or int64")
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if native.dtype in (np.longdouble, np.clongdouble):
+        native = native.astype(np.float64 if native.dtype.kind == "f" else np.complex128)
+    return torch.from_numpy(native if all(stride >= 0 for stride in native.strides) else native.copy())
 
 
 def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any], device: torch.device) -> Any:
     batches: Iterable[Any]
     if isinstance(examples, DataLoader):
-        batches = examples
+        batches = copy.copy(examples)
+        vars(batches)["_iterator"] = None  # that of persistent workers may be in the middle of an epoch
     else:
         batches = DataLoader(examples, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
     with kept_generators(examples):
@@ -179,17 +191,19 @@ def _generators_of(examples: Any) -> list[tuple[Callable[[], Any], Callable[[Any
         seen.add(id(value))
         if isinstance(value, torch.Generator):
             found[id(value)] = value.get_state, value.set_state
-        elif isinstance(value, random.Random):
+        elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
             found[id(value)] = value.getstate, value.setstate
         elif isinstance(value, np.random.RandomState):
             found[id(value)] = value.get_state, value.set_state
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
             found[id(value)] = partial(getattr, bits, "state"), partial(setattr, bits, "state")
+        elif depth < MOST_NESTED and isinstance(value, partial):
+            waiting += [(part, depth + 1) for part in (value.func, *value.args, *value.keywords.values())]
         elif depth < MOST_NESTED and hasattr(value, "__dict__") and not isinstance(value, (type, Tensor)):
             waiting += [(part, depth + 1) for part in vars(value).values()]
-        elif depth < MOST_NESTED and isinstance(value, (list, tuple)) and len(value) <= MOST_TRANSFORMS:
-            waiting += [(part, depth + 1) for part in value]
+        elif depth < MOST_NESTED and isinstance(value, (list, tuple, dict)) and len(value) <= MOST_TRANSFORMS:
+            waiting += [(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value)]
     return list(found.values())
 
 

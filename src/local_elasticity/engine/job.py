@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,9 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
-from local_elasticity.engine.problem import Inputs, Moment, as_predictions
+from local_elasticity.engine.problem import Inputs, Moment, as_predictions, gradient
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.update import Rule, Update, check_update, is_plain, rule_of, stepped_by
+from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
 COMPANY = 4
@@ -98,6 +99,18 @@ class Job:
         """Whether vmap can take the rule."""
         return self.update.vectorizes and not self.moment.hooks
 
+    @cached_property
+    def unreached(self) -> list[str]:
+        """The parameters that a step of an optimizer skips, because the first source does not reach them."""
+        if self.plain or not isinstance(self.update, FromOptimizer):
+            return []
+        inputs, labels = self.source(0)
+        leaves = {name: p.detach().requires_grad_() for name, p in self.moment.params.items()}
+        outputs = self.moment.outputs(leaves, inputs)
+        along = self.moment.loss_gradients(outputs, labels[None])[0].view_as(outputs)
+        found = gradient(outputs, leaves, along, reached=True)
+        return [name for name in leaves if name not in found]
+
     def source(self, row: int) -> tuple[Inputs, Tensor]:
         """The batch that row `row` steps on."""
         return take(self.source_inputs, row), self.source_labels[row]
@@ -109,7 +122,7 @@ class Job:
                 self.moment.predict(params, take(inputs, slice(i, i + at_once)))
                 for i in range(0, count(inputs), at_once)
             ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
 
     def again(self, moment: Moment, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
@@ -216,16 +229,11 @@ def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint
     one = take(inputs, slice(0, 1))
     try:
         together = moment.watched(take(inputs, some))
-    except (RuntimeError, IndexError, ValueError) as error:
+    except Exception as error:
         if may_be_passed_over(error):
             _alone(moment, one, name)  # says what is wrong where the model does not take even one
         raise
-    try:
-        outputs, size = _alone(moment, one, name)
-    except ModelRefusesError as error:
-        if n == 1:
-            raise
-        raise ValueError(f"model: it takes several examples together but not one alone ({error.__cause__})") from error
+    outputs, size = _alone(moment, one, name)
     if len(together) != len(some):
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
@@ -234,19 +242,20 @@ def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint
     return outputs, size
 
 
-class ModelRefusesError(ValueError):
-    """The model does not take one example."""
-
-
 def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
     try:
         outputs, size = footprint(moment, one)
-    except (RuntimeError, IndexError, ValueError) as error:
-        if not may_be_passed_over(error):
+    except (KeyError, AttributeError, NameError) as error:
+        raise ValueError(
+            f"model: its forward pass fails on a private copy of it ({type(error).__name__}: {error}); "
+            "it must find its parts by attribute, not by their identity"
+        ) from error
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ")):
             raise
         given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
-        raise ModelRefusesError(f"{name}: the model does not take one example of {given} ({error})") from error
+        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
@@ -290,7 +299,7 @@ def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
     """The loss of two examples is one number that depends on the outputs."""
     two = labels[:2]
     read = torch.cat([outputs.detach()] * len(two)).requires_grad_()
-    loss = moment.loss(read, two)
+    loss = moment.watched_loss(read, two)
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss: it returns {shape} for {len(two)} examples, not a scalar; take the mean, loss.mean()")

@@ -49,20 +49,25 @@ class Layout:
 
     @classmethod
     def _found(cls, moment: Moment, inputs: Inputs) -> Layout:
-        """Record three examples, and compare the gradients of the middle one with autograd's own.
+        """Record three examples, and compare the gradients of the middle one with autograd's own; and a few together
+        with each of them alone.
 
-        This catches inputs whose first axis is not the examples and functions that mix examples.
+        This catches inputs whose first axis is not the examples, functions that mix examples, and networks that sort
+        their batch.
         """
-        leaves, some = leaves_of(moment.params), take(inputs, _telling(moment, inputs))
         if moment.replica.effects is None:
-            moment.watched(some)
-        tape = record(moment, leaves, some)
+            moment.watched(take(inputs, slice(0, 1)))
+        some = _finite(moment, inputs)
+        leaves = leaves_of(moment.params)
+        tape = record(moment, leaves, take(inputs, _three(some)))
+        misplaced = _misplaced(moment, inputs, some)
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
         at_uses = tape.gradients_at_uses(cotangents[:, None])
-        read = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if _is_right(use, q, right)]
+        in_place = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if misplaced.isdisjoint(use.names)]
+        read = [(use, q) for use, q in in_place if _is_right(use, q, right)]
         understood = [name for use, _ in read for name in use.names]
         factored = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
         left_over = tuple(name for name in leaves if name not in understood)
@@ -109,14 +114,35 @@ def _shapes(inputs: Inputs) -> Any:
     return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
 
 
-def _telling(moment: Moment, inputs: Inputs) -> Tensor:
-    """Three examples, far apart; among a few whose predictions are finite, where there are such."""
+def _finite(moment: Moment, inputs: Inputs) -> Tensor:
+    """A few examples, far apart, whose predictions are finite, where there are such."""
     n = count(inputs)
     with torch.no_grad():
         some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=moment.device).round().long()
         finite = some[moment.predict(moment.params, take(inputs, some)).isfinite().all(1)]
-    some = finite if len(finite) else some
-    return some[torch.linspace(0, len(some) - 1, 3, device=moment.device).round().long()]
+    return finite if len(finite) else some
+
+
+def _three(some: Tensor) -> Tensor:
+    return some[torch.linspace(0, len(some) - 1, 3, device=some.device).round().long()]
+
+
+def _misplaced(moment: Moment, inputs: Inputs, some: Tensor) -> set[str]:
+    """The parameters whose layer gets examples in another order than they came in."""
+    together = record(moment, leaves_of(moment.params), take(inputs, some)).uses
+    found: set[str] = set()
+    for place, i in enumerate(some.tolist()):
+        alone = record(moment, leaves_of(moment.params), take(inputs, slice(i, i + 1))).uses
+        one = {name: use.a[0] for use in alone for name in use.names}
+        for use in together:
+            found |= {name for name in use.names if name not in one or not _like(use.a[place], one[name])}
+    return found
+
+
+def _like(row: Tensor, alone: Tensor) -> bool:
+    if row.shape != alone.shape:
+        return False
+    return bool((row - alone).norm() <= torch.finfo(row.dtype).eps ** 0.5 * (1 + alone.norm()))
 
 
 def _better_as_vectors(use: Use, q: Tensor, k: int) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import (
     Factors,
@@ -56,6 +57,11 @@ class LinearizedRunner:
     subtracts = False
 
     def __init__(self, job: Job) -> None:
+        if job.unreached:
+            name = job.unreached[0]
+            raise UnreadableError(f"engine: Linearized cannot skip {name}, which a source does not reach")
+        if job.moment.replica.effects is not None and job.moment.replica.effects.tensors & set(job.moment.params):
+            raise UnreadableError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
         factored = torch.finfo(job.moment.dtype).bits // 8 * explicit_columns(job.moment, self.layout)

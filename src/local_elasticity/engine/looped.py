@@ -12,6 +12,7 @@ from local_elasticity.engine.clock import now
 from local_elasticity.engine.job import Job, Rows
 from local_elasticity.engine.problem import as_predictions, gradient
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.update import FromOptimizer
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
 """How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
@@ -49,6 +50,7 @@ class LoopedRunner:
     def __init__(self, job: Job, at_once: int | None = None, channels_last: bool = False) -> None:
         self.job = job
         self.channels_last = channels_last
+        self.skips = isinstance(job.update, FromOptimizer)
         self.fixed = 4 * job.footprint.parameters + job.footprint.backward(job.batch)
         fitting = (job.memory - self.fixed) // job.footprint.forward()
         self.at_once = max(1, min(job.m, fitting, at_once or job.m))
@@ -91,8 +93,11 @@ class LoopedRunner:
         params, job = self.job.moment.left_by_forward(self.params), self.job
         moved, scale = (gradient, -job.update.step_size) if job.plain else (job.rule(params, gradient), 1.0)
         for name, p in params.items():
-            torch.add(p, moved[name], alpha=scale, out=self.after[name])
-        return realized_step(params, self.after, gradient, moved, scale)
+            if name in moved:
+                torch.add(p, moved[name], alpha=scale, out=self.after[name])
+            else:
+                self.after[name].copy_(p)
+        return realized_step({name: params[name] for name in moved}, self.after, gradient, moved, scale)
 
     def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
         """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
@@ -103,7 +108,7 @@ class LoopedRunner:
         return (
             as_predictions(outputs.detach()),
             loss_gradient,
-            gradient(outputs, self.leaves, loss_gradient.view_as(outputs)),
+            gradient(outputs, self.leaves, loss_gradient.view_as(outputs), reached=self.skips),
         )
 
 

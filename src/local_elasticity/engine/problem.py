@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from local_elasticity.engine.copying import unwrapped
+from local_elasticity.engine.copying import StructuralCopy, unwrapped
 from local_elasticity.engine.guard import isolated
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
-from local_elasticity.engine.replica import Effects, Params, Replica
+from local_elasticity.engine.replica import Effects, Params, Reads, Replica
 from local_elasticity.engine.supported import only_device, refuse_random, refuse_unsupported
 from local_elasticity.engine.traits import stand_in, traits
 from local_elasticity.shapes import Float
@@ -155,12 +155,14 @@ class Problem:
             params = {name: as_real(parameters[name]) for name in self.steps}
             constants = {name: p for name, p in parameters.items() if name not in params}
             buffers = {name: other.get(name, b) for name, b in tensors.items() if name not in own}
-            constants |= {name: problem._cast(b.data) for name, b in buffers.items()}
+            constants |= {name: problem._cast(b.data).clone() for name, b in buffers.items()}
             names = {id(tensor): name for name, tensor in tensors.items()}
             replica = Replica(self.model, names, constants, training=self.mode == "train", dtype=problem.dtype)
             hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
             hooks = {name: found for name, found in hooks.items() if found}
             pairs = frozenset(name for name in self.steps if own[name].is_complex())
+            if isinstance(self.loss, nn.Module):
+                problem = replace(problem, loss=StructuralCopy(self.loss, {}).model)
             yield Moment(problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -227,9 +229,9 @@ class Moment:
 
     def watched(self, inputs: Inputs) -> Float[Tensor, "b k"]:
         """Predictions, having noted what the pass writes, so that later passes get copies of that and no more."""
-        result = self.replica.watch(self._as_stored(self.params), inputs)
+        result = self.replica.watch(self._as_stored(self.params), inputs, self._read)
         if self.replica.effects == Effects():
-            return as_predictions(self._read(result))
+            return as_predictions(result).detach()
         with torch.no_grad():
             return self.predict(self.params, inputs)
 
@@ -249,6 +251,12 @@ class Moment:
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.problem.loss(outputs, labels)
+
+    def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss; a ValueError where it reads parameters, whose gradient would not be seen."""
+        outside = {place: name for place, name in self.replica.names.items() if name in self.params}
+        with Reads(outside, "loss: it reads the parameter {}; only what follows from the outputs is part of a step"):
+            return self.loss(outputs, labels)
 
     def loss_gradients(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
         """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
@@ -276,8 +284,12 @@ def as_predictions(outputs: Tensor) -> Tensor:
     return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
 
 
-def gradient(outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: bool = False) -> Params:
-    """Σ cotangents · ∂outputs/∂leaf for every leaf: dense, and zero where the outputs do not depend on it."""
+def gradient(
+    outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: bool = False, reached: bool = False
+) -> Params:
+    """Σ cotangents · ∂outputs/∂leaf for every leaf, dense. A leaf that the outputs do not depend on has zeros, or is
+    left out where only those `reached` are asked for.
+    """
     if not outputs.requires_grad:
         raise ValueError(
             f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
@@ -287,6 +299,7 @@ def gradient(outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: boo
     return {
         name: torch.zeros_like(leaf) if g is None else g.to_dense()
         for (name, leaf), g in zip(leaves.items(), found, strict=True)
+        if g is not None or not reached
     }
 
 

@@ -22,6 +22,11 @@ from local_elasticity.engine.guard import FunctionMode
 
 Params = dict[str, Tensor]
 
+OUT_OF_REACH = (
+    "model: its forward pass, or output=, reads {} from a global name, a tuple or another place outside of its "
+    "modules, where a step cannot reach it; read it from self"
+)
+
 
 @dataclass(frozen=True)
 class Effects:
@@ -68,20 +73,18 @@ class Replica:
         names = {*self.constants, *params} if effects is None else effects.tensors
         self.written = {name: (params if name in params else self.constants)[name].clone() for name in names}
         tensors = {**params, **self.written} if names else params
-        if not isinstance(self.model, nn.Module):
-            return self.model({**self.constants, **tensors}, inputs)
-        if self._kept is None or effects is None or effects.attributes:
-            self._kept = self.copy(clone=True)
-        return _called(self._kept, tensors, inputs)
+        if isinstance(self.model, nn.Module) and (self._kept is None or effects is None or effects.attributes):
+            self._kept = self.copy()
+        return self._called(self._kept, tensors, inputs)
 
     def having(self, constants: Params) -> Replica:
         """The same model with these constants."""
         return Replica(self.model, self.names, constants, **self._options)
 
-    def copy(self, *, clone: bool) -> StructuralCopy:
-        """A new copy of the module that has the constants; other tensors of its attributes are cloned or shared."""
+    def copy(self) -> StructuralCopy:
+        """A new copy of the module that has the constants."""
         assert isinstance(self.model, nn.Module)
-        made = StructuralCopy(self.model, self.names, clone=clone, **self._options)
+        made = StructuralCopy(self.model, self.names, **self._options)
         made.put(self.constants)
         if self._observed is not None:
             module, hook = self._observed
@@ -98,33 +101,46 @@ class Replica:
         modules = self._kept.model.named_modules() if self._kept is not None else ()
         return {id(module): name for name, module in modules}
 
-    def watch(self, params: Params, inputs: Any) -> Any:
-        """Run the model on these inputs and note what it writes. Nothing of it is written, so what the model returns
-        is right only where `effects` is empty. Raises a TypeError where the model reads a parameter from a place that
-        a step cannot reach.
+    def watch(self, params: Params, inputs: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
+        """Run the model on these inputs, and what reads its result, and note what they write. Nothing of it is written,
+        so that the result is right only where `effects` is empty.
+
+        One example passes with gradients on, as when a step is taken, and all without, as when predictions are read.
+        Raises a ValueError where a parameter is read from a place that a step cannot reach.
         """
+        tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}
         of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
-        of_tensors = {_storage(tensor): name for name, tensor in {**self.constants, **params}.items()}
-        outside = {place: name for place, name in self.names.items() if name in params}
-        if not isinstance(self.model, nn.Module):
-            with torch.no_grad(), _Reads(outside), _Writes({*of_inputs, *of_tensors}) as writes:
-                result = self.model({**self.constants, **params}, inputs)
-            attributes = False
-        else:
-            made = self.copy(clone=False)
-            made.put(params)
-            held = {_storage(tensor) for tensor in made.tensors}
-            aliases = {id(tensor): of_tensors.get(_storage(tensor), "") for tensor in made.tensors}
+        of_tensors = {_storage(tensor): name for name, tensor in tensors.items()}
+        outside = dict(self.names)
+        held: set[int] = set()
+        made = self.copy() if isinstance(self.model, nn.Module) else None
+        if made is not None:
+            made.put(tensors)
+            held = {_storage(tensor) for tensor, _ in made.tensors}
+            aliases = {id(tensor): of_tensors.get(storage, "") for tensor, storage in made.tensors}
             outside |= {place: name for place, name in aliases.items() if name in params}
-            before = made.contents()
-            with torch.no_grad(), _Reads(outside), _Writes({*of_inputs, *of_tensors, *held}) as writes:
-                result = _called(made, params, inputs)
-            attributes = not writes.seen.isdisjoint(held) or not _same(before, made.contents())
-            self._kept = None if attributes else made
-        tensors = frozenset(of_tensors[at] for at in writes.seen if at in of_tensors)
-        found = Effects(not writes.seen.isdisjoint(of_inputs), tensors, attributes)
+        before = made.contents() if made is not None else []
+        with Reads(outside, OUT_OF_REACH), _Writes({*of_inputs, *of_tensors, *held}) as writes:
+            with torch.enable_grad():
+                read(self._called(made, tensors, tree_map(lambda leaf: leaf[:1], inputs)))
+            with torch.no_grad():
+                result = read(self._called(made, tensors, inputs))
+        attributes = not writes.seen.isdisjoint(held) or (made is not None and not _same(before, made.contents()))
+        if made is not None and not attributes:
+            made.put(self.constants)
+        self._kept = None if attributes else made
+        swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
+        written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
+        found = Effects(not writes.seen.isdisjoint(of_inputs), frozenset(written), attributes)
         self.effects = found if self.effects is None else self.effects | found
         return result
+
+    def _called(self, made: StructuralCopy | None, params: Params, inputs: Any) -> Any:
+        if made is None:
+            return self.model({**self.constants, **params}, inputs)
+        made.put(params)
+        args, kwargs = arguments(inputs)
+        return made.model(*args, **kwargs)
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,12 +150,6 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, (tuple, list)):
         return tuple(inputs), {}
     return (inputs,), {}
-
-
-def _called(made: StructuralCopy, tensors: Params, inputs: Any) -> Any:
-    made.put(tensors)
-    args, kwargs = arguments(inputs)
-    return made.model(*args, **kwargs)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -154,20 +164,17 @@ def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
     )
 
 
-class _Reads(FunctionMode):
-    """Refuses functions of parameters that the model has found elsewhere than in its modules."""
+class Reads(FunctionMode):
+    """Refuses functions of parameters that are found elsewhere than in the modules of the copy."""
 
-    def __init__(self, outside: Mapping[int, str]) -> None:
+    def __init__(self, outside: Mapping[int, str], words: str) -> None:
         super().__init__()
-        self.outside = outside
+        self.outside, self.words = outside, words
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in flattened((args, kwargs)):
             if id(leaf) in self.outside:
-                raise TypeError(
-                    f"model: its forward pass reads the parameter {self.outside[id(leaf)]} from a global name, a tuple "
-                    "or another place outside of its modules, where a step cannot reach it; read it from self"
-                )
+                raise ValueError(self.words.format(self.outside[id(leaf)]))
         return func(*args, **(kwargs or {}))
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 MOST_ENTRIES = 64
@@ -27,11 +28,23 @@ def traits(model: Callable[..., Any]) -> Hashable:
 
 def _of_module(module: nn.Module) -> Hashable:
     own = tuple((key, stand_in(value)) for key, value in vars(module).items() if key not in _OF_EVERY_MODULE)
+    switches = tuple((key, b.item()) for key, b in module._buffers.items() if b is not None and _is_switch(b))
     hooks = tuple(stand_in(hook) for name in _HOOKS for hook in getattr(module, name).values())
-    return type(module), own, hooks
+    return type(module), _of_class(type(module)), own, switches, hooks
 
 
-def stand_in(value: Any, depth: int = 2) -> Hashable:
+def _of_class(kind: type) -> Hashable:
+    """Numbers and words that are attributes of the user's own classes."""
+    users = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins"))]
+    return tuple((key, value) for base in users for key, value in vars(base).items() if isinstance(value, _VALUES))
+
+
+def _is_switch(buffer: Tensor) -> bool:
+    """Whether a buffer is one number that can be read without waiting for a GPU, and no count of batches."""
+    return buffer.device.type == "cpu" and buffer.numel() == 1 and buffer.dtype == torch.bool
+
+
+def stand_in(value: Any, depth: int = 4) -> Hashable:
     """Equal for as long as a value is the same: itself for numbers and words, a weak reference to a function, the
     contents of a container or object.
 

@@ -15,12 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from local_elasticity.engine.problem import Moment, Problem, as_real
 from local_elasticity.engine.replica import Params
 
 Rule = Callable[[Params, Params], Params]
-"""(params, gradient) → displacement, a pure function of tensors that may be batched by vmap."""
+"""(params, gradient) → displacement, a pure function of tensors that may be batched by vmap. A parameter that has no
+gradient does not move."""
 
 
 @runtime_checkable
@@ -177,7 +179,7 @@ class FromOptimizer:
     optimizer: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
+        object.__setattr__(self, "optimizer", _inside(self.optimizer))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: a torch.optim.Optimizer is wanted, not {type(self.optimizer).__name__}")
         if isinstance(self.optimizer, torch.optim.LBFGS):
@@ -185,10 +187,14 @@ class FromOptimizer:
                 "optimizer: LBFGS evaluates a closure several times a step, so there is no single step to measure; "
                 "use le.SGD, le.Adam or another optimizer"
             )
+        if _has_hooks(self.optimizer):
+            raise ValueError(
+                "optimizer: it has step hooks, which would act on your own model and run; remove them while measuring"
+            )
 
     @property
     def step_size(self) -> float:
-        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
+        rates = {float(group.get("lr", math.nan)) for group in self.optimizer.param_groups}
         return rates.pop() if len(rates) == 1 else math.nan
 
     @property
@@ -200,7 +206,7 @@ class FromOptimizer:
 
     @property
     def vectorizes(self) -> bool:
-        return type(self.optimizer) in _DIRECT and not _has_hooks(self.optimizer)
+        return type(self.optimizer) in _DIRECT
 
     def held(self, problem: Problem) -> tuple[str, ...]:
         """The parameters that the problem steps and the optimizer holds; the others do not move."""
@@ -266,8 +272,15 @@ _DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, An
 }
 
 
+def _inside(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers of Lightning and Accelerate."""
+    wrapper = type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
+    return getattr(optimizer, "optimizer", optimizer) if wrapper else optimizer
+
+
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
 def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
@@ -275,6 +288,8 @@ def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, in
         moving = _copied(optimizer)
         after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
         for name, p in after.items():
+            if name not in gradient:
+                continue
             stored = torch.view_as_complex if p.is_complex() else Tensor.clone
             p.data, p.grad = stored(params[name].clone()), stored(gradient[name].clone())
             moving.state[p] = {key: _cast_state(value, p.dtype) for key, value in moving.state[p].items()}
@@ -285,7 +300,7 @@ def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, in
                 f"optimizer: {type(optimizer).__name__} cannot step on a dense gradient alone ({error}); "
                 "use le.SGD, le.Adam or another optimizer"
             ) from error
-        return {name: as_real(p.detach()) - params[name] for name, p in after.items()}
+        return {name: as_real(p.detach()) - params[name] for name, p in after.items() if name in gradient}
 
     return displacement
 
@@ -294,6 +309,8 @@ def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer of its own with parameters of its own; `copy.deepcopy` loses what a class adds to its instances."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     memo = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
+    for p in held:
+        memo[id(p)].__dict__.update(vars(p))
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
     for key, value in vars(optimizer).items():
         if key == "state":

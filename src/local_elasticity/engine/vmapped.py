@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Rows, own_change
@@ -40,8 +41,20 @@ class Vmapped:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"
             )
-        prove(job, VmappedRunner, "Vmapped")
+        check_vmap(job)
         return VmappedRunner(job, self.chunk)
+
+
+def check_vmap(job: Job) -> None:
+    """Raise an UnreadableError where vmap cannot take the network or the step, or gives other values than the loop."""
+    effects = job.moment.replica.effects
+    if effects is None or effects.tensors:
+        raise UnreadableError("engine: Vmapped cannot follow a forward pass that writes weights or buffers")
+    if job.unreached:
+        raise UnreadableError(
+            f"engine: Vmapped cannot tell that the optimizer skips {job.unreached[0]}, which a source does not reach"
+        )
+    prove(job, VmappedRunner, "Vmapped")
 
 
 class VmappedRunner:
