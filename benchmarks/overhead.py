@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TURNS, SECONDS = 7, 0.4
+SECONDS = 0.25
 
 
 def timings(device: str) -> dict[str, float]:
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--other", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
@@ -87,7 +88,7 @@ def main() -> None:
         print(json.dumps(timings(options.device)))
         return
     here = HERE.parent / "src"
-    turns = [(run(here, options.device), run(options.other.resolve(), options.device)) for _ in range(TURNS)]
+    turns = [(run(here, options.device), run(options.other.resolve(), options.device)) for _ in range(options.turns)]
     rows = {
         name: {
             "ms": round(1e3 * statistics.median(ours[name] for ours, _ in turns), 3),
@@ -99,7 +100,7 @@ def main() -> None:
     for name, row in rows.items():
         print(f"{name:28} {row['ms']:9.3f} ms  {row['other_ms']:9.3f} ms  {row['ratio']:.2f}")
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"overhead-{options.device}.json").write_text(json.dumps({"turns": TURNS, "rows": rows}, indent=1))
+    (options.out / f"overhead-{options.device}.json").write_text(json.dumps({"turns": options.turns, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

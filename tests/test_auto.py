@@ -223,7 +223,7 @@ def test_what_a_rule_cannot_take_goes_to_the_loop():
 
 @pytest.mark.usefixtures("racing")
 def test_a_model_that_was_rebuilt_is_looked_at_again(monkeypatch):
-    slowed(monkeypatch, LoopedRunner, 400)
+    slowed(monkeypatch, LoopedRunner, 60)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     problem, sources = le.Problem.of(net, "cross_entropy"), problem_and_sources()[1]
     assert le.respond(problem, sources).engine == "structured"
