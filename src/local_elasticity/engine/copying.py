@@ -11,7 +11,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -287,11 +287,11 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _slots(kind: type) -> Iterator[str]:
+def _slots(kind: type) -> tuple[str, ...]:
     """The attributes that a class keeps outside of `__dict__`."""
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def _parts_of(value: Any) -> int:

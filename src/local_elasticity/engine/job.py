@@ -283,6 +283,8 @@ def _check_alone(moment: Moment, one: Inputs, outputs: Tensor, together: Tensor,
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Whether predictions are the same but for rounding, where they are finite."""
+    if bool(((one - other).abs() <= torch.finfo(one.dtype).eps ** 0.5 * other.abs().amax()).all()):
+        return True
     known = one.isfinite() & other.isfinite()
     one, other = torch.where(known, one, 0), torch.where(known, other, 0)
     largest = torch.maximum(one.abs().amax(), other.abs().amax())

@@ -44,7 +44,7 @@ class Footprint:
 def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
     with torch.no_grad(), _Allocations() as seen:
-        outputs = moment.outputs(moment.params, one)
+        outputs = moment.replica.watch_again(lambda: moment.outputs(moment.params, one)).detach()
     parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
     return outputs, Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
 

@@ -254,6 +254,8 @@ class Moment:
 
     def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss; a ValueError where it reads parameters, whose gradient would not be seen."""
+        if self.problem.loss_is_named:
+            return self.loss(outputs, labels)
         outside = {place: name for place, name in self.replica.names.items() if name in self.params}
         with Reads(outside, "loss: it reads the parameter {}; only what follows from the outputs is part of a step"):
             return self.loss(outputs, labels)

@@ -6,10 +6,11 @@ shared with the model; a pass that writes weights, inputs or attributes gets cop
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.guard import FunctionMode
 
 Params = dict[str, Tensor]
+T = TypeVar("T")
 
 OUT_OF_REACH = (
     "model: its forward pass, or output=, reads {} from a global name, a tuple or another place outside of its "
@@ -102,11 +104,9 @@ class Replica:
         return {id(module): name for name, module in modules}
 
     def watch(self, params: Params, inputs: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
-        """Run the model on these inputs, and what reads its result, and note what they write. Nothing of it is written,
-        so that the result is right only where `effects` is empty.
-
-        One example passes with gradients on, as when a step is taken, and all without, as when predictions are read.
-        Raises a ValueError where a parameter is read from a place that a step cannot reach.
+        """Run the model on these inputs with gradients on, and what reads its result, and note what they write. Nothing
+        of it is written, so that the result is right only where `effects` is empty. Raises a ValueError where a
+        parameter is read from a place that a step cannot reach.
         """
         tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}
         of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
@@ -120,11 +120,8 @@ class Replica:
             aliases = {id(tensor): of_tensors.get(storage, "") for tensor, storage in made.tensors}
             outside |= {place: name for place, name in aliases.items() if name in params}
         before = made.contents() if made is not None else []
-        with Reads(outside, OUT_OF_REACH), _Writes({*of_inputs, *of_tensors, *held}) as writes:
-            with torch.enable_grad():
-                read(self._called(made, tensors, tree_map(lambda leaf: leaf[:1], inputs)))
-            with torch.no_grad():
-                result = read(self._called(made, tensors, inputs))
+        with torch.enable_grad(), Reads(outside, OUT_OF_REACH), _Writes({*of_inputs, *of_tensors, *held}) as writes:
+            result = read(self._called(made, tensors, inputs))
         attributes = not writes.seen.isdisjoint(held) or (made is not None and not _same(before, made.contents()))
         if made is not None and not attributes:
             made.put(self.constants)
@@ -133,6 +130,21 @@ class Replica:
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
         found = Effects(not writes.seen.isdisjoint(of_inputs), frozenset(written), attributes)
         self.effects = found if self.effects is None else self.effects | found
+        return result
+
+    def watch_again(self, call: Callable[[], T]) -> T:
+        """What a later call returns, having noted whether it writes attributes that the watched pass did not."""
+        kept = self._kept
+        before, versions = kept.contents() if kept else [], [tensor._version for tensor in self.constants.values()]
+        result = call()
+        for (name, tensor), version in zip(self.constants.items(), versions, strict=True):
+            if tensor._version != version:
+                raise ValueError(
+                    f"model: its forward pass writes {name} only with gradients off, which is not followed"
+                )
+        if self._kept is kept is not None and not _same(before, kept.contents()):
+            self.effects, self._kept = (self.effects or Effects()) | Effects(attributes=True), None
+            return call()
         return result
 
     def _called(self, made: StructuralCopy | None, params: Params, inputs: Any) -> Any:
@@ -158,10 +170,8 @@ def _storage(tensor: Tensor) -> int:
 
 def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
     """Whether containers hold the very same things."""
-    return all(
-        len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-        for one, other in zip(before, after, strict=True)
-    )
+    pairs = zip(before, after, strict=True)
+    return all(len(one) == len(other) and all(map(operator.is_, one, other)) for one, other in pairs)
 
 
 class Reads(FunctionMode):

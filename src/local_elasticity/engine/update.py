@@ -273,9 +273,9 @@ _DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, An
 
 
 def _inside(optimizer: Any) -> Any:
-    """The optimizer inside the wrappers of Lightning and Accelerate."""
-    wrapper = type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
-    return getattr(optimizer, "optimizer", optimizer) if wrapper else optimizer
+    """The optimizer inside the wrappers of Lightning and Accelerate, the latter of which is an optimizer itself."""
+    wraps = not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__name__ == "AcceleratedOptimizer"
+    return getattr(optimizer, "optimizer", optimizer) if wraps else optimizer
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
