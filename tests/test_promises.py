@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
 import local_elasticity as le
+from local_elasticity.engine.job import check_network
+from local_elasticity.engine.replica import Effects
 from tests.kinds import KINDS, N
 from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
 
@@ -224,6 +226,16 @@ def test_what_cannot_be_measured_is_refused_in_words(kind):
             CALLS[name](problem_of(kind, model), inputs, torch.zeros(N, 2).double())
         assert str(error.value).startswith(kind.refused), name
         watched.check()
+
+
+def test_a_network_that_writes_nothing_is_copied_once():
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(6, 4)
+    with le.Problem.of(net, "mse").moment() as moment:
+        check_network(moment, x, None)
+        assert moment.replica.effects == Effects()
+        copied = moment.replica.module_names()
+        moment.predict(moment.params, x)
+        assert moment.replica.module_names() == copied
 
 
 # --- updates

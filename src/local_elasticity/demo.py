@@ -55,12 +55,14 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     """Train, measure, print a table, write a figure. Under a minute on two cores."""
     began = time.monotonic()
     train, held_out, origin = _digits()
-    console.print(f"[bold]Data[/bold]   {escape(origin)}", soft_wrap=True)
+    console.print(f"[bold]Data[/bold]   {escape(origin)}", soft_wrap=True, markup=True)
     net = fnn(784, width=WIDTH)
     accuracy = _train(net, train, held_out, console)
     sides = f"{ONE_SIDE[0]}s and {ONE_SIDE[1]}s from {OTHER_SIDE[0]}s and {OTHER_SIDE[1]}s"
     console.print(
-        f"[bold]Net[/bold]    784-{WIDTH}-1, told {sides}: {accuracy:.1%} right on held-out images", soft_wrap=True
+        f"[bold]Net[/bold]    784-{WIDTH}-1, told {sides}: {accuracy:.1%} right on held-out images",
+        soft_wrap=True,
+        markup=True,
     )
     results = _measure(le.Problem.of(net, "half_mse"), held_out, console)
     console.print(_table(results))
@@ -81,14 +83,18 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         command="make demo",
         about={"data": origin, "seeds": "0 for the first net, 1 for the net of ten digits"},
     )
-    console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True)
+    console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True, markup=True)
     console.print(
-        f"       {escape(f'{out}/relative.zarr and {out}/kernel.zarr')}: read one with le.load(...)", soft_wrap=True
+        f"       {escape(f'{out}/relative.zarr and {out}/kernel.zarr')}: read one with le.load(...)",
+        soft_wrap=True,
+        markup=True,
     )
     console.print(
-        f"[bold]Open[/bold]   {escape(str(page.resolve()))} in a browser: all of this, to explore", soft_wrap=True
+        f"[bold]Open[/bold]   {escape(str(page.resolve()))} in a browser: all of this, to explore",
+        soft_wrap=True,
+        markup=True,
     )
-    console.print(f"[dim]{time.monotonic() - began:.0f} s[/dim]")
+    console.print(f"[dim]{time.monotonic() - began:.0f} s[/dim]", markup=True)
     return results
 
 

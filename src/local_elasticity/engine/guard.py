@@ -194,7 +194,7 @@ def _attribute(owner: Any, name: str) -> Access:
 def _flags() -> Iterator[Access]:
     for setting in _float32_settings():
         yield _attribute(setting, "fp32_precision")
-    for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+    for kind in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
         yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
     for name in _IN_DISPATCH_MODE:
         yield _attribute(_python_dispatch, name)

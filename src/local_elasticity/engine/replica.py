@@ -124,7 +124,7 @@ class Replica:
             result = read(self._called(made, tensors, inputs))
         attributes = not writes.seen.isdisjoint(held) or (made is not None and not _same(before, made.contents()))
         if made is not None and not attributes:
-            made.put(self.constants)
+            made.put({**self.constants, **params})
         self._kept = None if attributes else made
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
