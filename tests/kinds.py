@@ -695,7 +695,7 @@ class Depends(nn.Module):
 kind(
     "batch norm without statistics",
     between(lambda: nn.BatchNorm1d(6, track_running_stats=False)),
-    refused="sources: the model does not take one example",
+    refused="model: its batch norm has no running statistics",
 )
 kind("mean over the batch", lambda: Depends(lambda x: x - x.mean(0)), refused="model: the prediction")
 kind("random predictions", lambda: Depends(lambda x: x + torch.randn_like(x)), refused="model: two equal calls")
@@ -909,3 +909,17 @@ class Aliased(nn.Module):
 
     def forward(self, x):
         return self.f(x) + self.a.bias
+
+
+@kind("a hook on a parameter that keeps a state")
+def adaptive():
+    net = between(nn.Tanh)()
+    norms = [1.0]
+
+    def clip(g):
+        norms.append(float(g.norm()))
+        return g / (1 + norms[0])
+
+    net[0].weight.register_hook(clip)
+    net.norms = norms
+    return net

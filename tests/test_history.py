@@ -145,7 +145,7 @@ def test_classes_may_be_numbers_of_any_library(labels, tmp_path):
 def test_steps_that_go_back_are_refused():
     run = Run()
     run.train(0, 25)
-    with pytest.raises(ValueError, match="count steps over the whole of training"):
+    with pytest.raises(ValueError, match="count steps over all epochs"):
         run.train(0, 1)
 
 

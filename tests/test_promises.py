@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import local_elasticity as le
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.replica import Effects
-from tests.kinds import KINDS, N
+from tests.kinds import KINDS, Depends, N
 from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
@@ -236,6 +236,14 @@ def test_a_network_that_writes_nothing_is_copied_once():
         copied = moment.replica.module_names()
         moment.predict(moment.params, x)
         assert moment.replica.module_names() == copied
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped"])
+def test_a_network_that_mixes_large_batches_only_is_refused(engine):
+    net = Depends(lambda x: x - x.mean(0) if len(x) > 4 else x).double()
+    x, y = torch.randn(9, 4).double(), torch.randn(9, 2).double()
+    with pytest.raises(ValueError, match="model: the prediction for one of the sources changes"):
+        le.respond(le.Problem.of(net, "mse"), (x, y), engine=engine)
 
 
 # --- updates

@@ -206,16 +206,19 @@ class StructuralCopy:
         values = [_inside(cell) for cell in function.__closure__ or ()]
         copies = [self._bound(value) for value in values]
         named = [self._names.get(id(value)) for value in values]
-        if not any(named) and all(one is other for one, other in zip(values, copies, strict=True)):
+        given, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
+        defaults = tuple(self._bound(value) for value in given)
+        kwdefaults = {key: self._bound(value) for key, value in keywords.items()}
+        pairs = [*zip(values, copies, strict=True), *zip(given, defaults, strict=True)]
+        pairs += [(value, kwdefaults[key]) for key, value in keywords.items()]
+        if not any(named) and all(one is other for one, other in pairs):
             return function
         fresh = tuple(types.CellType() if part is _NOTHING else types.CellType(part) for part in copies)
         for cell, name in zip(fresh, named, strict=True):
             if name is not None:
                 self._slots[name].append((_Cell(cell), 0))
-        made = types.FunctionType(
-            function.__code__, function.__globals__, function.__name__, function.__defaults__, fresh
-        )
-        made.__kwdefaults__ = function.__kwdefaults__
+        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults or None, fresh)
+        made.__kwdefaults__ = kwdefaults or None
         made.__dict__.update(function.__dict__)
         return made
 

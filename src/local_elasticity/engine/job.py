@@ -19,6 +19,11 @@ from local_elasticity.engine.replica import Params
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
+DEPENDS_ON_BATCH = (
+    "model: the prediction for one of the {} changes with the other examples in its batch, as it does with batch norm "
+    "without running statistics or with a mean over the first axis; a prediction must depend on one example alone"
+)
+
 COMPANY = 4
 """Examples among which a prediction is compared with the one alone."""
 
@@ -123,6 +128,12 @@ class Job:
                 for i in range(0, count(inputs), at_once)
             ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+
+    def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
+        """Raise a ValueError where the first target's prediction among the others is not the one it has alone."""
+        alone = self.predict(self.moment.params, take(self.target_inputs, slice(0, 1)), 1)
+        if self.m > COMPANY and not _equal(alone.to(target_before.dtype), target_before[:1]):
+            raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def again(self, moment: Moment, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
@@ -254,6 +265,11 @@ def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ")):
             raise
+        if "Expected more than 1 value per channel" in str(error):
+            raise ValueError(
+                "model: its batch norm has no running statistics, so that a prediction depends on the whole batch; "
+                "make it with track_running_stats=True"
+            ) from error
         given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
         raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
     if outputs.ndim == 0 or len(outputs) != 1:
@@ -274,11 +290,7 @@ def _check_alone(moment: Moment, one: Inputs, outputs: Tensor, together: Tensor,
         again = moment.predict(moment.params, one)
     if not _equal(alone, again):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
-    raise ValueError(
-        f"model: the prediction for one of the {name} changes with the other examples in its batch, as it does with "
-        "batch norm without running statistics or with a mean over the first axis; a prediction must depend on one "
-        "example alone"
-    )
+    raise ValueError(DEPENDS_ON_BATCH.format(name))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -235,6 +235,13 @@ class Moment:
         with torch.no_grad():
             return self.predict(self.params, inputs)
 
+    def copied_hooks(self) -> Mapping[str, list[Callable[[Tensor], Tensor | None]]]:
+        """The hooks on parameters with copies of what they close over: a step that is not taken moves no state."""
+        if not isinstance(self.problem.model, nn.Module):
+            return self.hooks
+        made = self.replica.copy()
+        return {name: [made.of(hook) for hook in hooks] for name, hooks in self.hooks.items()}
+
     def left_by_forward(self, params: Params) -> Params:
         """The parameters as the last pass left them: a forward pass may write some (`nn.Embedding(max_norm=…)`)."""
         written = self.replica.written

@@ -80,6 +80,7 @@ def respond(
                 response = respond_and_climb(job, chosen.runner(job), bar)
             else:
                 response = _respond(job, chosen, bar)
+        job.check_company(response.target_before)
     return replace(response, notes=(*lifted, *response.notes, *_overflows(response)))
 
 

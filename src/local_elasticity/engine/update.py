@@ -60,11 +60,12 @@ def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
 
 def rule_of(update: Update, moment: Moment) -> Rule:
     """The update's rule, after the hooks that the user registered on parameters have seen the gradient."""
-    rule, hooks = update.rule(moment.problem), moment.hooks
-    if not hooks:
+    rule = update.rule(moment.problem)
+    if not moment.hooks:
         return rule
 
     def displacement(params: Params, gradient: Params) -> Params:
+        hooks = moment.copied_hooks()
         seen = {name: _hooked(g, hooks.get(name, ()), name in moment.pairs) for name, g in gradient.items()}
         return rule(params, seen)
 

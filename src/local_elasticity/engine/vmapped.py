@@ -37,6 +37,8 @@ class Vmapped:
         return True
 
     def runner(self, job: Job) -> VmappedRunner:
+        if job.moment.hooks:
+            raise UnreadableError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
         if not job.vectorizes:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"

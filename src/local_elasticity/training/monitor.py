@@ -278,7 +278,7 @@ class Monitor:
                 f"step {number}; call load_state_dict or resume to go on, or choose another path"
             )
         if number <= last:
-            raise ValueError(f"step: {number} was given after step {last}; count steps over the whole of training")
+            raise ValueError(f"step: {number} was given after step {last}; count steps over all epochs, not within one")
         self._resumed, self._seen = True, number
         return number
 
