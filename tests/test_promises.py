@@ -509,6 +509,18 @@ def test_nothing_of_a_call_is_kept():
     assert not any(reference() is not None for reference in kept)
 
 
+def test_modes_that_are_switched_otherwise_are_noted():
+    class Own(nn.Linear):
+        def train(self, mode=True):
+            return super().train(mode)
+
+    net, x, y = Own(4, 2), torch.randn(5, 4), torch.randn(5, 2)
+    problem = le.Problem.of(net, "mse")
+    assert "Own has a train() or eval() of its own" in le.respond(problem, (x, y)).notes[0]
+    net.eval()
+    assert not any("of its own" in note for note in le.respond(problem, (x, y)).notes)
+
+
 # --- interrupts
 
 

@@ -127,6 +127,22 @@ class Problem:
             return "training mode"
         return "evaluation mode: batch-norm statistics frozen, dropout off"
 
+    def notes(self) -> list[str]:
+        """What is worth saying of how the model is run."""
+        found = []
+        if self.lifted() is not self:
+            found.append("the model is in half precision; it is measured in float32")
+        training = self.mode == "train"
+        for module in self.model.modules() if isinstance(self.model, nn.Module) else ():
+            own = type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+            if own and module.training != training:
+                name, call = type(module).__name__, "train()" if training else "eval()"
+                found.append(
+                    f"{name} has a train() or eval() of its own, which is not called; call model.{call} before"
+                )
+                break
+        return found
+
     def named_parameters(self) -> dict[str, Tensor]:
         """The live parameters by name, those that do not step included."""
         if isinstance(self.model, nn.Module):

@@ -72,7 +72,6 @@ def respond(
     """
     check_problem(problem)
     chosen = resolve_engine(engine, approximate)
-    lifted = ("the model is in half precision; it is measured in float32",) if problem.lifted() is not problem else ()
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         with Progress(job.n, "updates", progress) as bar:
@@ -81,7 +80,7 @@ def respond(
             else:
                 response = _respond(job, chosen, bar)
         job.check_company(response.target_before)
-    return replace(response, notes=(*lifted, *response.notes, *_overflows(response)))
+    return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
 
 
 def _overflows(response: Response) -> list[str]:
