@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _python_dispatch
 
 P = ParamSpec("P")
@@ -119,10 +119,10 @@ class Surroundings:
         self.generators = [(get, put, get()) for get, put in _generators()]
         self.flags = [(get, put, get()) for get, put in _flags()]
         self.warnings = cast(list[Any], warnings.filters), list(warnings.filters), warnings.showwarning
-        self.depths = _depths()
+        self.stacks = _stacks()
 
     def restore(self) -> None:
-        _unwind(self.depths)
+        _unwind(self.stacks)
         for get, put, before in self.flags:
             if get() != before:
                 put(before)
@@ -238,17 +238,32 @@ def _same(state: Any, before: Any) -> bool:
     return bool(np.array_equal(state, before)) if isinstance(state, np.ndarray) else bool(state == before)
 
 
-def _depths() -> tuple[int, int, int]:
-    """Modes for functions, modes for kernels, and transforms such as vmap that are under way."""
+Stacks = tuple[list[Any], list[Any], int]
+"""Modes for functions, such as that of `torch.set_default_device`, modes for kernels, and transforms under way."""
+
+
+def _stacks() -> Stacks:
     transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
-    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(), transforms
+    return _get_current_function_mode_stack(), _python_dispatch._get_current_dispatch_mode_stack(), transforms
 
 
-def _unwind(depths: tuple[int, int, int]) -> None:
-    """Leave modes and transforms that an exception did not."""
-    functions, kernels, transforms = depths
+def _unwind(stacks: Stacks) -> None:
+    """Leave modes and transforms that an exception did not, and enter those again that it left."""
+    functions, kernels, transforms = stacks
     torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
-    while torch._C._len_torch_function_stack() > functions:
+    now, now_kernels, _ = _stacks()
+    kept = _common(now, functions)
+    for _ in now[kept:]:
         torch._C._pop_torch_function_stack()
-    while torch._C._len_torch_dispatch_stack() > kernels:
+    for mode in functions[kept:]:
+        torch._C._push_on_torch_function_stack(mode)
+    kept = _common(now_kernels, kernels)
+    for _ in now_kernels[kept:]:
         torch._C._pop_torch_dispatch_stack(None)
+    for mode in kernels[kept:]:
+        torch._C._push_on_torch_dispatch_stack(mode)
+
+
+def _common(one: list[Any], other: list[Any]) -> int:
+    """How many modes at the bottom of two stacks are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a is not b), min(len(one), len(other)))
