@@ -6,12 +6,12 @@ import copy
 import gc
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -566,10 +566,19 @@ def interrupted_calls(tries, seed):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal inside a weakref's callback
-@pytest.mark.parametrize("inside", [nullcontext(), torch.device("cpu")], ids=["", "inside a mode of the user's"])
-def test_an_interrupt_at_any_moment_leaves_nothing(inside):
-    with inside:
-        assert interrupted_calls(150, seed=0) > 75
+def test_an_interrupt_at_any_moment_leaves_nothing():
+    assert interrupted_calls(200, seed=0) > 100
+
+
+def test_compiling_stays_on_where_the_compiler_was_first_imported_by_a_measurement():
+    """A process of its own, since the compiler is imported once."""
+    code = (
+        "import torch, local_elasticity as le; n = torch.nn.Linear(4, 2)\n"
+        "le.respond(le.Problem.of(n, 'mse'), (torch.randn(6, 4), torch.randn(6, 2)), engine='vmapped')\n"
+        "import torch._dynamo; print(torch._dynamo.eval_frame._stance.stance)"
+    )
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "default"
 
 
 @pytest.mark.slow

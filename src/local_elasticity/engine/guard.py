@@ -198,8 +198,7 @@ def _flags() -> Iterator[Access]:
         yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
     for name in _IN_DISPATCH_MODE:
         yield _attribute(_python_dispatch, name)
-    if "torch._dynamo" in sys.modules:
-        yield _stance, _set_stance
+    yield _stance, _set_stance
     yield _attribute(torch.backends.cudnn, "enabled")
     yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
     yield torch.is_grad_enabled, torch._C._set_grad_enabled
@@ -214,11 +213,13 @@ _IN_DISPATCH_MODE = [name for name in vars(_python_dispatch) if name.startswith(
 
 
 def _stance() -> Any:
-    return torch._dynamo.eval_frame._stance
+    """Whether compiled code runs compiled; None as long as nothing can have been compiled."""
+    return torch._dynamo.eval_frame._stance if "torch._dynamo" in sys.modules else None
 
 
 def _set_stance(stance: Any) -> None:
-    torch._dynamo.eval_frame._set_stance(stance)
+    frames = torch._dynamo.eval_frame
+    frames._set_stance(frames.DynamoStance() if stance is None else stance)
 
 
 def _generators() -> Iterator[Access]:
