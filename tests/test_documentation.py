@@ -139,9 +139,7 @@ def test_examples_run(example, tmp_path):
     together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--master-port=0"]
     how = together if "torchrun" in example.read_text() else []
     answer = subprocess.run([sys.executable, *how, str(example)], capture_output=True, text=True, cwd=tmp_path)
-    # On a busy machine gloo's threads abort a process at its very end, once in some fifty runs, after all was printed.
-    aborted = how and "terminate called without an active exception" in answer.stderr
-    assert answer.returncode == 0 or aborted, answer.stderr
+    assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
 
 
