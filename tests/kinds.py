@@ -678,8 +678,19 @@ class Stops(nn.Module):
 
 
 kind("traced to a graph", lambda: torch.fx.symbolic_trace(between(nn.ReLU)()))
-kind("in DataParallel", lambda: nn.DataParallel(between(nn.ReLU)()))
-kind("parts in DataParallel", lambda: nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 2)))
+
+
+class Parallel(nn.DataParallel):
+    """DataParallel on the device the model was moved to: torch takes the GPUs of the machine, also for a CPU model."""
+
+    def _apply(self, *args, **kwargs):
+        moved = super()._apply(*args, **kwargs)
+        self.device_ids = [0] if next(self.parameters()).is_cuda else []
+        return moved
+
+
+kind("in DataParallel", lambda: Parallel(between(nn.ReLU)()))
+kind("parts in DataParallel", lambda: nn.Sequential(Parallel(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 2)))
 
 
 # --- what is refused
