@@ -1,6 +1,5 @@
 """Run by torchrun from test_distributed.py: train under DDP, watched, and write what rank 0 measured."""
 
-import gc
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
@@ -153,6 +152,6 @@ if __name__ == "__main__":
             f"{folder}/found.pt",
         )
     assert shared.history.steps == [0, 2, 4]  # on every rank
-    gc.collect()  # no DDP may hold on to the group when it goes
-    dist.barrier()  # a rank that is gone early takes the other's threads with it
+    last = dist.barrier(async_op=True)  # kept until exit: torch aborts if a thread of gloo has to free it then
+    last.wait()
     dist.destroy_process_group()
