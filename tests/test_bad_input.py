@@ -67,10 +67,15 @@ def test_respond_says_what_is_wrong(name):
         le.respond(problem(), sources, targets, **options)
 
 
-@pytest.mark.parametrize("call", [le.respond, le.estimate, le.respond_in_sequence, le.ntk, le.stiffness])
-def test_a_model_is_not_a_problem(call):
-    with pytest.raises(TypeError, match=r"problem: le.Problem.of\(model, loss\) is wanted, not Sequential"):
-        call(net(), (x, y), x)
+@pytest.mark.parametrize("call", [le.respond, le.estimate, le.respond_in_sequence, le.similarity, le.stiffness])
+def test_a_bare_model_needs_a_loss(call):
+    with pytest.raises(ValueError, match="loss: a bare model needs one"):
+        call(net(), (x, y), (x, y))
+    with pytest.raises(ValueError, match="loss: the problem has one already"):
+        call(problem(), (x, y), (x, y), loss="mse")
+    with pytest.raises(TypeError, match=r"problem: expected le.Problem.of\(model, loss\) or an nn.Module"):
+        call("net", (x, y), (x, y))
+    call(net(), (x, y), (x, y), loss="half_mse")
 
 
 @pytest.mark.parametrize("name", ["no sources", "a source short", "not finite", "unknown engine", "no update"])
@@ -256,8 +261,6 @@ def test_a_source_that_does_not_move_is_a_row_without_values(engine):
 
 
 def test_similarity_checks_before_it_works(tmp_path):
-    with pytest.raises(TypeError, match="Problem.of"):
-        le.similarity(net(), (x, y))
     with pytest.raises(ValueError, match="sources: there are no examples"):
         le.similarity(problem(), [])
     with pytest.raises(TypeError, match="sources: a pair"):

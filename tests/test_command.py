@@ -143,7 +143,7 @@ def watched(file, **options):
         (["estimate", "--model", "fnn-99999999999999", "--shape", "4"], "--model: fnn-99999999999999 cannot be made"),
         (["estimate", "--model", ".nets:make"], "--model: expected MODULE:FACTORY with the full name of a module"),
         (["estimate", "--model", "torch.nn:Linear"], "--model: torch.nn:Linear makes no model. Name a function that"),
-        (["report", "missing[/b]"], "RUN: there is no missing[/b]"),
+        (["report", "missing[/b]"], "results: there is no missing[/b]"),
         (["verify-store", "missing[/b]"], "path: missing[/b] is not a result"),
     ],
 )

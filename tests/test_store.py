@@ -26,10 +26,10 @@ from typer.testing import CliRunner
 
 import local_elasticity as le
 from local_elasticity.__main__ import app
+from local_elasticity.engine.update import DEFAULT_UPDATE
 from local_elasticity.store.blocks import OURS, BlockStore, Grid
 from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.result import verify
-from local_elasticity.store.work import Work
 from tests.tolerances import SAME_IN_FLOAT32, STRUCTURED_IN_FLOAT32
 
 SGD = le.SGD(0.1)
@@ -60,8 +60,9 @@ def chunks(path):
 @pytest.mark.parametrize("measure", MEASURES + SYMMETRIC)
 def test_blocks_make_the_same_matrix(tmp_path, measure):
     x, y = data()
-    whole = le.similarity(problem(), (x, y), measure=measure, update=SGD)
-    S = le.similarity(problem(), (x, y), measure=measure, update=SGD, store=tmp_path / "s.zarr", block=4)
+    options = {"measure": measure, **({} if measure in SYMMETRIC else {"update": SGD})}
+    whole = le.similarity(problem(), (x, y), **options)
+    S = le.similarity(problem(), (x, y), **options, store=tmp_path / "s.zarr", block=4)
     np.testing.assert_allclose(S.values, whole.values, rtol=STRUCTURED_IN_FLOAT32, atol=STRUCTURED_IN_FLOAT32)
     assert S.dims == whole.dims
     assert S.attrs["measure"] == measure
@@ -144,52 +145,45 @@ def test_a_large_result_stays_on_disk(tmp_path, monkeypatch):
     assert np.array_equal(S[2:4].values, le.load(path, lazy=False).values[2:4])
 
 
-def test_a_finished_store_is_read_and_nothing_is_computed(tmp_path, monkeypatch):
+def test_a_finished_store_is_read_and_nothing_is_computed(tmp_path):
     x, y = data()
     S = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", block=4)
-    monkeypatch.setattr(Work, "block", lambda *_: pytest.fail("computed again"))
-    again = le.similarity(problem(), (x, y), update=SGD, store=tmp_path / "s.zarr")
+    again = le.similarity(
+        problem(), (x, y), update=SGD, store=tmp_path / "s.zarr", progress=lambda *_: pytest.fail("computed again")
+    )
     assert again.identical(S)
 
 
-def _interrupted(path, after, monkeypatch, **options):
+def _interrupted(path, after, **options):
     """Stop after some blocks, as a crash would."""
     x, y = data()
-    computed = []
-    block = Work.block
 
-    def failing(work, at):
-        if len(computed) == after:
+    def failing(done, total):
+        if done == after:
             raise KeyboardInterrupt
-        computed.append(at)
-        return block(work, at)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Work, "block", failing)
-        with pytest.raises(KeyboardInterrupt):
-            le.similarity(problem(), (x, y), update=SGD, store=path, block=4, **options)
+    with pytest.raises(KeyboardInterrupt):
+        le.similarity(problem(), (x, y), **{"update": SGD, **options}, store=path, block=4, progress=failing)
 
 
 @pytest.mark.parametrize("measure", ["kl", "normalized_kernel", "activation"])
-def test_finished_blocks_are_skipped(tmp_path, monkeypatch, measure):
+def test_finished_blocks_are_skipped(tmp_path, measure):
     x, y = data()
-    path = tmp_path / "s.zarr"
-    _interrupted(path, 4, monkeypatch, measure=measure)
+    path, options = tmp_path / "s.zarr", {"measure": measure, **({} if measure == "activation" else {"update": SGD})}
+    _interrupted(path, 4, measure=measure, update=options.get("update", DEFAULT_UPDATE))
     with pytest.raises(ValueError, match=r"not finished: 4 of \d blocks"):
         le.load(path)
     computed = []
-    block = Work.block
-    monkeypatch.setattr(Work, "block", lambda work, at: (computed.append(at), block(work, at))[1])
-    le.similarity(problem(), (x, y), measure=measure, update=SGD, store=path)
+    le.similarity(problem(), (x, y), **options, store=path, progress=lambda done, total: computed.append(done))
     assert len(computed) == (6 if measure == "activation" else 9) - 4
-    le.similarity(problem(), (x, y), measure=measure, update=SGD, store=tmp_path / "other.zarr", block=4)
+    le.similarity(problem(), (x, y), **options, store=tmp_path / "other.zarr", block=4)
     assert chunks(path) == chunks(tmp_path / "other.zarr")
 
 
-def test_what_was_half_written_is_swept_away(tmp_path, monkeypatch):
+def test_what_was_half_written_is_swept_away(tmp_path):
     x, y = data()
     path = tmp_path / "s.zarr"
-    _interrupted(path, 2, monkeypatch)
+    _interrupted(path, 2)
     leftover = path / "similarity" / "c" / "0" / "1.0123456789abcdef.partial"
     leftover.parent.mkdir(parents=True, exist_ok=True)
     leftover.write_bytes(b"half")
@@ -197,20 +191,29 @@ def test_what_was_half_written_is_swept_away(tmp_path, monkeypatch):
     assert not leftover.exists()
 
 
-def test_resume_uses_the_recorded_threads_and_memory(tmp_path, monkeypatch):
+seen_by_engine = []
+
+
+class Noting(le.Looped):
+    """Notes the threads and the memory that it works with."""
+
+    def runner(self, job):
+        seen_by_engine.append((torch.get_num_threads(), job.memory))
+        return super().runner(job)
+
+
+def test_resume_uses_the_recorded_threads_and_memory(tmp_path):
     x, y = data()
     path = tmp_path / "s.zarr"
-    _interrupted(path, 2, monkeypatch, memory=1 << 22)
-    seen = []
-    block = Work.block
-    monkeypatch.setattr(Work, "block", lambda work, at: (seen.append((work.threads, work.memory)), block(work, at))[1])
+    _interrupted(path, 2, memory=1 << 22, engine=Noting())
+    seen_by_engine.clear()
     torch.set_num_threads(2)
     try:
-        le.similarity(problem(), (x, y), update=SGD, store=path)
+        le.similarity(problem(), (x, y), update=SGD, engine=Noting(), store=path)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    assert set(seen) == {(1, 1 << 22)}
+    assert set(seen_by_engine) == {(1, 1 << 22)}
 
 
 def _killed_at_a_random_time(path, seconds, run):
@@ -257,10 +260,10 @@ def test_kill_9_twenty_times_changes_no_byte(tmp_path):
     assert _survives(tmp_path, 20) >= 10
 
 
-def test_what_differs_is_said(tmp_path, monkeypatch):
+def test_what_differs_is_said(tmp_path):
     x, y = data()
     path = tmp_path / "s.zarr"
-    _interrupted(path, 3, monkeypatch)
+    _interrupted(path, 3)
     other = problem()
     with torch.no_grad():
         other.model[0].weight[0, 0] += 1e-6
@@ -684,10 +687,10 @@ def test_a_foreign_schema_is_refused(tmp_path):
             call()
 
 
-def test_two_writers_at_once(tmp_path, monkeypatch):
+def test_two_writers_at_once(tmp_path):
     x, y = data()
     path = tmp_path / "s.zarr"
-    _interrupted(path, 2, monkeypatch)
+    _interrupted(path, 2)
     script = "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDONLY), 2)\nprint('locked', flush=True)\n"
     script += "sys.stdin.read()"
     other = subprocess.Popen(

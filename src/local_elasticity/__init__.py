@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity import training as training
+    from local_elasticity.api.similarity import as_similarity as as_similarity
+    from local_elasticity.api.similarity import load as load
+    from local_elasticity.api.similarity import similarity as similarity
     from local_elasticity.clustering.agreement import agreement as agreement
     from local_elasticity.clustering.agreement import best_match_accuracy as best_match_accuracy
     from local_elasticity.clustering.estimator import LocalElasticityClustering as LocalElasticityClustering
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
     from local_elasticity.explorable import write_report as write_report
-    from local_elasticity.labelled import as_similarity as as_similarity
-    from local_elasticity.labelled import load as load
-    from local_elasticity.labelled import similarity as similarity
     from local_elasticity.measures.activation import activation as activation
     from local_elasticity.measures.change import euclidean as euclidean
     from local_elasticity.measures.change import kl as kl
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from local_elasticity.measures.kernel import ntk as ntk
     from local_elasticity.measures.kernel import self_kernel as self_kernel
     from local_elasticity.measures.kernel import symmetrized as symmetrized
+    from local_elasticity.measures.measure import Measure as Measure
+    from local_elasticity.measures.measure import Scores as Scores
+    from local_elasticity.measures.registry import measure as measure
     from local_elasticity.measures.relative import noise_floor as noise_floor
     from local_elasticity.measures.relative import relative as relative
     from local_elasticity.measures.relative import source_change as source_change
@@ -66,7 +69,9 @@ _PLACES = {
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
     "measures.summary": "class_pairs",
-    "labelled": "similarity as_similarity load",
+    "measures.measure": "Measure Scores",
+    "measures.registry": "measure",
+    "api.similarity": "similarity as_similarity load",
     "explorable": "write_report",
     "scale.workers": "workers",
     "scale.landmarks": "landmark_features",

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 import torch
+from torch import nn
 
 from local_elasticity.engine.auto import AutoRunner
 from local_elasticity.engine.clock import now
@@ -16,9 +17,10 @@ from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.layout import with_layout
 from local_elasticity.engine.linearized import LinearizedRunner
-from local_elasticity.engine.problem import Problem, check_problem
+from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.respond import resolve_engine
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 
 TRIED, MANY = 8, 32
 """Examples on which Jacobians are timed; sizes of the chunks of rows that are timed, where the engine takes so many."""
@@ -46,11 +48,12 @@ class Estimate:
 
 @untouched
 def estimate(
-    problem: Problem,
+    problem: Problem | nn.Module,
     sources: Any,
     targets: Any = None,
     *,
-    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    loss: str | LossFunction | None = None,
+    update: Update = DEFAULT_UPDATE,
     engine: str | Engine = "auto",
     approximate: bool = False,
     source_batch_size: int | None = None,
@@ -64,7 +67,7 @@ def estimate(
     >>> cost.engine in ("looped", "vmapped", "structured") and cost.seconds < 60
     True
     """
-    check_problem(problem)
+    problem = as_problem(problem, loss)
     chosen = resolve_engine(engine, approximate)
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)

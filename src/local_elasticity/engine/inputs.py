@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -63,13 +64,52 @@ def check_sources(sources: Any, name: str = "sources") -> None:
         )
 
 
-def read_targets(targets: Any, device: torch.device, dtype: torch.dtype, name: str = "targets") -> Inputs:
+def read_inputs(inputs: Any, device: torch.device, dtype: torch.dtype, name: str) -> Inputs:
     """Inputs alone; the labels of a Dataset or DataLoader are left out. Errors speak of `name`."""
+    if isinstance(inputs, (Dataset, DataLoader)):
+        return _checked(_loaded(inputs, _unlabelled, device), name, device, dtype)
+    return _checked(_as_tensors(inputs), name, device, dtype)
+
+
+def read_targets(
+    targets: Any, like: Inputs, device: torch.device, dtype: torch.dtype, *, labels_needed: bool = False
+) -> tuple[Inputs, Tensor | None]:
+    """Inputs, and labels where they were given: (inputs, labels), inputs alone, a Dataset or a DataLoader.
+
+    Targets of a model with several inputs are ((a, b), None) or a dict; the pair (a, b) that earlier versions took for
+    two inputs is still read so, with a DeprecationWarning. `like` are inputs of the sources.
+    """
     if isinstance(targets, (Dataset, DataLoader)):
-        inputs = _loaded(targets, _unlabelled, device)
+        inputs, *labels = _loaded(targets, _perhaps_labelled, device)
+    elif _is_pair(targets, like):
+        inputs, labels = targets[0], [one for one in targets[1:] if one is not None]
     else:
-        inputs = _as_tensors(targets)
-    return _checked(inputs, name, device, dtype)
+        inputs, labels = targets, []
+    if labels:
+        return read_sources((inputs, labels[0]), device, dtype, "targets")
+    if labels_needed:
+        raise ValueError("targets: this measure reads their labels; pass targets=(inputs, labels)")
+    return _checked(_as_tensors(inputs), "targets", device, dtype), None
+
+
+def _is_pair(targets: Any, like: Inputs) -> bool:
+    """Whether targets are (inputs, labels) and not inputs alone, for a model with such inputs."""
+    if not isinstance(targets, (tuple, list)) or len(targets) != 2:
+        return False
+    if not isinstance(like, (tuple, list)) or len(like) != 2 or _alike(targets[0], like) or not _alike(targets, like):
+        return True
+    warnings.warn(
+        "targets: a pair is read as (inputs, labels) from the next release on; pass ((a, b), None) for a model with "
+        "two inputs",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two pytrees have the same structure."""
+    return bool(tree_flatten(one)[1] == tree_flatten(other)[1])
 
 
 def count(inputs: Inputs) -> int:
@@ -82,15 +122,17 @@ def take(inputs: Inputs, rows: slice | int | Tensor | None) -> Inputs:
     return tree_map(lambda leaf: leaf[rows], inputs)
 
 
-def given_twice(sources: Any, targets: Any, *, labelled: bool = False) -> bool:
+def given_twice(sources: Any, targets: Any) -> bool:
     """Whether the targets are the very sources that were given: one Dataset or DataLoader, or the same tensors or
-    arrays in memory. To be asked before they are read, since reading may copy. `labelled` targets are pairs.
+    arrays in memory, with the same labels or none. To be asked before they are read, since reading may copy.
     """
     if isinstance(targets, (Dataset, DataLoader)):
         return targets is sources
     if not isinstance(sources, (tuple, list)) or len(sources) != 2:
         return False
-    return _same(_as_tensors(sources if labelled else sources[0]), _as_tensors(targets))
+    inputs, pair, given = (_as_tensors(one) for one in (sources[0], tuple(sources), targets))
+    given = tuple(given) if isinstance(given, list) else given
+    return any(_same(one, given) for one in (inputs, pair, (inputs, None)))
 
 
 def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype) -> Inputs:
@@ -214,6 +256,15 @@ def _labelled(batch: Any) -> tuple[Inputs, Tensor]:
         inputs, labels = batch
         return inputs, labels
     raise TypeError('sources or targets: each item of a Dataset must be a pair (inputs, label) or a dict with "labels"')
+
+
+def _perhaps_labelled(batch: Any) -> tuple[Any, ...]:
+    """(inputs, labels), or (inputs,) where the batch has no labels that are a tensor."""
+    labelled = "labels" in batch if isinstance(batch, Mapping) else isinstance(batch, (tuple, list)) and len(batch) == 2
+    if labelled:
+        inputs, labels = _labelled(batch)
+        return (inputs, labels) if isinstance(labels, Tensor) else (inputs,)
+    return (_unlabelled(batch),)
 
 
 def _unlabelled(batch: Any) -> Inputs:

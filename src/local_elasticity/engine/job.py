@@ -66,7 +66,7 @@ class Job:
         moment = moment.stepping(stepped_by(update, moment.problem))
         inputs, labels = read_sources(sources, moment.device, moment.dtype)
         shared = targets is None or given_twice(sources, targets)
-        target_inputs = inputs if shared else read_targets(targets, moment.device, moment.dtype)
+        target_inputs = inputs if shared else read_targets(targets, inputs, moment.device, moment.dtype)[0]
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
         outputs, footprint_of_one = check_network(moment, inputs, None if shared else target_inputs)

@@ -143,6 +143,28 @@ class Problem:
                 break
         return found
 
+    def check(self) -> None:
+        """Raise a ValueError or TypeError where the model cannot be measured as it is now."""
+        own = self.named_parameters()
+        gone = [name for name in self.steps if name not in own]
+        if gone:
+            raise ParametersChangedError(
+                f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
+                "build a new one with le.Problem.of"
+            )
+        refuse_unsupported(self.model, self.named_tensors(), self.steps)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; a ValueError if it is spread over several devices."""
+        return only_device(self.named_parameters())
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What inputs are cast to and predictions computed in."""
+        stepped = self.named_parameters()[self.steps[0]].dtype
+        return self.lifted().dtype or stepped.to_real()
+
     def named_parameters(self) -> dict[str, Tensor]:
         """The live parameters by name, those that do not step included."""
         if isinstance(self.model, nn.Module):
@@ -157,15 +179,9 @@ class Problem:
     @contextmanager
     def moment(self) -> Iterator[Moment]:
         """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
+        self.check()
         problem, other, own, tensors = self.lifted(), self.weights or {}, self.named_parameters(), self.named_tensors()
-        gone = [name for name in self.steps if name not in own]
-        if gone:
-            raise ParametersChangedError(
-                f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
-                "build a new one with le.Problem.of"
-            )
-        refuse_unsupported(self.model, tensors, self.steps)
-        device = only_device(own)
+        device = self.device
         with isolated(device, self.model):
             parameters = {name: problem._cast(other.get(name, p).data) for name, p in own.items()}
             params = {name: as_real(parameters[name]) for name in self.steps}
@@ -296,12 +312,19 @@ class Moment:
         return gradient.reshape(c, batch, -1)
 
 
-def check_problem(problem: Any) -> None:
-    """Raise a TypeError where a model was given in place of a problem."""
-    if not isinstance(problem, Problem):
+def as_problem(problem: Any, loss: str | LossFunction | None = None) -> Problem:
+    """The problem that was given, or that of a bare model with `loss`."""
+    if isinstance(problem, Problem):
+        if loss is not None:
+            raise ValueError("loss: the problem has one already; leave it out")
+        return problem
+    if not isinstance(problem, nn.Module):
         raise TypeError(
-            f"problem: le.Problem.of(model, loss) is wanted, not {type(problem).__name__}; a step needs a loss"
+            f"problem: expected le.Problem.of(model, loss) or an nn.Module with loss=, got {type(problem).__name__}"
         )
+    if loss is None:
+        raise ValueError('loss: a bare model needs one, for example loss="cross_entropy"')
+    return Problem.of(problem, loss)
 
 
 def as_predictions(outputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,12 +28,15 @@ from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Inputs, Moment, Problem
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.response import OfResponse
+from local_elasticity.engine.response import Response
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
+
+OfResponse = Callable[[Response], dict[str, Tensor]]
+"""Similarities by the measure's name."""
 
 LOOKED_AT = 2
 """Targets whose predictions are computed anew before every replay."""
@@ -89,12 +92,12 @@ class Replay:
     its weights. Build one with `recorded`.
     """
 
-    def __init__(self, problem: Problem, job: Job, measures: Mapping[str, OfResponse]) -> None:
+    def __init__(self, problem: Problem, job: Job, similarities: OfResponse) -> None:
         self.problem, self.job = problem, job
         self.made_of = job.moment.made_of
         self.usable = True
         self._few = take(job.target_inputs, slice(0, LOOKED_AT))
-        works = [lambda: _predicted(job.moment, self._few), lambda: _measured(job, measures)]
+        works = [lambda: _predicted(job.moment, self._few), lambda: _measured(job, similarities)]
         self._look, self._recording = captured(works, job.moment.device)
 
     @property
@@ -145,7 +148,7 @@ class Replay:
 
 
 def recorded(
-    problem: Problem, sources: Any, targets: Any, update: Update, memory: int | None, measures: Mapping[str, OfResponse]
+    problem: Problem, sources: Any, targets: Any, update: Update, memory: int | None, similarities: OfResponse
 ) -> Replay | None:
     """A recording of what `Structured` does; None, with the reason in the log, where that would not be the same at
     another moment, does not fit in one chunk or waits for the GPU. Nets of two layers have a shorter way.
@@ -162,9 +165,9 @@ def recorded(
             runner = differences_runner(job)
             if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
                 return None
-            if waits(lambda: _measured(job, measures)):
+            if waits(lambda: _measured(job, similarities)):
                 raise UnreadableError("the network waits for the GPU")
-            return Replay(problem, job, measures)
+            return Replay(problem, job, similarities)
         except (UnreadableError, RuntimeError) as error:
             logger.info("local elasticity: probes are not recorded (%s)", error)
             return None
@@ -224,14 +227,14 @@ def _lent_random_state() -> Iterator[None]:
         generator.graphsafe_set_state(own)
 
 
-def _measured(job: Job, measures: Mapping[str, OfResponse]) -> tuple[dict[str, Tensor], Tensor]:
+def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, Tensor], Tensor]:
     """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
     noise = Noise.measure(job, runner)
     table = fill(job, runner, Progress(job.n, "updates", False))
     response = as_response(job, table, noise, runner, "structured", ())
     clear = clear_rows(job, runner, noise, table).all()
-    return {name: measure(response) for name, measure in measures.items()}, clear
+    return similarities(response), clear
 
 
 def _predicted(moment: Moment, inputs: Inputs) -> Tensor:

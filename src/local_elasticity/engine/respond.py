@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from local_elasticity.engine.auto import Auto
 from local_elasticity.engine.climb import respond_and_climb
@@ -13,13 +14,14 @@ from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
+from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Problem, check_problem
+from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.table import as_response, fill
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.engine.vmapped import Vmapped
 
 ENGINES: dict[str, type] = {
@@ -33,11 +35,12 @@ ENGINES: dict[str, type] = {
 
 @untouched
 def respond(
-    problem: Problem,
+    problem: Problem | nn.Module,
     sources: Any,
     targets: Any = None,
     *,
-    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    loss: str | LossFunction | None = None,
+    update: Update = DEFAULT_UPDATE,
     engine: str | Engine = "auto",
     approximate: bool = False,
     source_batch_size: int | None = None,
@@ -50,9 +53,11 @@ def respond(
     and the same at x_i itself (He & Su eq. 2.1, 2.2).
 
     Args:
-        problem: the network and its loss, from `Problem.of`.
+        problem: the network and its loss, from `Problem.of`; or a bare `nn.Module` together with `loss=`.
         sources: (inputs, labels), or a Dataset or DataLoader of such pairs.
-        targets: inputs; by default the sources themselves.
+        targets: (inputs, labels), inputs alone, a Dataset or a DataLoader; by default the sources themselves. Targets
+            of a model with several inputs are ((a, b), None) or a dict.
+        loss: the loss of a bare model, as for `Problem.of`.
         update: `SGD`, `Adam` or `FromOptimizer`.
         engine: `"auto"` (exact, chosen by a short measurement; rows that rounding hides are computed again in
             float64), `"looped"`, `"vmapped"`, `"structured"`, `"linearized"`, or an engine object.
@@ -70,7 +75,7 @@ def respond(
     tensor([[1.0000, 1.0000],
             [0.5000, 1.0000]])
     """
-    check_problem(problem)
+    problem = as_problem(problem, loss)
     chosen = resolve_engine(engine, approximate)
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)

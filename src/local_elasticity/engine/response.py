@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 
@@ -123,10 +122,6 @@ class Response:
             target_noise=target * (1 - target) * self.target_noise,
             kind="binary_probabilities",
         )
-
-
-OfResponse = Callable[[Response], Tensor]
-"""A measure of what updates did."""
 
 
 def repeated(response: Response, n: int, m: int) -> Response:

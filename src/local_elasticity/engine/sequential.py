@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
-from local_elasticity.engine.loss import gradient_cancels
+from local_elasticity.engine.loss import LossFunction, gradient_cancels
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Problem, as_predictions, check_problem
+from local_elasticity.engine.problem import Problem, as_predictions, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
 from local_elasticity.engine.structured import two_layer_runner
 from local_elasticity.engine.two_layer import TwoLayerRunner
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 
 ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
 """Examples whose hidden units are moved in one go: what caches hold, or what keeps a GPU busy."""
@@ -35,11 +35,12 @@ ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
 
 @untouched
 def respond_in_sequence(
-    problem: Problem,
+    problem: Problem | nn.Module,
     stream: Any,
     targets: Any,
     *,
-    update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+    loss: str | LossFunction | None = None,
+    update: Update = DEFAULT_UPDATE,
     record: Any = None,
     memory: int | None = None,
     progress: ProgressOption = None,
@@ -50,7 +51,7 @@ def respond_in_sequence(
     the shape [n, m, k] here, since predictions before a step are those after the one before it.
 
     Args:
-        problem: the network and its loss.
+        problem, loss: as for `respond`.
         stream: (inputs, labels) in the order of the walk.
         targets: inputs at which every recorded step is read.
         update: `SGD`, with or without weight decay.
@@ -66,7 +67,7 @@ def respond_in_sequence(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    check_problem(problem)
+    problem = as_problem(problem, loss)
     if not isinstance(update, SGD):
         raise ValueError(
             f"update: a walk takes steps of le.SGD, which has no state that would move along, not {update!r}"

@@ -344,3 +344,7 @@ def _checked(name: str, value: Any, *, zero: bool = False) -> float:
         wanted = "a finite number, zero or more," if zero else "a positive, finite number"
         raise ValueError(f"{name}: {wanted} is wanted, not {value!r}")
     return float(value)
+
+
+DEFAULT_UPDATE = SGD(1e-3)
+"""The step where no `update=` is given."""

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from local_elasticity.api.similarity import as_similarity
 from local_elasticity.clustering.estimator import LocalElasticityClustering
 from local_elasticity.engine.versions import versions
-from local_elasticity.labelled import as_similarity
+from local_elasticity.measures.summary import carried
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
@@ -31,7 +32,9 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
     if isinstance(one, (str, Path)):
         return _read(name, Path(one))
     if isinstance(one, xr.DataArray):
-        return [_of_similarity(name, one)]
+        return [_of_similarity(name, [one])]
+    if isinstance(one, xr.Dataset):
+        return [_of_similarity(name, list(one.data_vars.values()))]
     if isinstance(one, Monitor):
         return [_of_history(name, one.history)]
     if isinstance(one, History):
@@ -57,7 +60,7 @@ def is_clustering(one: Any) -> bool:
 def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
     """Whatever lies under a path; a folder may hold several."""
     if not path.exists():
-        raise FileNotFoundError(f"RUN: there is no {path}")
+        raise FileNotFoundError(f"results: there is no {path}")
     if (path / "zarr.json").exists():
         return [_guarded(name, partial(_read_store, name), path)]
     if path.name == "result.json":
@@ -84,7 +87,7 @@ def _read_store(name: str, path: Path) -> Run:
     if "history" in str(attributes.get("format", "")):
         return _of_history(name, History.open(path))
     notes: list[str] = []
-    return _of_similarity(name, read(path, part=lambda S: _part(S, notes)), tuple(notes))
+    return _of_similarity(name, [read(path, part=lambda S: _part(S, notes))], notes)
 
 
 def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
@@ -106,38 +109,40 @@ def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
     return S.isel(chosen)
 
 
-def _of_similarity(name: str, S: xr.DataArray, notes: Sequence[str] = ()) -> Run:
-    if S.ndim != 2:
-        raise ValueError(f"results: {name} has the dimensions {S.dims}; a similarity [source, target] is wanted")
-    measure = str(S.attrs.get("measure", S.name or "similarity"))
-    own, floor = _coordinate(S, "source_change"), _coordinate(S, "source_floor")
+def _of_similarity(name: str, several: Sequence[xr.DataArray], notes: Sequence[str] = ()) -> Run:
+    """A run of one similarity, or of several with the same sources and targets."""
+    for S in several:
+        if S.ndim != 2:
+            raise ValueError(f"results: {name} has the dimensions {S.dims}; expected a similarity [source, target]")
+    S = several[0]
     sources, targets = _side(S, "source"), _side(S, "target")
     return Run(
         str(name),
         "similarity" if sources.clusters is None else "clustering",
-        (Panel(measure, np.asarray(S.values)[None], (), own, floor),),
+        tuple(_panel(one) for one in several),
         sources,
         targets,
         bool(S.attrs.get("targets_are_sources", False)),
         {str(key): value for key, value in S.attrs.items()},
         tuple(notes),
-        apart=_coordinate(S, "distance"),
+        apart=carried(S, "distance"),
     )
+
+
+def _panel(S: xr.DataArray) -> Panel:
+    measure = str(S.attrs.get("measure", S.name or "similarity"))
+    return Panel(measure, np.asarray(S.values)[None], (), carried(S, "source_change"), carried(S, "source_floor"))
 
 
 def _side(S: xr.DataArray, axis: str) -> Side:
-    places = _coordinate(S, axis)
-    kept = _coordinate(S, f"{axis}_example")
+    places = carried(S, axis)
+    kept = carried(S, f"{axis}_example")
     return Side(
         np.arange(S.sizes[axis]) if places is None else places,
-        _coordinate(S, f"{axis}_class"),
-        _coordinate(S, f"{axis}_cluster"),
+        carried(S, f"{axis}_class"),
+        carried(S, f"{axis}_cluster"),
         None if kept is None else kept.tolist(),
     )
-
-
-def _coordinate(S: xr.DataArray, name: str) -> np.ndarray | None:
-    return np.asarray(S[name].values) if name in S.coords else None
 
 
 def _of_clustering(name: str, model: Any) -> Run:
@@ -146,7 +151,7 @@ def _of_clustering(name: str, model: Any) -> Run:
     plain = {key: value for key, value in model.get_params().items() if isinstance(value, (str, int, float))}
     about: dict[str, Any] = {**plain, "measure": getattr(model, "similarity", "similarity"), "versions": versions()}
     if hasattr(model, "similarity_"):
-        return _of_similarity(name, as_similarity(model.similarity_, clusters=model.labels_, **about))
+        return _of_similarity(name, [as_similarity(model.similarity_, clusters=model.labels_, **about)])
     n, error = len(model.labels_), model.approximation_error_
     rows = chosen_rows(model.labels_, n, LARGEST_SIDE)
     features = model.features_[rows]
@@ -156,7 +161,7 @@ def _of_clustering(name: str, model: Any) -> Run:
         f"for the matrix of {n:,} examples that was not computed"
         + (f"; {len(rows):,} of them are shown, drawn at random (seed 0)." if len(rows) < n else ".")
     )
-    return _of_similarity(name, S.assign_coords(source=rows, target=rows), [note])
+    return _of_similarity(name, [S.assign_coords(source=rows, target=rows)], [note])
 
 
 def _of_history(name: str, history: History) -> Run:

@@ -96,7 +96,7 @@ def read_examples(path: Path) -> Any:
 def _named(results: Any) -> list[tuple[str, Any]]:
     if isinstance(results, dict):
         return list(results.items())
-    if isinstance(results, (str, Path, xr.DataArray, Monitor, History)) or is_clustering(results):
+    if isinstance(results, (str, Path, xr.DataArray, xr.Dataset, Monitor, History)) or is_clustering(results):
         results = [results]
     if not isinstance(results, Iterable) or isinstance(results, nn.Module):
         raise TypeError(unknown(results))
@@ -110,7 +110,7 @@ def _name_of(one: Any, place: int, paths: Sequence[Path]) -> str:
     if isinstance(one, (str, Path)):
         tails = [[Path(*path.parts[-size:]) for path in (Path(one), *paths)] for size in range(1, len(Path(one).parts))]
         return next((str(tail) for tail, *others in tails if others.count(tail) == 1), str(one))
-    return f"{type(one).__name__ if not isinstance(one, xr.DataArray) else 'similarity'} {place + 1}"
+    return f"{type(one).__name__ if not isinstance(one, (xr.DataArray, xr.Dataset)) else 'similarity'} {place + 1}"
 
 
 def _title(runs: Sequence[Any]) -> str:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from local_elasticity.engine.guard import FunctionMode, untouched
-from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.memory import Footprint, examples_at_once
 from local_elasticity.engine.problem import Moment, Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.measures.measure import Measure
 from local_elasticity.shapes import Float
 
 
@@ -39,8 +40,8 @@ def activation(
     """
     problem = model if isinstance(model, Problem) else Problem.of(model, "mse", params=".*")
     with problem.moment() as moment:
-        left = read_targets(x, moment.device, moment.dtype, "x")
-        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
+        left = read_inputs(x, moment.device, moment.dtype, "x")
+        right = left if x2 is None else read_inputs(x2, moment.device, moment.dtype, "x2")
         _, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         total = count(left) + (0 if x2 is None else count(right))
         with Progress(total, "examples", progress) as bar:
@@ -79,3 +80,18 @@ class _Patterns(FunctionMode):
         if func in RELUS:
             self.patterns.append(result > 0)
         return result
+
+
+def _of_inputs(problem: Problem, sources: tuple[Any, Tensor], targets: Any, **options: Any) -> Tensor:
+    return activation(problem, sources[0], targets, **options)
+
+
+ACTIVATION = Measure(
+    "activation",
+    "how alike two examples switch the network's ReLU units on and off, as a cosine",
+    _of_inputs,
+    needs="activations",
+    symmetric=True,
+    order=0,
+)
+"""The cosine of ReLU patterns."""

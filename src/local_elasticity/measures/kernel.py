@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.jacobian import (
     Factors,
     explicit_columns,
@@ -21,9 +21,10 @@ from local_elasticity.engine.jacobian import (
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Problem, check_problem
+from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
+from local_elasticity.measures.measure import Measure, Scores
 from local_elasticity.measures.relative import resolved
 from local_elasticity.shapes import Float
 
@@ -106,7 +107,7 @@ def symmetrized(S: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
 
 @untouched
 def ntk(
-    problem: Problem,
+    problem: Problem | nn.Module,
     x: Any,
     x2: Any = None,
     *,
@@ -131,10 +132,10 @@ def ntk(
     """
     if reduce not in ("trace", None):
         raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
-    check_problem(problem)
+    problem = problem if isinstance(problem, Problem) else as_problem(problem, "mse")
     with problem.moment() as moment:
-        left = read_targets(x, moment.device, moment.dtype, "x")
-        right = left if x2 is None else read_targets(x2, moment.device, moment.dtype, "x2")
+        left = read_inputs(x, moment.device, moment.dtype, "x")
+        right = left if x2 is None else read_inputs(x2, moment.device, moment.dtype, "x2")
         outputs, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
         square = x2 is None
 
@@ -176,3 +177,28 @@ def _checked_gradient(response: Response) -> tuple[Tensor, Tensor]:
             "kernel: after the softmax there is no ∂ℓ/∂f to divide by; use the response before as_probabilities()"
         )
     return response.loss_gradient, response.loss_gradient.square().sum(-1)
+
+
+def _with_diagonal(response: Response) -> Scores:
+    """S_ker, not yet divided, and its diagonal."""
+    K = kernel(response)
+    return Scores(K, K.diagonal() if response.targets_are_sources else self_kernel(response))
+
+
+def _divided(K: Tensor, source_diagonal: Tensor, target_diagonal: Tensor) -> Tensor:
+    return normalized(K, source_diagonal=source_diagonal, target_diagonal=target_diagonal)
+
+
+KERNEL = Measure(
+    "kernel", "how much a target's prediction changes for each unit of step, with its sign", kernel, signed=True
+)
+"""S_ker (He & Su eq. 2.3)."""
+
+NORMALIZED_KERNEL = Measure(
+    "normalized_kernel",
+    "how much a target's prediction changes for each unit of step, as a cosine between −1 and 1",
+    _with_diagonal,
+    signed=True,
+    normalize=_divided,
+)
+"""S_ker over the root of its diagonal (He & Su A.4)."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from local_elasticity.engine.noise import RESOLVED
 from local_elasticity.engine.response import Response
-from local_elasticity.measures.change import Change, euclidean, for_kind
+from local_elasticity.measures.change import Change, euclidean, for_kind, kl, manhattan
+from local_elasticity.measures.measure import Measure, Scores
 from local_elasticity.shapes import Bool, Float
 
 SMALL = 1 << 18
@@ -30,8 +31,7 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
     >>> le.relative(response, change=le.kl).diagonal()
     tensor([1., 1.], dtype=torch.float64)
     """
-    own, moved = source_change(response, change), _target_change(response, change)
-    return torch.where(_resolved(response, change, own, moved), moved / own[:, None], torch.nan)
+    return _scores(response, change).values
 
 
 def source_change(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
@@ -68,14 +68,24 @@ def resolved(response: Response, change: Change = euclidean) -> Bool[Tensor, "n 
     above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes. What
     is infinite is not known.
     """
-    return _resolved(response, change, source_change(response, change), _target_change(response, change))
+    own, moved = source_change(response, change), _target_change(response, change)
+    return _resolved(response, change, own, moved, noise_floor(response, change))
 
 
-def _resolved(response: Response, change: Change, own: Tensor, moved: Tensor) -> Tensor:
-    clear_at_source = own >= noise_floor(response, change)
+def _scores(response: Response, change: Change) -> Scores:
+    own, moved, floor = source_change(response, change), _target_change(response, change), noise_floor(response, change)
+    clear = _resolved(response, change, own, moved, floor)
+    return Scores(torch.where(clear, moved / own[:, None], torch.nan), own, floor)
+
+
+def _of_probabilities(response: Response) -> Scores:
+    return _scores(response if response.kind == "numbers" else response.as_probabilities(), manhattan)
+
+
+def _resolved(response: Response, change: Change, own: Tensor, moved: Tensor, floor: Tensor) -> Tensor:
     larger = torch.maximum(own[:, None], moved)
     clear_at_target = larger >= _at_targets(response, for_kind(change, response.kind))
-    return clear_at_source[:, None] & clear_at_target & larger.isfinite()
+    return (own >= floor)[:, None] & clear_at_target & larger.isfinite()
 
 
 def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
@@ -110,3 +120,29 @@ def _signs(k: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "4
     signs = torch.randint(0, 2, (4, k), generator=generator, device="cpu") * 2 - 1
     signs[0, ::2], signs[0, 1::2] = 1, -1
     return signs.to(device, dtype)
+
+
+RELATIVE = Measure(
+    "relative",
+    "how far a target's prediction moves, as a share of how far the source's own moves",
+    partial(_scores, change=euclidean),
+    ratio=True,
+)
+"""S_rel of the outputs, Euclidean (Definition 1)."""
+
+RELATIVE_L1 = Measure(
+    "relative_l1",
+    "how far a target's predicted probabilities move, as a share of how far the source's own move",
+    _of_probabilities,
+    ratio=True,
+)
+"""S_rel of the probabilities, L1 (Definition 1 as Dan et al. use it); of plain numbers, L1."""
+
+KL = Measure(
+    "kl",
+    "how far a target's predicted distribution moves (in KL divergence), as a share of how far the source's own moves",
+    partial(_scores, change=kl),
+    ratio=True,
+    order=2,
+)
+"""S_rel of the predicted distributions (Definition 2)."""

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.layout import Layout, with_layout
+from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Problem, check_problem
+from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.measures.measure import Measure
 from local_elasticity.shapes import Float
 
 
 @untouched
 def stiffness(
-    problem: Problem,
+    problem: Problem | nn.Module,
     sources: Any,
     targets: Any = None,
     *,
+    loss: str | LossFunction | None = None,
     form: Literal["cos", "sign"] = "cos",
     memory: int | None = None,
     progress: ProgressOption = None,
@@ -31,6 +35,7 @@ def stiffness(
     """The cosine or the sign of ⟨∇ℓ(x), ∇ℓ(x′)⟩ for every pair; their class-wise means are the published stiffness.
 
     Args:
+        problem, loss: as for `respond`.
         sources, targets: (inputs, labels) both, since the loss of the target enters; targets default to sources.
         form: `"cos"` or `"sign"`.
         memory: bytes for the gradients; by default half of what is free.
@@ -44,7 +49,7 @@ def stiffness(
     """
     if form not in ("cos", "sign"):
         raise ValueError(f'form: "cos" or "sign", not {form!r}')
-    check_problem(problem)
+    problem = as_problem(problem, loss)
     with problem.moment() as moment:
         left = read_sources(sources, moment.device, moment.dtype)
         right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
@@ -77,3 +82,28 @@ def stiffness(
 
 def _cosine(one: Factors, other: Factors) -> Tensor:
     return inner_trace(one, other) / one.squares().sqrt() / other.squares()[:, 0].sqrt()
+
+
+_GRADIENTS: dict[str, Any] = {
+    "needs": "gradients",
+    "target_labels": True,
+    "symmetric": True,
+    "signed": True,
+    "order": 0,
+}
+
+STIFFNESS_COS = Measure(
+    "stiffness_cos",
+    "whether a step that helps the source helps the target too: the cosine of their loss gradients",
+    partial(stiffness, form="cos"),
+    **_GRADIENTS,
+)
+"""The cosine of loss gradients."""
+
+STIFFNESS_SIGN = Measure(
+    "stiffness_sign",
+    "whether a step that helps the source helps the target (1) or harms it (−1)",
+    partial(stiffness, form="sign"),
+    **_GRADIENTS,
+)
+"""Its sign."""

@@ -12,6 +12,7 @@ import torch
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 Reduction = Literal["median", "mean", "trimmed", "ratio_of_sums"]
 SelfPairs = Literal["exclude", "include"]
@@ -124,8 +125,7 @@ def read_pairs(S: Any, source_labels: Any, target_labels: Any, source_change: An
     if hasattr(S, "coords"):
         source_labels = S["source_class"].values if source_labels is None else source_labels
         target_labels = S["target_class"].values if target_labels is None else target_labels
-        if source_change is None and "source_change" in S.coords:
-            source_change = S["source_change"].values
+        source_change = carried(S, "source_change") if source_change is None else source_change
         square = bool(S.attrs.get("targets_are_sources", False))
     if source_labels is None:
         raise ValueError("source_labels: give a class for every source")
@@ -140,6 +140,12 @@ def read_pairs(S: Any, source_labels: Any, target_labels: Any, source_change: An
         square = len(rows) == len(columns) and bool((rows == columns).all())
     weights = None if source_change is None else _array(source_change).astype(float)
     return values, rows, columns, weights, square
+
+
+def carried(S: xr.DataArray, name: str) -> np.ndarray | None:
+    """A coordinate of a similarity, such as `"source_change"`, which has the measure's name appended in a Dataset."""
+    names = name, f"{name}_{S.attrs.get('measure')}"
+    return next((np.asarray(S[one].values) for one in names if one in S.coords), None)
 
 
 def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level: float) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from local_elasticity.measures.registry import words_of
+from local_elasticity.measures.summary import carried
 from local_elasticity.report.health import examine
 from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_range, named, sampled, shown
-from local_elasticity.report.words import meaning, number
+from local_elasticity.report.words import number
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,8 +38,8 @@ class Card:
 
 def similarity_card(S: xr.DataArray) -> Card:
     """The card of one labelled similarity."""
-    classes = [S[name].values if name in S.coords else None for name in ("source_class", "target_class")]
-    own, floor = [S[name].values if name in S.coords else None for name in ("source_change", "source_floor")]
+    classes = [carried(S, name) for name in ("source_class", "target_class")]
+    own, floor = carried(S, "source_change"), carried(S, "source_floor")
     panel = Panel(str(S.attrs.get("measure", "similarity")), np.asarray(S.values)[None], (), own, floor)
     sides = [Side(np.arange(size), labels) for size, labels in zip(S.shape, classes, strict=True)]
     square = bool(S.attrs.get("targets_are_sources"))
@@ -67,7 +69,7 @@ def run_card(run: Run) -> Card:
         parts.append(
             Markup("<div><b>{}</b>: {}{}<br>{}{}<br><small>{}</small></div>").format(
                 shown(panel.measure),
-                meaning(panel.measure),
+                words_of(panel.measure),
                 steps,
                 Markup('<img alt="similarity matrix" width="200" src="{}">').format(_picture(run, panel)),
                 _table(pairs) if pairs is not None else "",

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from local_elasticity.report.words import RATIOS
+from local_elasticity.measures.registry import is_ratio
 from local_elasticity.store.whole import write_whole
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def draw_similarity(axes: Any, S: xr.DataArray, title: str) -> None:
     resolved = values[np.isfinite(values)]
     signed = bool(resolved.size and resolved.min() < 0)
     top = float(np.quantile(np.abs(resolved), 0.98)) if resolved.size else 1.0
-    if S.attrs.get("measure") in RATIOS:
+    if is_ratio(S.attrs.get("measure")):
         top = min(top, 1.0)
     colours = mpl.colormaps["RdBu_r" if signed else "viridis"].with_extremes(bad="0.7")
     image = axes.imshow(values, cmap=colours, vmin=-top if signed else 0, vmax=top, aspect="auto")

@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.report.words import RATIOS, number
+from local_elasticity.report.words import number
 
 Level = Literal["good", "careful", "bad", "unknown"]
 
@@ -66,7 +67,7 @@ def _unresolved(panel: Panel) -> Finding:
 
 
 def _denominators(panel: Panel) -> Finding:
-    if panel.measure not in RATIOS:
+    if not is_ratio(panel.measure):
         return Finding("good", "No denominators", f"{panel.measure} is no ratio: nothing small is divided by.")
     if panel.own is None or not (own := panel.own[np.isfinite(panel.own) & (panel.own > 0)]).size:
         return Finding("unknown", "Denominators were not kept", "le.similarity keeps them; a history does not.")
@@ -124,7 +125,7 @@ def _extremes(panel: Panel) -> Finding:
 
 
 def _itself(run: Run, panel: Panel) -> list[Finding]:
-    if not run.square or panel.measure not in RATIOS or not panel.values.size:
+    if not run.square or not is_ratio(panel.measure) or not panel.values.size:
         return []
     own = panel.values[-1].diagonal()
     off = np.abs(own[np.isfinite(own)] - 1)

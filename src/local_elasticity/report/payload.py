@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.distance import Scatter
 from local_elasticity.report.pairs import Pairs, quotient
 from local_elasticity.report.places import Matched, Places
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
-from local_elasticity.report.words import RATIOS
 
 COARSE_SIDE = 100
 """Blocks on a side of a matrix whose single pairs are not kept."""
@@ -131,7 +131,7 @@ def colour_range(panel: Panel) -> tuple[float, float]:
     if not known.size:
         return 0.0, 1.0
     top, most = (float(np.quantile(known, share)) for share in (0.98, 0.9))
-    if panel.measure in RATIOS:
+    if is_ratio(panel.measure):
         top = min(top, max(1.0, most))
     return (-top if np.nanmin(few) < 0 else 0.0), top or 1.0
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from local_elasticity.measures.registry import is_ratio, words_of
 from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.examples import is_picture
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.places import Matched
 from local_elasticity.report.run import Panel, Run, Side, in_order
-from local_elasticity.report.words import RATIOS, meaning, number
+from local_elasticity.report.words import number
 
 LOCAL = 0.8
 """Below this ratio of between to within classes learning is called local."""
@@ -22,7 +23,7 @@ def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> lis
     """What one measure found; `half` is the step by which half of the way to the late ratio was gone."""
     sentences = [
         f"{len(run.sources):,} examples were stepped on, one at a time, and {len(run.targets):,} predictions read. "
-        f"The number for a pair, {panel.measure}, says {meaning(panel.measure)}."
+        f"The number for a pair, {panel.measure}, says {words_of(panel.measure)}."
     ]
     if not np.isfinite(panel.values).any():
         return [*sentences, "No pair could be resolved, so there is nothing to tell; the health panel says why."]
@@ -72,7 +73,7 @@ def tell_missing(run: Run) -> list[str]:
 
 def _locality(panel: Panel, pairs: Pairs) -> str:
     within, between, ratio = pairs.within[-1], pairs.between[-1], pairs.ratio[-1]
-    unit = " as far as itself" if panel.measure in RATIOS else ""
+    unit = " as far as itself" if is_ratio(panel.measure) else ""
     text = (
         f"A step on one example moves others of its class {number(within)}{unit}, and those of other classes "
         f"{number(between)} (medians over pairs)."

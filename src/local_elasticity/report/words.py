@@ -1,32 +1,9 @@
-"""Measures in plain words, for readers who meet them for the first time."""
+"""Numbers and effects in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-RATIOS = ("relative", "relative_l1", "kl")
-"""Measures whose unit is the source's own change, so that an example has 1 with itself."""
-
-MEANING = {
-    "relative": "how far a target's prediction moves, as a share of how far the source's own moves",
-    "relative_l1": "how far a target's predicted probabilities move, as a share of how far the source's own move",
-    "kl": "how far a target's predicted distribution moves (in KL divergence), as a share of how far the source's own moves",  # noqa: E501
-    "kernel": "how much a target's prediction changes for each unit of step, with its sign",
-    "normalized_kernel": "how much a target's prediction changes for each unit of step, as a cosine between −1 and 1",
-    "stiffness_cos": "whether a step that helps the source helps the target too: the cosine of their loss gradients",
-    "stiffness_sign": "whether a step that helps the source helps the target (1) or harms it (−1)",
-    "activation": "how alike two examples switch the network's ReLU units on and off, as a cosine",
-}
-
-
-def meaning(measure: str) -> str:
-    """What a measure tells, as half a sentence.
-
-    >>> meaning("my_own")
-    'what the function my_own makes of the changes'
-    """
-    return MEANING.get(measure, f"what the function {measure} makes of the changes")
 
 
 def number(value: float | None) -> str:

@@ -23,7 +23,7 @@ from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import resolve_engine, respond
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 
 SIZES = ((1, 16), (1, 128), (8, 16), (8, 128), (16, 64), (32, 32), (32, 128), (64, 256), (256, 256), (256, 1024))
 """(sources, targets) that are timed, for as long as there are so many and time is left."""
@@ -70,7 +70,7 @@ class Cost:
         problem: Problem,
         sources: Any,
         *,
-        update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+        update: Update = DEFAULT_UPDATE,
         engine: str | Engine = "auto",
     ) -> Cost:
         """Time small responses among these sources, and fit: those that half a minute has room for, at least four.

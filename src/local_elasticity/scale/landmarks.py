@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.problem import Problem
 from local_elasticity.measures.kernel import ntk
 from local_elasticity.shapes import Float
@@ -42,7 +42,7 @@ def landmark_features(
     if not isinstance(landmarks, Integral) or landmarks < 1:
         raise ValueError(f"landmarks: a whole number from 1 on is wanted, not {landmarks!r}")
     with problem.moment() as moment:
-        inputs = read_targets(x, moment.device, moment.dtype, "x")
+        inputs = read_inputs(x, moment.device, moment.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))
     return ntk(problem, inputs, few, memory=memory) @ inverse_root(ntk(problem, few, memory=memory))
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.inputs import count, read_targets, take
+from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.layout import Layout, with_layout
@@ -53,7 +53,7 @@ def gradient_sketch(
     if not isinstance(dimension, Integral) or dimension < 2:
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
     with problem.moment() as moment:
-        inputs = read_targets(x, moment.device, moment.dtype, "x")
+        inputs = read_inputs(x, moment.device, moment.dtype, "x")
         outputs, size = check_network(moment, inputs, None, ("x",))
 
         def sketched_with(layout: Layout) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,16 +107,17 @@ class BlockStore:
         self.path, self.group = path, group
         self.record: dict[str, Any] = dict(group.attrs[OURS])  # type: ignore[arg-type]
         self.grid = grid = Grid.read(self.record["grid"])
-        self.own: str | None = self.record["own"]
-        self.arrays = {name: group[name] for name in ("similarity", "block_digest", self.own) if name}
+        own = self.record["own"]
+        self.own: tuple[str, ...] = (own,) if isinstance(own, str) else tuple(own or ())  # a name in version 0.1
+        self.arrays = {name: group[name] for name in ("similarity", "block_digest", *self.own)}
         self._sound: set[At] = set()
         check_shape("similarity", self.arrays["similarity"], (grid.n, grid.m), grid.chunks)
         check_shape("block_digest", self.arrays["block_digest"], (*grid.shape, 32), (1, 1, 32))
-        if self.own is not None:
-            check_shape(self.own, self.arrays[self.own], (grid.n,), grid.chunks[:1])
+        for name in self.own:
+            check_shape(name, self.arrays[name], (grid.n,), grid.chunks[:1])
 
     @classmethod
-    def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: str | None, record: Any) -> None:
+    def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: Sequence[str], record: Any) -> None:
         """An empty store: coordinates, arrays without chunks, what it is for. `own` names the sources' own values."""
         grid.check_count()
         coords.to_zarr(path, mode="w-", consolidated=False, zarr_format=3)
@@ -125,10 +126,10 @@ class BlockStore:
         group.create_array(
             "similarity", shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=("source", "target"), **create
         )
-        if own is not None:
-            group.create_array(own, shape=(grid.n,), chunks=grid.chunks[:1], dimension_names=("source",), **create)
-            named = str(group.attrs.get("coordinates", ""))
-            group.attrs["coordinates"] = f"{named} {own}".strip()
+        for name in own:
+            group.create_array(name, shape=(grid.n,), chunks=grid.chunks[:1], dimension_names=("source",), **create)
+        if own:
+            group.attrs["coordinates"] = " ".join([str(group.attrs.get("coordinates", "")), *own]).strip()
         group.create_array(
             "block_digest",
             shape=(*grid.shape, 32),
@@ -139,7 +140,13 @@ class BlockStore:
             dimension_names=("source_block", "target_block", "byte"),
         )
         labels = {str(name): label_digest(values.values) for name, values in coords.coords.items()}
-        about: dict[str, Any] = {"schema": SCHEMA, "finished": False, "grid": vars(grid), "own": own, "labels": labels}
+        about: dict[str, Any] = {
+            "schema": SCHEMA,
+            "finished": False,
+            "grid": vars(grid),
+            "own": list(own),
+            "labels": labels,
+        }
         group.attrs[OURS] = {**about, **record}
 
     @classmethod
@@ -172,17 +179,17 @@ class BlockStore:
     def finished(self) -> bool:
         return self.record.get("finished") is True
 
-    def write(self, at: At, values: Array, own: Array | None) -> None:
+    def write(self, at: At, values: Array, own: Mapping[str, Array]) -> None:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
-        kept = own if self.own is not None and self.grid.holds_own(at) else None
+        kept = {name: own[name] for name in self.own} if self.grid.holds_own(at) else {}
         with self._writing(f"block {at}"):
             self._array("similarity")[rows, columns] = values
-            if kept is not None and self.own is not None:
-                self._array(self.own)[rows] = kept
+            for name, numbers in kept.items():
+                self._array(name)[rows] = numbers
             self._array("block_digest")[at] = np.frombuffer(_digest(values, kept), dtype=np.uint8)
 
-    def read(self, at: At) -> tuple[Array, Array | None]:
+    def read(self, at: At) -> tuple[Array, dict[str, Array]]:
         """A block and its sources' own values, compared with their digest the first time that they are read."""
         try:
             found = self._on_disk(at)
@@ -198,8 +205,7 @@ class BlockStore:
 
     def own_values(self) -> Array:
         """The sources' own values, of all blocks that are there."""
-        assert self.own is not None
-        return np.asarray(self._array(self.own)[:])
+        return np.asarray(self._array(self.own[0])[:])
 
     def state(self, at: At) -> str:
         """`"finished"`, `"missing"`, or `"damaged"` where what is there is not what was written."""
@@ -230,13 +236,12 @@ class BlockStore:
                 "kept, and the same call goes on once there is room",
             ) from error
 
-    def _on_disk(self, at: At) -> tuple[Array, Array | None]:
+    def _on_disk(self, at: At) -> tuple[Array, dict[str, Array]]:
         rows, columns = self.grid.region(at)
         check_chunk(self.path / "similarity", self._array("similarity"), at)
         values = np.asarray(self._array("similarity")[rows, columns])
-        if self.own is None or not self.grid.holds_own(at):
-            return values, None
-        return values, np.asarray(self._array(self.own)[rows])
+        kept = self.own if self.grid.holds_own(at) else ()
+        return values, {name: np.asarray(self._array(name)[rows]) for name in kept}
 
     def _noted(self, at: At) -> bytes:
         """The digest that was written with a block; zeros where it is not finished."""
@@ -276,10 +281,10 @@ def _lock(fcntl: Any, folder: int, path: Path) -> None:
         ) from error
 
 
-def _digest(values: Array, own: Array | None) -> bytes:
+def _digest(values: Array, own: Mapping[str, Array]) -> bytes:
     digest = hashlib.sha256(np.ascontiguousarray(values).data)
-    if own is not None:
-        digest.update(np.ascontiguousarray(own).data)
+    for numbers in own.values():
+        digest.update(np.ascontiguousarray(numbers).data)
     return digest.digest()
 
 

@@ -30,10 +30,10 @@ def save(S: xr.DataArray, path: str | Path) -> Path:
     coords = as_stored(S.coords.to_dataset())
     with whole_folder(path, "store") as unfinished:
         grid = Grid(len(S), S.shape[1], SIDE)
-        BlockStore.create(unfinished, coords, grid, dtype=str(S.dtype), own=None, record={})
+        BlockStore.create(unfinished, coords, grid, dtype=str(S.dtype), own=(), record={})
         store = BlockStore.open(unfinished, write=True)
         for at in grid.blocks():
-            store.write(at, S.values[grid.region(at)], None)
+            store.write(at, S.values[grid.region(at)], {})
         store.finish(attrs_as_stored(S.attrs))
     return path
 
@@ -142,10 +142,8 @@ def _attributes(store: BlockStore) -> dict[str, Any]:
 
 def _own(store: BlockStore) -> dict[str, Any]:
     """The sources' own values, which are kept with some of the blocks."""
-    if store.own is None:
-        return {}
     holders = sorted(at for at in store.grid.blocks() if store.grid.holds_own(at))
-    return {store.own: ("source", np.concatenate([store.read(at)[1] for at in holders]))}
+    return {name: ("source", np.concatenate([store.read(at)[1][name] for at in holders])) for name in store.own}
 
 
 def _strings(coords: Any, kinds: str, dtype: type) -> dict[Any, Any]:

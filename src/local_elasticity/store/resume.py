@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -14,10 +13,8 @@ import xarray as xr
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.scale.workers import current_workers
 from local_elasticity.store.blocks import At, BlockStore, Grid, alone
-from local_elasticity.store.plan import Plan
 from local_elasticity.store.provenance import Fingerprints, different, in_words
 from local_elasticity.store.whole import whole_folder
-from local_elasticity.store.work import Work, check_pairwise, compute_block
 
 logger = logging.getLogger("local_elasticity")
 
@@ -30,6 +27,57 @@ ROUNDING = 0.05
 """By how much those may differ, on average: they are computed in other chunks than before."""
 
 
+Block = tuple[Array, dict[str, Array]]
+"""The values of a block, and its sources' own values by name."""
+
+Self = TypeVar("Self", bound="Work")
+
+
+class Work(Protocol):
+    """What blocks are computed from. A store knows no more of a measurement."""
+
+    @property
+    def grid(self) -> Grid: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def own(self) -> tuple[str, ...]: ...
+
+    @property
+    def diagonal_first(self) -> bool:
+        """Whether blocks on the diagonal must be there before the others."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def gpus(self) -> int: ...
+
+    def planned(self: Self, side: int | None) -> Self:
+        """With everything decided that the bits of a block depend on."""
+
+    def record(self) -> dict[str, Any]:
+        """What was decided, in plain values."""
+
+    def resumed(self: Self, record: dict[str, Any], side: int) -> Self:
+        """As it was decided before."""
+
+    def with_diagonal(self: Self, diagonal: Array) -> Self: ...
+
+    def block(self, at: At) -> Block: ...
+
+    def corner(self, at: At, few: int) -> Array: ...
+
+    def describe(self, unresolved: float) -> dict[str, str]: ...
+
+
+def compute_block(work: Work, at: At) -> Block:
+    """A task for workers."""
+    return work.block(at)
+
+
 def fill(
     path: Path,
     work: Work,
@@ -37,18 +85,13 @@ def fill(
     coords: xr.Dataset,
     *,
     side: int | None,
-    memory: int | None,
     versions: dict[str, str],
-    describe: Callable[[Plan, float], dict[str, Any]],
     progress: ProgressOption = None,
 ) -> None:
-    """Compute the blocks that `path` does not hold yet. `describe` tells, from the plan and the share of pairs without
-    a value, what the finished result says of itself.
-    """
+    """Compute the blocks that `path` does not hold yet."""
     if not path.exists():
-        plan = Plan.make(work, side, memory)
-        record = {"provenance": provenance, "plan": plan.as_record(), "versions": versions}
-        _begin(path, plan.applied(work), coords, record)
+        planned = work.planned(side)
+        _begin(path, planned, coords, {"provenance": provenance, "plan": planned.record(), "versions": versions})
     if not (path / "zarr.json").exists():
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
     _same_or_refused(BlockStore.open(path), provenance, work.grid, side)
@@ -56,12 +99,11 @@ def fill(
         _sweep(path)
         store = BlockStore.open(path, write=True)
         _warn_of_versions(store, versions)
-        plan = _plan(store)
-        work = plan.applied(work)
+        work = _resumed(store, work)
         _measures_the_same_or_refused(store, work)
         unresolved = _compute(store, work, progress)
         if not store.finished:
-            store.finish(describe(plan, unresolved))
+            store.finish(work.describe(unresolved))
 
 
 def _sweep(path: Path) -> None:
@@ -72,7 +114,6 @@ def _sweep(path: Path) -> None:
 
 def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -> None:
     """An empty store under `path`, all at once."""
-    check_pairwise(work)
     try:
         with whole_folder(path, "store") as unfinished:
             BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
@@ -100,9 +141,9 @@ def _same_or_refused(store: BlockStore, provenance: Fingerprints, grid: Grid, si
         raise ValueError(f"block: {store.path} was begun with blocks of {store.grid.side}; leave block out, or keep it")
 
 
-def _plan(store: BlockStore) -> Plan:
+def _resumed(store: BlockStore, work: Work) -> Work:
     try:
-        return Plan.read(store.record["plan"], store.grid.side)
+        return work.resumed(store.record["plan"], store.grid.side)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"store: {store.path} is damaged: its plan cannot be read ({error}); remove it") from error
 
@@ -112,7 +153,7 @@ def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
     first = next((at for at in store.grid.blocks() if store.state(at) == "finished"), None)
     if first is None:
         return
-    if work.name == "normalized_kernel":
+    if work.diagonal_first:
         work = work.with_diagonal(store.own_values())
     there = store.read(first)[0][:MEASURED_AGAIN, :MEASURED_AGAIN]
     here = work.corner(first, MEASURED_AGAIN)
@@ -146,8 +187,8 @@ def _compute(store: BlockStore, work: Work, progress: ProgressOption) -> float:
                 logger.warning("store: block %s of %s is damaged and is computed again", at, store.path)
     with Progress(len(store.grid.blocks()), "blocks", progress) as bar:
         bar.done = len(unresolved)
-        for phase in _phases(store, missing):
-            if work.name == "normalized_kernel" and any(i != j for i, j in phase):
+        for phase in _phases(work, missing):
+            if work.diagonal_first and any(i != j for i, j in phase):
                 work = work.with_diagonal(store.own_values())
             tasks = current_workers().map(compute_block, work, phase, threads=work.threads, gpus=work.gpus)
             for at, (values, own) in tasks:
@@ -157,9 +198,9 @@ def _compute(store: BlockStore, work: Work, progress: ProgressOption) -> float:
     return sum(unresolved.values()) / (store.grid.n * store.grid.m)
 
 
-def _phases(store: BlockStore, missing: list[At]) -> list[list[At]]:
+def _phases(work: Work, missing: list[At]) -> list[list[At]]:
     """Blocks on the diagonal first, where the others need them."""
-    if store.own != "source_kernel":
+    if not work.diagonal_first:
         return [missing]
     return [[at for at in missing if at[0] == at[1]], [at for at in missing if at[0] != at[1]]]
 

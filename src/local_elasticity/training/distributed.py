@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from local_elasticity.engine.inputs import take
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.response import Response
 
@@ -91,13 +90,10 @@ def shared(n: int) -> bool:
     return not alone() and n >= dist.get_world_size()
 
 
-def share(sources: tuple[Any, Tensor]) -> tuple[Any, Tensor]:
-    """The sources of this rank."""
-    inputs, labels = sources
-    if not shared(len(labels)):
-        return sources
-    rows = torch.arange(len(labels), device=labels.device).tensor_split(dist.get_world_size())[dist.get_rank()]
-    return take(inputs, rows), labels[rows]
+def share(n: int) -> slice:
+    """Which of n shared sources this rank measures."""
+    rows = torch.arange(n).tensor_split(dist.get_world_size())[dist.get_rank()].tolist()
+    return slice(rows[0], rows[-1] + 1)
 
 
 def gathered_response(mine: Response, n: int, *, square: bool) -> Response:

@@ -122,7 +122,7 @@ class Keeper:
 
     def _begin(self, step: int) -> None:
         self._follow_model(step)
-        wait_for(self.prober.sources[1].device)  # what training has queued is not the probe's
+        wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
             numbers = self._numbers(step)
             launched = self.prober.launched()

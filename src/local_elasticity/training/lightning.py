@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.training.monitor import Monitor, update_of
 
 try:
@@ -40,7 +40,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
         targets: Any = None,
         loss: Any = None,
         problem: Callable[[LightningModule], Problem] | None = None,
-        update: Update | Callable[[Any], Update] = SGD(1e-3),  # noqa: B008 (frozen)
+        update: Update | Callable[[Any], Update] = DEFAULT_UPDATE,
         **options: Any,
     ) -> None:
         self.sources, self.targets, self.options = sources, targets, options

@@ -16,15 +16,16 @@ from local_elasticity.emergence.along import FeatureMeasure
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.update import SGD, Update, check_update
+from local_elasticity.engine.problem import Problem, as_problem
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.engine.versions import versions
+from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
 from local_elasticity.training.keeper import Keeper
 from local_elasticity.training.loggers import Loggers
-from local_elasticity.training.probe import Measure, Prober
+from local_elasticity.training.probe import Prober
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ class Monitor:
         loss: str | LossFunction | None = None,
         source_labels: Any = None,
         target_labels: Any = None,
-        measures: Iterable[Measure | FeatureMeasure] = ("relative",),
-        update: Update = SGD(1e-3),  # noqa: B008 (frozen)
+        measures: Iterable[AnyMeasure | FeatureMeasure] = ("relative",),
+        update: Update = DEFAULT_UPDATE,
         every: int | None = None,
         schedule: Schedule | Iterable[int] | None = None,
         budget: float | None = 0.1,
@@ -99,7 +100,7 @@ class Monitor:
         approximate: bool = False,
         memory: int | None = MEMORY,
     ) -> None:
-        problem = _as_problem(problem, loss)
+        problem = as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
         told = Loggers(loggers)
         prober = Prober.read(
@@ -114,11 +115,11 @@ class Monitor:
         )
         source_classes, target_classes = _classes(prober, source_labels, target_labels)
         history = History(
-            tuple(prober.measures),
+            tuple(one.name for one in prober.measurement.measures),
             source_classes,
             target_classes,
             numbers=tuple(prober.of_features),
-            square=prober.targets is None,
+            square=prober.measurement.square,
             store=store if first() else None,
             about={
                 "update": repr(update),
@@ -283,16 +284,6 @@ class Monitor:
         return number
 
 
-def _as_problem(problem: Any, loss: Any) -> Problem:
-    if isinstance(problem, Problem):
-        if loss is not None:
-            raise ValueError("loss: the problem has one already; leave it out")
-        return problem
-    if loss is None:
-        raise ValueError('loss: a bare model needs one, for example loss="cross_entropy"')
-    return Problem.of(problem, loss)
-
-
 def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Update:
     """An update, or what a function such as `FromOptimizer` makes of the optimizer; a class is such a function."""
     if isinstance(update, Update) and not isinstance(update, type):
@@ -304,12 +295,8 @@ def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Updat
 
 def _classes(prober: Prober, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
     """The classes of sources and targets."""
-    labels = prober.sources[1]
-    if source_labels is None and prober.problem.classifies and labels.ndim == 1:
-        source_labels = labels
-    if target_labels is None and prober.targets is None:
-        target_labels = source_labels
-    return _labels(source_labels, prober.n, "source_labels"), _labels(target_labels, prober.m, "target_labels")
+    sources, targets = prober.measurement.classes(source_labels, target_labels)
+    return _labels(sources, prober.n, "source_labels"), _labels(targets, prober.m, "target_labels")
 
 
 def _labels(labels: Any, size: int, name: str) -> list[Any]:

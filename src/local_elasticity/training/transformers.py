@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.update import SGD, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.training.distributed import first
 from local_elasticity.training.failures import first_line, tell
 from local_elasticity.training.monitor import Monitor, update_of
@@ -50,7 +50,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         *,
         problem: Callable[[Any], Problem],
         targets: Any = None,
-        update: Update | Callable[[Any], Update] = SGD(1e-3),  # noqa: B008 (frozen)
+        update: Update | Callable[[Any], Update] = DEFAULT_UPDATE,
         **options: Any,
     ) -> None:
         self.sources, self.targets, self.problem, self.options = sources, targets, problem, options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from dataclasses import asdict, dataclass, replace
@@ -14,12 +13,9 @@ from local_elasticity.engine.auto import Auto, AutoRunner
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.memory import budget_of
 from local_elasticity.engine.settled import Settled
-from local_elasticity.measures.named import OF_PROBLEM
+from local_elasticity.measurement import Measurement
 from local_elasticity.scale.workers import current_workers, threads_set
 from local_elasticity.store.sizes import whole_number
-from local_elasticity.store.work import Work, copied
-
-logger = logging.getLogger("local_elasticity")
 
 LARGEST_SIDE, SMALLEST_SIDE = 2048, 32
 SECONDS_A_BLOCK = 30.0
@@ -43,15 +39,14 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, work: Work, side: int | None, memory: int | None) -> Plan:
-        """Decide for this work; `side` and `memory` as the user asked for, or None."""
-        device = work.sources[1].device
-        memory = memory or 1 << int(math.log2(budget_of(None, device)))
+    def make(cls, measurement: Measurement, side: int | None, memory: int | None) -> Plan:
+        """Decide for this measurement; `side` and `memory` as the user asked for, or None."""
+        memory = memory or 1 << int(math.log2(budget_of(None, measurement.sources[1].device)))
         plan = cls(side or LARGEST_SIDE, None, memory, current_workers().threads or torch.get_num_threads())
-        if work.name in OF_PROBLEM:
+        if not measurement.takes_steps:
             return plan
         with threads_set(plan.threads):
-            return plan._settle(replace(work, memory=memory), side)
+            return plan._settle(measurement, side)
 
     @classmethod
     def read(cls, record: dict[str, Any], side: int) -> Plan:
@@ -67,21 +62,20 @@ class Plan:
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
 
-    def applied(self, work: Work) -> Work:
-        """The work, done by this plan."""
-        engine = Auto(self.settled) if self.settled else work.engine
-        grid = replace(work.grid, side=self.side)
-        return replace(work, engine=engine, memory=self.memory, threads=self.threads, grid=grid)
+    def applied(self, measurement: Measurement) -> Measurement:
+        """The measurement, done by this plan."""
+        engine = Auto(self.settled) if self.settled else measurement.engine
+        return replace(measurement, engine=engine, memory=self.memory)
 
-    def _settle(self, work: Work, side: int | None) -> Plan:
+    def _settle(self, measurement: Measurement, side: int | None) -> Plan:
         """Race the engines on a block's worth of work where `auto` is asked for, and size blocks by the outcome."""
-        batch = work.source_batch_size or 1
-        with work.problem.moment() as moment:
-            sources = copied(work.sources, slice(0, self.side * batch))
-            targets = None if work.targets is None else copied(work.targets, slice(0, self.side))
-            update, limits = work.update, {"source_batch_size": work.source_batch_size, "memory": self.memory}
-            job = Job.read(moment, sources, targets, update, **limits)
-            runner = work.engine.runner(job)
+        rows, columns = slice(0, min(self.side, measurement.n)), slice(0, min(self.side, measurement.m))
+        part = measurement.part(rows, columns)
+        with part.problem.moment() as moment:
+            batches = part.source_batch_size
+            targets, limits = part.pair_of_targets, {"source_batch_size": batches, "memory": self.memory}
+            job = Job.read(moment, part.sources, targets, part.update, **limits)
+            runner = part.engine.runner(job)
             plan, seconds = self, math.inf
             if isinstance(runner, AutoRunner):
                 _race(job, runner)

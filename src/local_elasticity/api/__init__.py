@@ -1,0 +1,1 @@
+"""What users ask: similarity, estimate."""

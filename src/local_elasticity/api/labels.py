@@ -1,0 +1,109 @@
+"""Labels: a matrix of similarities with its examples, classes and circumstances, as an xarray.DataArray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.versions import versions
+from local_elasticity.measurement import Measurement
+from local_elasticity.measures.measure import Measure, Scores
+
+Coordinates = dict[str, Any]
+
+
+def labelled(
+    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, own_names: str = "{}"
+) -> xr.DataArray:
+    """The scores of a measure with their coordinates; `own_names` tells the own values of several measures apart."""
+    own = {own_names.format(name): ("source", values) for name, values in own_values(measure, scores).items()}
+    values = as_array(scores.values)
+    found = xr.DataArray(values, coords={**coords, **own}, dims=("source", "target"), name="similarity")
+    found.attrs = {"measure": measure.name, "reading": "as_defined", "unresolved": unresolved_share(values), **attrs}
+    return found
+
+
+def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
+    """The sources' own values and the least that are resolved, by the names that results give them."""
+    found = {measure.own_name: scores.own, "source_floor": scores.floor}
+    return {name: as_array(values) for name, values in found.items() if values is not None}
+
+
+def about(measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str]) -> dict[str, Any]:
+    """How a result was made: the engine and the step where there were any, and what was decided on the way."""
+    step = {"engine": engine, "update": repr(measurement.update), "step_size": measurement.update.step_size}
+    return {
+        **(step if measure.takes_steps else {}),
+        "targets_are_sources": measurement.square,
+        "notes": list(notes),
+    }
+
+
+def circumstances(problem: Problem, dtype: str, began: float) -> dict[str, Any]:
+    """How, where and by what a similarity was computed."""
+    device = problem.device
+    return {
+        "loss": problem.loss_name,
+        "outputs": problem.kind,
+        "policy": problem.policy,
+        "dtype": dtype,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "seconds": round(time.perf_counter() - began, 3),
+        "versions": versions(),
+    }
+
+
+def coordinates(shape: Sequence[int], source_labels: Any, target_labels: Any) -> Coordinates:
+    """Numbers and classes of sources and targets."""
+    coords: Coordinates = {"source": np.arange(shape[0]), "target": np.arange(shape[1])}
+    for axis, labels, size in (("source", source_labels, shape[0]), ("target", target_labels, shape[1])):
+        if labels is not None:
+            values = as_array(labels) if isinstance(labels, Tensor) else np.asarray(labels)
+            if values.shape != (size,):
+                raise ValueError(f"{axis}_labels: shape {values.shape} does not fit {size} {axis}s; give one for each")
+            coords[f"{axis}_class"] = (axis, values)
+    return coords
+
+
+def check_examples(examples: Any, n: int) -> None:
+    """Raise before anything is computed where examples cannot be shown, or there is not one for each of n sources."""
+    from local_elasticity.report.examples import as_given, one_for_each
+
+    sources, *targets = examples if isinstance(examples, tuple) else (examples,)
+    one_for_each(sources, n, "examples of the sources")
+    for one in targets:
+        as_given(one)
+
+
+def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> Coordinates:
+    """A small copy of each source, and of each target, for reports, and how far apart they are where they are numbers;
+    examples are those of the sources, or both.
+    """
+    if examples is None:
+        return {}
+    from local_elasticity.report.distance import distances
+    from local_elasticity.report.examples import kept_examples
+
+    sources, targets = examples if isinstance(examples, tuple) else (examples, examples if square else None)
+    kept: Coordinates = {"source_example": ("source", kept_examples(sources, shape[0], "examples of the sources"))}
+    if targets is None:
+        return kept
+    kept["target_example"] = ("target", kept_examples(targets, shape[1], "examples of the targets"))
+    apart = distances(sources, targets)
+    return kept if apart is None else kept | {"distance": (("source", "target"), apart)}
+
+
+def unresolved_share(values: np.ndarray) -> float:
+    """The share of pairs without a value."""
+    return float(np.isnan(values).mean()) if values.size else float("nan")
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    return np.asarray(tensor.detach().cpu().numpy())

@@ -1,0 +1,202 @@
+"""A measurement: what is asked of a network, read and checked once; it runs any measures, on any part of the pairs.
+
+`le.similarity`, stores, `le.Monitor`, Ray tasks and the estimate of costs all ask through it, so that the same question
+gives the same numbers and the same errors everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
+from local_elasticity.engine.job import Engine
+from local_elasticity.engine.problem import Inputs, Problem
+from local_elasticity.engine.progress import ProgressOption
+from local_elasticity.engine.respond import resolve_engine, respond
+from local_elasticity.engine.response import Response
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
+from local_elasticity.measures.measure import Measure, Scores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a measurement found: the scores of every measure by name, and how they came about."""
+
+    scores: Mapping[str, Scores]
+    engine: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One question: a network, sources, targets, a step, an engine, and the measures to take.
+
+    `targets` is None where they are the sources. `target_labels` are those that the user gave, if any.
+    """
+
+    problem: Problem
+    sources: tuple[Inputs, Tensor]
+    targets: Inputs | None
+    target_labels: Tensor | None
+    measures: tuple[Measure, ...]
+    update: Update
+    engine: Engine
+    source_batch_size: int | None = None
+    memory: int | None = None
+
+    @classmethod
+    def read(
+        cls,
+        problem: Problem,
+        sources: Any,
+        targets: Any,
+        *,
+        measures: tuple[Measure, ...],
+        update: Update = DEFAULT_UPDATE,
+        engine: str | Engine = "auto",
+        approximate: bool = False,
+        source_batch_size: int | None = None,
+        memory: int | None = None,
+    ) -> Measurement:
+        """Read and check what a user hands in; errors name the argument and say what to do."""
+        check_sources(sources)
+        check_update(update)
+        chosen = resolve_engine(engine, approximate)
+        given = {
+            "update": update is not DEFAULT_UPDATE,
+            "engine": engine != "auto",
+            "approximate": approximate,
+            "source_batch_size": source_batch_size is not None,
+        }
+        _check_options(measures, [name for name, there in given.items() if there])
+        square = targets is None or given_twice(sources, targets)
+        problem.check()
+        place = problem.device, problem.precision
+        sources, labels = read_sources(sources, *place), None
+        if square:
+            targets = None
+        else:
+            needed = any(measure.target_labels for measure in measures)
+            targets, labels = read_targets(targets, sources[0], *place, labels_needed=needed)
+        if square and source_batch_size is not None:
+            targets, labels = sources
+        measurement = cls(problem, sources, targets, labels, measures, update, chosen, source_batch_size, memory)
+        for measure in measures:
+            if measure.normalize is not None and not measurement.square:
+                raise ValueError(f"measure: {measure.name} needs the targets to be the sources; leave targets out")
+        return measurement
+
+    @property
+    def n(self) -> int:
+        """Rows: sources, or batches of them."""
+        return len(self.sources[1]) // (self.source_batch_size or 1)
+
+    @property
+    def m(self) -> int:
+        return self.n if self.targets is None else count(self.targets)
+
+    @property
+    def square(self) -> bool:
+        """Whether the targets are the sources."""
+        return self.targets is None
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether a measure needs the response to updates."""
+        return any(measure.takes_steps for measure in self.measures)
+
+    @property
+    def pair_of_targets(self) -> tuple[Inputs, Tensor | None] | None:
+        """(inputs, labels or None); None where the targets are the sources."""
+        return None if self.targets is None else (self.targets, self.target_labels)
+
+    def classes(self, source_labels: Any, target_labels: Any) -> tuple[Any, Any]:
+        """The classes of sources and targets: those given, or their own labels where the loss says that they are
+        classes."""
+
+        def own(labels: Tensor | None) -> Tensor | None:
+            known = self.problem.classifies and labels is not None and labels.ndim == 1
+            return labels if known and self.source_batch_size is None else None
+
+        if source_labels is None:
+            source_labels = own(self.sources[1])
+        if target_labels is None:
+            target_labels = source_labels if self.square else own(self.target_labels)
+        return source_labels, target_labels
+
+    def part(self, rows: slice, columns: slice) -> Measurement:
+        """Some of the rows and columns, their examples copied, so that they lie in memory as they would anywhere."""
+        batch = self.source_batch_size or 1
+        sources = _copied(self.sources, slice(rows.start * batch, rows.stop * batch))
+        if self.targets is not None:
+            targets, labels = _copied((self.targets, self.target_labels), columns)
+        else:
+            targets, labels = (None, None) if rows == columns else _copied(self.sources, columns)
+        return replace(self, sources=sources, targets=targets, target_labels=labels)
+
+    def at(self, weights: Mapping[str, Tensor]) -> Measurement:
+        """The same question at other weights: parameters and buffers by name."""
+        return replace(self, problem=self.problem.at(weights))
+
+    def respond(self, progress: ProgressOption = False) -> Response:
+        """One update on each source, read at every target."""
+        return respond(
+            self.problem,
+            self.sources,
+            self.pair_of_targets,
+            update=self.update,
+            engine=self.engine,
+            source_batch_size=self.source_batch_size,
+            memory=self.memory,
+            progress=progress,
+        )
+
+    def score(self, measure: Measure, response: Response | None, progress: ProgressOption = False) -> Scores:
+        """What one measure makes of the response, or of the network itself. Blocks off the diagonal of a normalised
+        measure are not divided yet."""
+        if measure.takes_steps:
+            assert response is not None
+            scores = measure.scores(response)
+        else:
+            scores = measure.scores(
+                self.problem, self.sources, self._targets(measure), memory=self.memory, progress=progress
+            )
+        if tuple(scores.values.shape) != (self.n, self.m):
+            raise ValueError(
+                f"measure: {measure.name} gives {tuple(scores.values.shape)}, not a tensor of shape "
+                f"{(self.n, self.m)}, one number for each source and target"
+            )
+        if measure.normalize is None or not self.square:
+            return scores
+        assert scores.own is not None
+        return replace(scores, values=measure.normalize(scores.values, scores.own, scores.own))
+
+    def run(self, progress: ProgressOption = False) -> Measured:
+        """Take every measure; those that need the response share one."""
+        response = self.respond(progress) if self.takes_steps else None
+        scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
+        if response is None:
+            return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
+        return Measured(scores, response.engine, response.notes)
+
+    def _targets(self, measure: Measure) -> Any:
+        if self.targets is None:
+            return None
+        return (self.targets, self.target_labels) if measure.target_labels else self.targets
+
+
+def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
+    """An option about steps is an error where no measure takes any."""
+    if given and measures and not any(measure.takes_steps for measure in measures):
+        names = " and ".join(measure.name for measure in measures)
+        raise ValueError(f"{given[0]}: {names} takes no step, so that it has no effect; leave it out")
+
+
+def _copied(examples: Any, rows: slice) -> Any:
+    return tree_map(lambda leaf: leaf[rows].clone() if isinstance(leaf, torch.Tensor) else leaf, examples)

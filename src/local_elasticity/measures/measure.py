@@ -1,0 +1,97 @@
+"""What a measure is: a name, a sentence, and a function that gives a number for every source and target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from local_elasticity.shapes import Float
+
+Needs = Literal["response", "gradients", "activations"]
+"""What a measure is computed from: the response to updates, loss gradients, or activations of the network."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a measure gives.
+
+    Attributes:
+        values: one number for every source and target, [n, m]; NaN where a pair is not resolved.
+        own: what the measure divides by: each source's own value, [n].
+        floor: the least own value that is resolved, [n].
+    """
+
+    values: Float[Tensor, "n m"]
+    own: Float[Tensor, " n"] | None = None
+    floor: Float[Tensor, " n"] | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of how a step on one example moves the prediction at another.
+
+    Every path reads it from here: `le.similarity`, stores, `le.Monitor`, Ray tasks and the report.
+
+    Args:
+        name: what it is called in arguments and results.
+        words: half a sentence for pages and docs, such as "how far a target moves".
+        compute: response → a tensor [n, m] or `Scores`. If `needs` is not `"response"`, it is called with
+            (problem, sources, targets, memory=, progress=), and targets are None where they are the sources.
+        needs: `"response"` (one update on each source), `"gradients"` or `"activations"` (no update).
+        target_labels: whether it reads the labels of the targets; they are then passed as (inputs, labels).
+        symmetric: S(x, x′) = S(x′, x) by definition.
+        signed: whether values below zero have a meaning.
+        ratio: whether the unit is the source's own change, so that S(x, x) = 1.
+        order: how it scales with the change of a prediction: 1 linear, 2 quadratic, 0 not at all.
+        normalize: (values, own of the sources, own of the targets) → values. Such a measure needs the targets to be
+            the sources.
+
+    >>> import torch, local_elasticity as le
+    >>> largest = le.Measure("largest", "the largest change of an output", lambda r: r.target_change.abs().amax(-1))
+    >>> S = le.similarity(torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 1])), loss="cross_entropy",
+    ...                   measure=largest)
+    >>> S.attrs["measure"], S.shape
+    ('largest', (2, 2))
+    """
+
+    name: str
+    words: str
+    compute: Callable[..., Tensor | Scores]
+    needs: Needs = "response"
+    target_labels: bool = False
+    symmetric: bool = False
+    signed: bool = False
+    ratio: bool = False
+    order: int = 1
+    normalize: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name: expected a word such as 'largest', got {self.name!r}")
+        if not callable(self.compute):
+            raise TypeError(f"compute: expected a function of a Response, got {self.compute!r}")
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it is computed from updates."""
+        return self.needs == "response"
+
+    @property
+    def own_name(self) -> str:
+        """What results call the sources' own values."""
+        return "source_change" if self.normalize is None else "source_kernel"
+
+    def scores(self, *args: Any, **options: Any) -> Scores:
+        """Call `compute`, and check what it gives."""
+        found = self.compute(*args, **options)
+        scores = found if isinstance(found, Scores) else Scores(found)
+        values = scores.values
+        if not isinstance(values, Tensor) or values.ndim != 2:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"measure: {self.name} gives {shape}, not a tensor [sources, targets] with one number for each pair"
+            )
+        return scores

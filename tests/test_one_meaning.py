@@ -1,0 +1,209 @@
+"""The same question gives the same numbers, labels and errors in memory, in a store, by a Monitor and on Ray."""
+
+import tempfile
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.measures.registry import OURS
+from tests.tolerances import SAME_IN_FLOAT64
+
+NAMES = [one.name for one in OURS]
+WITHOUT_STEPS = [one.name for one in OURS if not one.takes_steps]
+SAID = ("measure", "reading", "unresolved", "update", "step_size", "loss", "outputs", "policy", "dtype", "device")
+"""Attributes that follow from the question alone."""
+
+
+def largest(response):
+    return le.Scores(response.target_change.abs().amax(-1), own=response.source_change.abs().amax(-1))
+
+
+OWN = le.Measure("largest", "the largest change of an output", largest)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+def data(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=generator, dtype=torch.float64), torch.randint(0, 3, (n,), generator=generator)
+
+
+def assert_same(one, other, *, coords=True):
+    np.testing.assert_allclose(one.values, other.values, rtol=SAME_IN_FLOAT64, atol=1e-12)
+    assert {name: one.attrs.get(name) for name in SAID} == {name: other.attrs.get(name) for name in SAID}
+    assert one.attrs["targets_are_sources"] == other.attrs["targets_are_sources"]
+    if coords:
+        assert set(one.coords) == set(other.coords)
+        for name in one.coords:
+            if one[name].dtype.kind == "f":
+                np.testing.assert_allclose(one[name], other[name], rtol=SAME_IN_FLOAT64, atol=1e-18)
+            else:
+                assert one[name].values.tolist() == other[name].values.tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([*NAMES, OWN]), st.integers(2, 7), st.integers(1, 5), st.booleans(), st.integers(0, 9))
+def test_memory_store_and_monitor_agree(measure, n, m, square, seed):
+    name = measure if isinstance(measure, str) else measure.name
+    square = square or name == "normalized_kernel"
+    net, sources, others = network(seed), data(n, seed), data(m, seed + 100)
+    options = {} if name in WITHOUT_STEPS else {"update": le.SGD(0.1)}
+    targets = None if square else others
+    S = le.similarity(net, sources, targets, loss="cross_entropy", measure=measure, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "s.zarr"
+        stored = le.similarity(
+            net, sources, targets, loss="cross_entropy", measure=measure, store=path, block=3, **options
+        )
+        assert_same(S, stored, coords=name != "largest")
+        assert stored.identical(le.load(path))
+    both = (
+        le.similarity(net, sources, targets, loss="cross_entropy", measure=(measure, "kl"), update=le.SGD(0.1))
+        if name != "kl"
+        else {"kl": S}
+    )
+    np.testing.assert_allclose(both[name].values, S.values, rtol=SAME_IN_FLOAT64, atol=1e-12)
+    monitor = le.Monitor(
+        net, sources, targets=targets, loss="cross_entropy", measures=(measure,), every=1, budget=None, **options
+    )
+    monitor.step(0)
+    history = monitor.history
+    np.testing.assert_allclose(history[0].similarity[name], S.values, rtol=SAME_IN_FLOAT64, atol=1e-12)
+    assert history.source_classes == S["source_class"].values.tolist()
+    assert history.target_classes == S["target_class"].values.tolist()
+    assert history.square == S.attrs["targets_are_sources"]
+
+
+x, y = data(6)
+BAD = {
+    "unknown measure": ({"measure": "elastic"}, "measure: 'elastic' is not one of"),
+    "no measure": ({"measure": 3}, "measure: expected a name, a le.Measure or a function"),
+    "no sources": ({"sources": (x[:0], y[:0])}, "sources: there are no examples"),
+    "a source short": ({"sources": (x, y[:5])}, "sources: 6 inputs but labels of shape"),
+    "not finite": ({"sources": (x / 0, y)}, "sources: inputs contain NaN or infinity"),
+    "an unknown class": ({"sources": (x, y + 7)}, "sources: label . is outside the model's 3 outputs"),
+    "other targets": ({"targets": torch.ones(3, 5).double()}, "targets: the model does not take one example"),
+    "no labels": ({"measure": "stiffness_cos", "targets": x[:3]}, "targets: this measure reads their labels"),
+    "normalized": ({"measure": "normalized_kernel", "targets": x[:3]}, "normalized_kernel needs the targets to be"),
+    "unknown engine": ({"engine": "quick"}, "engine: 'quick' is not one of"),
+    "no update": ({"update": 0.1}, "update: "),
+    "a step of stiffness": (
+        {"measure": "stiffness_cos", "update": le.SGD(1e-3)},
+        "update: stiffness_cos takes no step",
+    ),
+    "an engine of activation": ({"measure": "activation", "engine": "looped"}, "engine: activation takes no step"),
+    "a vector": ({"measure": lambda response: response.step_size}, r"measure: <lambda> gives \(\d,\), not a tensor"),
+    "Adam's kernel": ({"measure": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
+    "no loss": ({"loss": None}, "loss: a bare model needs one"),
+    "no model": ({"problem": "net"}, "problem: expected le.Problem.of"),
+    "classes": ({"source_labels": [1, 2]}, "source_labels: "),
+}
+
+
+@pytest.mark.parametrize("path", ["memory", "store", "monitor"])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_on_every_path(name, path, tmp_path):
+    options, words = BAD[name]
+    options = {"problem": network(), "sources": (x, y), "loss": "cross_entropy", **options}
+    given_measure = options.pop("measure", "relative")
+    call = {
+        "memory": partial(le.similarity, measure=given_measure),
+        "store": partial(le.similarity, measure=given_measure, store=tmp_path / "s.zarr"),
+        "monitor": partial(le.Monitor, measures=(given_measure,), every=1),
+    }[path]
+    with pytest.raises((ValueError, TypeError), match=words):
+        call(**options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_measures_cost_one_response():
+    taken = []
+
+    class Counting(le.Looped):
+        def runner(self, job):
+            taken.append(job.n)
+            return super().runner(job)
+
+    S = le.similarity(
+        network(),
+        (x, y),
+        loss="cross_entropy",
+        measure=("relative", "kl", "kernel", "stiffness_cos"),
+        engine=Counting(),
+    )
+    assert taken == [6]
+    assert list(S) == ["relative", "kl", "kernel", "stiffness_cos"]
+    assert S["kl"].attrs["measure"] == "kl"
+    assert len(S["kl"].le.classes()) == len(S["kl"].le.classes(reduce="ratio_of_sums"))
+    alone = le.similarity(network(), (x, y), loss="cross_entropy", measure="kl", engine="looped")
+    assert np.array_equal(S["kl"].values, alone.values)
+    assert np.array_equal(S["source_change_kl"].values, alone["source_change"].values)
+
+
+def test_a_measure_of_ones_own_is_taken_everywhere(tmp_path):
+    @le.measure("spread", words="how unevenly the outputs of a target move", signed=True)
+    def spread(response):
+        return response.target_change.std(-1)
+
+    net = network()
+    options = {"loss": "cross_entropy"}
+    by_name = le.similarity(net, (x, y), measure="spread", **options)
+    by_function = le.similarity(net, (x, y), measure=spread, **options)
+    assert np.array_equal(by_name.values, by_function.values)
+    stored = le.similarity(net, (x, y), measure="spread", **options, store=tmp_path / "s.zarr", block=2)
+    np.testing.assert_allclose(stored.values, by_name.values, rtol=SAME_IN_FLOAT64, atol=1e-12)
+    monitor = le.Monitor(net, (x, y), **options, measures=("spread", "kl"), every=1)
+    monitor.step(0)
+    np.testing.assert_allclose(
+        monitor.history[0].similarity["spread"], by_name.values, rtol=SAME_IN_FLOAT64, atol=1e-12
+    )
+    page = le.write_report([stored], tmp_path / "page.html")
+    assert "how unevenly the outputs of a target move" in Path(page).read_text()
+    with pytest.raises(ValueError, match="name: 'kl' is a measure of local_elasticity"):
+        le.measure("kl", words="another")
+    with pytest.raises(ValueError, match="measure: two are called 'spread'"):
+        le.similarity(net, (x, y), measure=("spread", spread), **options)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, a, b):
+        return self.net(a + b)
+
+
+def test_targets_of_every_form():
+    net, labels = network(), y[:3]
+    expected = le.similarity(net, (x, y), x[:3], loss="cross_entropy")
+    forms = [(x[:3], None), (x[:3], labels), [x[:3], labels], torch.utils.data.TensorDataset(x[:3], labels)]
+    for targets in forms:
+        S = le.similarity(net, (x, y), targets, loss="cross_entropy")
+        assert np.array_equal(S.values, expected.values)
+        known = not (isinstance(targets, tuple) and targets[1] is None)
+        assert ("target_class" in S.coords) == known
+    for targets in (x, (x, y), (x, None), [x, y]):
+        assert le.similarity(net, (x, y), targets, loss="cross_entropy").attrs["targets_are_sources"]
+    two = Two()
+    a, b = x / 2, x / 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        S = le.similarity(two, ((a, b), y), ((a[:3], b[:3]), None), loss="cross_entropy")
+        np.testing.assert_allclose(S.values, expected.values, rtol=SAME_IN_FLOAT64)
+        named = le.similarity(two, ({"a": a, "b": b}, y), {"a": a[:3], "b": b[:3]}, loss="cross_entropy")
+        np.testing.assert_allclose(named.values, expected.values, rtol=SAME_IN_FLOAT64)
+    with pytest.warns(DeprecationWarning, match=r"pass \(\(a, b\), None\)"):
+        old = le.similarity(two, ((a, b), y), (a[:3], b[:3]), loss="cross_entropy")
+    np.testing.assert_allclose(old.values, expected.values, rtol=SAME_IN_FLOAT64)
