@@ -11,8 +11,8 @@ import torch.nn.utils.prune
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity import measurement
 from local_elasticity.emergence import FeatureMeasure, stream_features
-from local_elasticity.training import probe
 
 MEASURES = ("relative", "kl", "normalized_kernel", "stiffness_cos", "activation")
 
@@ -35,9 +35,9 @@ def out_of_memory_once(rank):
             raise torch.OutOfMemoryError("no memory, on purpose")
         return le.respond(*args, **options)
 
-    probe.respond = respond
+    measurement.respond = respond
     yield
-    probe.respond = le.respond
+    measurement.respond = le.respond
 
 
 def train(store, *, budget=None, distract=False, sources=7, schedule=None):

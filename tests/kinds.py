@@ -934,3 +934,110 @@ def adaptive():
     net[0].weight.register_hook(clip)
     net.norms = norms
     return net
+
+
+# --- what a second attacker found
+@kind("hooks that share a variable")
+def sharing():
+    net, skip = between(nn.Tanh)(), None
+
+    def keep(module, given):
+        nonlocal skip
+        skip = given[0]
+
+    net[0].register_forward_pre_hook(keep)
+    net[2].register_forward_hook(lambda module, given, out: out + skip[:, :2])
+    return net
+
+
+class Tripled(Parallel):
+    """A wrapper that computes something itself."""
+
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+@kind("a hook on DataParallel")
+def hooked_wrapper():
+    net = Parallel(between(nn.Tanh)())
+    net.register_forward_hook(lambda module, given, out: 3 * out)
+    return net
+
+
+kind("a subclass of DataParallel", lambda: Tripled(between(nn.Tanh)()))
+
+
+@kind("outputs in float64", dtype=torch.float32)
+class Promoted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = between(nn.Tanh)()
+
+    def forward(self, x):
+        return self.net(x).double()
+
+
+@kind("a part under no_grad")
+class PartlyOff(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.a(x)
+        return self.b(h.tanh())
+
+
+class Owner:
+    """Gives something back at its end."""
+
+    ended = 0
+
+    def __del__(self):
+        type(self).ended += 1
+
+
+kind("an object with an end", lambda: OnObject(Owner(), lambda held: None))
+kind("a file", lambda: OnObject(open("/dev/null", "w"), lambda held: held.write("x")))  # noqa: SIM115
+kind("torch.func inside", lambda: Inner())
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.grad(lambda one: self.net(one[None]).sum()))(x)[:, :2]
+
+
+@kind("an LSTM that takes examples for times", shape=(3, 4), refused="model: the prediction")
+class Mistaken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def by_the_largest(x):
+    return x / torch.cat([x[:1] * 10, x]).abs().max()
+
+
+kind(
+    "scaled by the largest of the batch, the first",
+    lambda: Depends(by_the_largest),
+    refused="model: the prediction",
+)
+
+
+@kind("reentrant checkpoints", refused="model: checkpoint(..., use_reentrant=True)")
+class Reentrant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.net = nn.Linear(4, 4), between(nn.Tanh)()
+
+    def forward(self, x):
+        return checkpoint(self.net, self.a(x), use_reentrant=True)

@@ -47,17 +47,17 @@ def assert_same_rows(got, expected, tolerance=SAME_IN_FLOAT64):
 def test_exact_engines_agree_with_the_oracle(case, update, engine):
     if engine.startswith("vmapped") and not case.vectorizes:
         with pytest.raises(ValueError, match="engine: Vmapped"):
-            le.respond(case.problem(), case.sources, case.targets, engine=EXACT[engine])
+            le.respond(case.problem(), case.sources, (case.targets, None), engine=EXACT[engine])
         return
     rule, make_optimizer = UPDATES[update]
     if engine == "structured" and not (case.structured and isinstance(rule, le.SGD)):
         with pytest.raises(ValueError, match="engine: Structured"):
-            le.respond(case.problem(), case.sources, case.targets, update=rule, engine="structured")
+            le.respond(case.problem(), case.sources, (case.targets, None), update=rule, engine="structured")
         return
     source, target = looped_response(
         case.model, case.oracle_loss, case.sources, case.targets, make_optimizer, call=case.call, take=case.take
     )
-    response = le.respond(case.problem(), case.sources, case.targets, update=rule, engine=EXACT[engine])
+    response = le.respond(case.problem(), case.sources, (case.targets, None), update=rule, engine=EXACT[engine])
     assert_same_rows(response.target_change, target)
     assert_same_rows(response.source_change, source[:, 0])
 
@@ -69,7 +69,7 @@ def test_targets_default_to_the_sources(case):
     given = le.respond(problem, case.sources, inputs)
     assert default.targets_are_sources
     assert given.targets_are_sources
-    copied = le.respond(problem, case.sources, case.take(inputs, torch.arange(case.n)))
+    copied = le.respond(problem, case.sources, (case.take(inputs, torch.arange(case.n)), None))
     assert not copied.targets_are_sources
     assert_same_rows(default.target_change, copied.target_change)
     assert_same_rows(default.source_change, copied.source_change)
@@ -85,8 +85,8 @@ def test_linearized_is_the_limit_of_small_steps(case, update):
     differences = []
     for size in sizes.tolist():
         rule = le.SGD(size, weight_decay=0.1 if update == "sgd with decay" else 0.0)
-        exact = le.respond(problem, case.sources, case.targets, update=rule).target_change
-        limit = le.respond(problem, case.sources, case.targets, update=rule, approximate=True)
+        exact = le.respond(problem, case.sources, (case.targets, None), update=rule).target_change
+        limit = le.respond(problem, case.sources, (case.targets, None), update=rule, approximate=True)
         assert limit.engine == "linearized"
         differences.append((limit.target_change - exact).norm() / exact.norm())
     slopes = torch.stack(differences).log().diff() / sizes.log().diff()
@@ -96,15 +96,15 @@ def test_linearized_is_the_limit_of_small_steps(case, update):
 @case_of
 def test_linearized_source_change_is_that_of_a_target(case):
     problem, (inputs, _) = case.problem(), case.sources
-    apart = le.respond(problem, case.sources, case.take(inputs, torch.arange(case.n)), engine="linearized")
+    apart = le.respond(problem, case.sources, (case.take(inputs, torch.arange(case.n)), None), engine="linearized")
     rows = torch.arange(case.n)
     assert_same_rows(apart.source_change, apart.target_change[rows, rows])
 
 
 def test_linearized_follows_any_rule():
     case = CASE_OF["tanh net, three outputs"]
-    exact = le.respond(case.problem(), case.sources, case.targets, update=le.Adam(1e-7))
-    limit = le.respond(case.problem(), case.sources, case.targets, update=le.Adam(1e-7), engine="linearized")
+    exact = le.respond(case.problem(), case.sources, (case.targets, None), update=le.Adam(1e-7))
+    limit = le.respond(case.problem(), case.sources, (case.targets, None), update=le.Adam(1e-7), engine="linearized")
     assert_same_rows(limit.target_change, exact.target_change, 1e-4)
 
 
@@ -135,8 +135,8 @@ def test_order_of_sources_does_not_matter(engine):
     case = CASE_OF["cnn with batch norm and dropout"]
     inputs, labels = case.sources
     order = torch.tensor([3, 0, 4, 2, 1])
-    straight = le.respond(case.problem(), (inputs, labels), case.targets, engine=EXACT[engine])
-    shuffled = le.respond(case.problem(), (inputs[order], labels[order]), case.targets, engine=EXACT[engine])
+    straight = le.respond(case.problem(), (inputs, labels), (case.targets, None), engine=EXACT[engine])
+    shuffled = le.respond(case.problem(), (inputs[order], labels[order]), (case.targets, None), engine=EXACT[engine])
     assert_same_rows(shuffled.target_change, straight.target_change[order])
 
 

@@ -32,7 +32,7 @@ x, y, x2 = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.rand
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_has_a_name(problem, measure):
-    S = le.similarity(problem, (x, y), measure=measure, update=le.SGD(0.1))
+    S = le.similarity(problem, (x, y), measure=measure)
     assert S.dims == ("source", "target")
     assert S.shape == (8, 8)
     assert S.attrs["measure"] == measure

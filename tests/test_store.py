@@ -398,7 +398,7 @@ def test_what_no_fingerprint_shows_is_measured(tmp_path, monkeypatch):
     read_elsewhere = le.Problem.of(network(), "cross_entropy", output=weighed)
     for measure in ("kernel", "normalized_kernel", "stiffness_cos"):
         monkeypatch.setenv("WEIGHT", "1")
-        given = {"sources": (x, y), "measure": measure, "update": SGD, "store": tmp_path / f"{measure}.zarr"}
+        given = {"sources": (x, y), "measure": measure, "store": tmp_path / f"{measure}.zarr"}
         le.similarity(read_elsewhere, **given)
         le.similarity(read_elsewhere, **given)
         monkeypatch.setenv("WEIGHT", "9")

@@ -161,10 +161,10 @@ def test_another_first_axis_is_noticed(model, t):
 def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypatch):
     """With the tape switched off, everything is left over; nothing changes."""
     problem = case.problem()
-    with_tape = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
+    with_tape = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
     monkeypatch.setattr("local_elasticity.engine.layout._layouts", Remembered())
-    without = le.respond(problem, case.sources, case.targets, engine="linearized", memory=memory)
+    without = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
     assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)
 

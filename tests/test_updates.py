@@ -61,7 +61,7 @@ def test_the_live_optimizer_steps_as_it_would(name, steps):
     update = le.FromOptimizer(optimizer)
     engines = ["auto", "looped", "vmapped"] if update.vectorizes else ["auto", "looped"]
     for engine in engines:
-        response = le.respond(problem, case.sources, case.targets, update=update, engine=engine)
+        response = le.respond(problem, case.sources, (case.targets, None), update=update, engine=engine)
         assert_same_rows(response.target_change, expected)
     assert _same(optimizer.state_dict(), state)
     assert all((p.grad is None) == (g is None) for p, g in zip(model.parameters(), gradients, strict=True))
@@ -74,7 +74,7 @@ def test_the_live_optimizer_steps_as_it_would_in_every_case(name, case):
     case, model, optimizer = trained(OPTIMIZERS[name], 2, case)
     problem = le.Problem.of(model, case.loss, **case.options)
     update = le.FromOptimizer(optimizer)
-    response = le.respond(problem, case.sources, case.targets, update=update, engine="looped")
+    response = le.respond(problem, case.sources, (case.targets, None), update=update, engine="looped")
     assert_same_rows(response.target_change, one_step_each(case, model, optimizer))
 
 
@@ -83,7 +83,7 @@ def test_groups_have_step_sizes_of_their_own_and_others_do_not_move():
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.01}]
     optimizer = torch.optim.SGD(groups, momentum=0.5)
     update = le.FromOptimizer(optimizer)
-    response = le.respond(le.Problem.of(model, case.loss), case.sources, case.targets, update=update)
+    response = le.respond(le.Problem.of(model, case.loss), case.sources, (case.targets, None), update=update)
     assert_same_rows(response.target_change, one_step_each(case, model, optimizer))
     assert torch.isnan(response.step_size).all()
 
@@ -131,7 +131,7 @@ def test_other_rules_run_in_float64_too():
     low_optimizer = torch.optim.RMSprop(low.parameters(), lr=1e-3, momentum=0.5)
     low_optimizer.load_state_dict(optimizer.state_dict())
     problem = le.Problem.of(low, case.loss).to(torch.float64)
-    response = le.respond(problem, case.sources, case.targets, update=le.FromOptimizer(low_optimizer))
+    response = le.respond(problem, case.sources, (case.targets, None), update=le.FromOptimizer(low_optimizer))
     assert_same_rows(response.target_change, expected, 1e-4)
 
 

@@ -4,6 +4,7 @@ Names are loaded when they are first used, so that importing the package, and th
 """
 
 import random
+import warnings
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -93,11 +94,14 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 def __getattr__(name: str) -> Any:
     if name not in _PLACE_OF and name not in _ROOMS:
         raise AttributeError(f"module 'local_elasticity' has no attribute {name!r}")
-    state = random.getstate()
+    state, filters = random.getstate(), list(warnings.filters)
     try:
         place = import_module(_PLACE_OF.get(name, f"local_elasticity.{name}"))
-    finally:
-        random.setstate(state)  # some libraries draw numbers when they are imported
+    finally:  # some libraries draw numbers or filter warnings when they are imported
+        random.setstate(state)
+        if warnings.filters != filters:
+            warnings.filters[:] = filters  # type: ignore[index]
+            warnings._filters_mutated()  # type: ignore[attr-defined]
     value = globals()[name] = place if name in _ROOMS else getattr(place, name)
     return value
 

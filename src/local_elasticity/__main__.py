@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import shlex
 import sys
 from contextlib import nullcontext
@@ -28,6 +29,9 @@ INTERRUPTED = 130
 USERS_MISTAKE = 2
 USERS_MISTAKES = (ValueError, OSError, ImportError)
 """An OSError is a file that cannot be read or written; an ImportError is an extra that is not installed."""
+
+ARGUMENT = re.compile(r"[a-zA-Z_-]+: ")
+"""How a TypeError of ours begins: with the argument that is wrong."""
 
 
 def _device(name: str) -> str:
@@ -204,7 +208,7 @@ def watch(
 
     if (out / "history.zarr").exists():
         raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
-    net = made_model(model).to(device)
+    net = made_model(model, device)
     check_step_size(step_size, net)
     check_checkpoints(checkpoints)
     x, y = read_points(data, per_class)
@@ -358,7 +362,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text in any encoding
     try:
         app()
-    except USERS_MISTAKES as error:
+    except Exception as error:
+        if not isinstance(error, USERS_MISTAKES) and not (isinstance(error, TypeError) and ARGUMENT.match(str(error))):
+            raise
         if "--verbose" in sys.argv or "-v" in sys.argv:
             raise
         typer.echo(f"error: {_sentence(error)}", err=True)

@@ -33,15 +33,16 @@ def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Pro
         x = torch.rand(TRIED, *one, generator=torch.Generator().manual_seed(0)).to(device)
     with _said("--model", f"{model} cannot be made"):
         net = made_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
-    problem = Problem.of(net.to(device), loss)
+    with _said("--model", f"{model} cannot be measured"):
+        problem = Problem.of(net.to(device), loss)
     with _said("--shape", f"{model} does not take inputs of shape {shape}"), problem.moment() as moment:
         outputs = moment.outputs(moment.params, x[:1]).detach()
     labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
     return problem, (x, labels.to(device))
 
 
-def made_model(place: str) -> nn.Module:
-    """The model that `module:factory` makes; a ValueError says on one line why there is none.
+def made_model(place: str, device: str = "cpu") -> nn.Module:
+    """The model that `module:factory` makes, on a device; a ValueError says on one line why there is none.
 
     >>> made_model(".nets:make")
     Traceback (most recent call last):
@@ -50,7 +51,7 @@ def made_model(place: str) -> nn.Module:
     if place.startswith((".", ":")):
         raise ValueError(f"--model: expected MODULE:FACTORY with the full name of a module, got {place!r}")
     with _said("--model", f"{place} makes no model. Name a function that takes no arguments"):
-        return find_model(place)
+        return find_model(place).to(device)
 
 
 def check_step_size(step_size: float, model: nn.Module) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from local_elasticity.clustering.checks import UnusableSimilarityError
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.sequential import respond_in_sequence
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import SGD
 from local_elasticity.measures.kernel import kernel, self_kernel
 from local_elasticity.measures.relative import relative
@@ -112,7 +112,7 @@ class Probe:
         update = SGD(self.step_size)
         try:
             return respond_to(problem, update=update, engine="structured")
-        except UnreadableError:
+        except UnsupportedModelError:
             return respond_to(problem.to(torch.float64), update=update, engine="looped")
 
 

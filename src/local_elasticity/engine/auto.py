@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from local_elasticity.engine.clock import now
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.job import Job, Rows, Runner
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.settled import Settled
 from local_elasticity.engine.structured import StructuredRunner, differences_runner, prove, two_layer_runner
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.two_layer import NotTwoLayersError
 from local_elasticity.engine.vmapped import VmappedRunner, check_vmap
 
@@ -38,7 +38,7 @@ CACHE_SIZED = 128
 TRIAL_SHARE = {"cpu": 1 / 128, "cuda": 1 / 8, "mps": 1 / 8}
 """Of the rows, how many the first chunk of `Vmapped` has: a CPU is soon full, a GPU is not."""
 
-FAILURES = (UnreadableError, RuntimeError, TypeError, AssertionError)
+FAILURES = (UnsupportedModelError, RuntimeError, TypeError, AssertionError)
 """What a way raises that cannot take a model; there is always the loop."""
 
 GROWTH = 4

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from local_elasticity.engine.auto import FAILURES, AutoRunner, StaleChoiceError
 from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Runner
+from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.response import Response
@@ -67,8 +69,9 @@ def _again_in_float64(
     try:
         with job.moment.problem.to(torch.float64).moment() as moment:
             higher = job.again(moment, rows)
+            inside = _rounding_inside(higher)
             bar.total += len(rows) - (bar.total - bar.done)
-            again, finer = runner.again(higher), noise.again(rows, torch.float64)
+            again, finer = runner.again(higher), noise.again(rows, torch.float64, inside)
             table = fill(higher, again, bar)
             better = as_response(higher, table, finer, again, runner.name, ())
             hidden = torch.nonzero(~clear_rows(higher, again, finer, table)).flatten()
@@ -76,12 +79,38 @@ def _again_in_float64(
     except (RuntimeError, TypeError) as error:
         if interruption(error):
             raise
-        note = f"{len(rows)} rows are below the noise of {low}, and float64 is not possible here ({error})"
-        logger.warning(note)
-        return replace(response, notes=(*response.notes, note))
+        return _low_after_all(job, runner, noise, f"float64 is not possible here ({error})", bar)
     note = f"{len(rows)} of {job.n} rows are below the noise of {low} and were computed again in float64"
+    if finer.computed_in:
+        note += ", but the forward pass itself computes in half precision"
     logger.info(note)
     return _merged(response, better, rows, note)
+
+
+def _rounding_inside(job: Job) -> float:
+    """The unit of the coarsest numbers that the network computes with in this precision; raises a RuntimeError where it
+    cannot be run in it."""
+    replica = job.moment.replica
+    replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
+    try:
+        job.moment.watched(take(job.target_inputs, slice(0, 1)))
+    except Exception as error:  # whatever a forward pass raises that was not made for float64
+        if not may_be_passed_over(error):
+            raise
+        raise RuntimeError(str(error)) from error
+    assert replica.effects is not None
+    return replica.effects.coarsest
+
+
+def _low_after_all(job: Job, runner: AutoRunner, noise: Noise, why: str, bar: Progress) -> Response:
+    """All rows in the model's own precision, of which some stay hidden."""
+    bar.done, bar.total = 0, job.n
+    table = fill(job, runner, bar)
+    hidden = int((~clear_rows(job, runner, noise, table)).sum())
+    note = f"{hidden} rows are below the noise of {str(job.moment.dtype).removeprefix('torch.')}, and {why}"
+    logger.warning(note)
+    response = as_response(job, table, noise, runner, runner.name, tuple(runner.notes))
+    return replace(response, notes=(*response.notes, note))
 
 
 def _by_differences(

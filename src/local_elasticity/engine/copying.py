@@ -55,10 +55,11 @@ class StructuralCopy:
         self._slots: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
         self._parts: list[Any] = []
         self._copies: dict[int, Any] = {}
+        self._cells: dict[int, types.CellType] = {}
         self._registered: dict[int, Tensor] = {}
         tree = [module for module in model.modules() if unwrapped(module) is module]
         for module in tree:
-            self._copies[id(module)] = object.__new__(type(module))
+            self._copies[id(module)] = object.__new__(without_finalizer(type(module)))
             tensors = (*module._parameters.values(), *module._buffers.values())
             self._registered |= {id(tensor): tensor for tensor in tensors if tensor is not None}
         for module in tree:
@@ -77,7 +78,8 @@ class StructuralCopy:
 
     def contents(self) -> list[list[Any]]:
         """What every container holds now, for a comparison by identity."""
-        return [list(part.values()) if isinstance(part, dict) else list(part) for part in self._parts]
+        cells = [[_inside(cell)] for cell in self._cells.values()]
+        return cells + [list(part.values()) if isinstance(part, dict) else list(part) for part in self._parts]
 
     def of(self, value: Any) -> Any:
         """The copy of a part of the model."""
@@ -133,7 +135,7 @@ class StructuralCopy:
         inner = unwrapped(module)
         if inner is not module:
             return self.of(inner)
-        made = self._copies[id(module)] = object.__new__(type(module))
+        made = self._copies[id(module)] = object.__new__(without_finalizer(type(module)))
         self._fill(made, module)
         return made
 
@@ -203,32 +205,42 @@ class StructuralCopy:
         return self.of(value) if isinstance(value, nn.Module) or _parts_of(value) <= MOST_PARTS else value
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        values = [_inside(cell) for cell in function.__closure__ or ()]
-        copies = [self._bound(value) for value in values]
-        named = [self._names.get(id(value)) for value in values]
+        closure = function.__closure__ or ()
         given, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
         defaults = tuple(self._bound(value) for value in given)
         kwdefaults = {key: self._bound(value) for key, value in keywords.items()}
-        pairs = [*zip(values, copies, strict=True), *zip(given, defaults, strict=True)]
-        pairs += [(value, kwdefaults[key]) for key, value in keywords.items()]
-        if not any(named) and all(one is other for one, other in pairs):
+        pairs = [*zip(given, defaults, strict=True), *((value, kwdefaults[key]) for key, value in keywords.items())]
+        if not closure and all(one is other for one, other in pairs):
             return function
-        fresh = tuple(types.CellType() if part is _NOTHING else types.CellType(part) for part in copies)
-        for cell, name in zip(fresh, named, strict=True):
-            if name is not None:
-                self._slots[name].append((_Cell(cell), 0))
+        fresh = tuple(self._cell(cell) for cell in closure)
         made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults or None, fresh)
         made.__kwdefaults__ = kwdefaults or None
         made.__dict__.update(function.__dict__)
         return made
 
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        """One cell for all functions that share it, so that what one writes another reads."""
+        if id(cell) not in self._cells:
+            fresh = self._cells[id(cell)] = types.CellType()
+            value = _inside(cell)
+            name = self._names.get(id(value))
+            if name is not None:
+                self._slots[name].append((_Cell(fresh), 0))
+            if value is not _NOTHING:
+                fresh.cell_contents = self._bound(value)
+        return self._cells[id(cell)]
+
     def _object(self, value: Any) -> Any:
-        """A Python object with attributes of its own; one that cannot be copied, or is large, is shared."""
-        if isinstance(value, (type, Enum)) or _parts_of(value) > MOST_PARTS:
+        """A Python object with attributes of its own; one that cannot be copied, is large, or owns something that it
+        gives back at its end is shared."""
+        if isinstance(value, (type, Enum)) or hasattr(type(value), "__del__") or _parts_of(value) > MOST_PARTS:
             return value
         if not _is_plain(value):
             return self._deep_copy(value)
-        made = self._copies[id(value)] = object.__new__(type(value))
+        try:
+            made = self._copies[id(value)] = object.__new__(type(value))
+        except TypeError:  # files, threads: what Python itself makes
+            return value
         self._parts.append(made.__dict__)
         for key, part in value.__dict__.items():
             self._put(made.__dict__, key, part)
@@ -268,14 +280,27 @@ class _Cell:
 
 
 def unwrapped(model: Any) -> Any:
-    """The module inside torch.compile, DataParallel and DistributedDataParallel."""
+    """The module inside torch.compile, DataParallel and DistributedDataParallel. A subclass or hooks of the wrapper may
+    compute something, so that such a wrapper stays."""
     while True:
         if type(model).__name__ == "OptimizedModule":
             model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        elif type(model) in (nn.DataParallel, nn.parallel.DistributedDataParallel) and not _has_hooks(model):
             model = model.module
         else:
             return model
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks)
+
+
+def without_finalizer(kind: type[Any]) -> type[Any]:
+    """The class, without a `__del__` that would give back what the original still uses."""
+    if not hasattr(kind, "__del__"):
+        return kind
+    return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
 
 
 def _is_plain(value: Any) -> bool:

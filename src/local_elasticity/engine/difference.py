@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.flattened import flattened
 from local_elasticity.engine.steps import Steps
+from local_elasticity.engine.supported import UnsupportedModelError
 
 Pair = tuple[Tensor, Tensor | None]
 """h [t, …] and δ [c, t, …], None where nothing differs."""
@@ -68,10 +69,6 @@ def parametric_rule(*functions: Any) -> Callable[[Written], Written]:
     return register
 
 
-class UnreadableError(ValueError):
-    """A function that there is no rule for."""
-
-
 class Difference(Tensor):
     """h [t, …], with `.delta` δ [c, t, …] (None where nothing differs yet) and the `.steps` of the c sources."""
 
@@ -114,14 +111,14 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     if moves and func in RULES:
         return Difference.of(*RULES[func](*args, **kwargs), steps)
     if moves and func in READ_BY_PYTHON:
-        raise UnreadableError(f"{func.__name__} of a value that moves")
+        raise UnsupportedModelError(f"{func.__name__} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in flattened(base)):
         return base
     if not moves:
         return tree_map(lambda leaf: Difference.of(leaf, None, steps), base)
     if func not in LINEAR:
-        raise UnreadableError(getattr(func, "__name__", str(func)))
+        raise UnsupportedModelError(getattr(func, "__name__", str(func)))
     delta = applied_to_deltas(func, args, kwargs)
     if isinstance(base, Tensor):
         return Difference.of(base, delta, steps)

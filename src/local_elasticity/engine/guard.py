@@ -6,6 +6,8 @@ Measurements of several threads follow one another, because the flags belong to 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sys
 import threading
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _python_dispatch
 
@@ -27,6 +30,15 @@ T = TypeVar("T")
 
 _one_at_a_time = threading.RLock()
 _inside = threading.local()
+
+
+def _new_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)  # the thread that holds it is not there
 
 
 def untouched(function: Callable[P, T]) -> Callable[P, T]:
@@ -46,9 +58,10 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
                 try:
                     _inside.call = True
                     return function(*args, **kwargs)
-                except Exception as error:
+                except BaseException as error:
+                    _close_contexts(error)
                     stopped = interruption(error)
-                    if stopped is not None:
+                    if stopped is not None and stopped is not error:
                         raise stopped from error
                     raise
                 finally:
@@ -58,6 +71,21 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
                     _leave(before)
 
     return inside
+
+
+def _close_contexts(error: BaseException) -> None:
+    """End the context managers that an interrupt kept from ending. Torch writes some of its own as generators, which
+    would put modes back on its stacks when the traceback is forgotten, long after this call.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        trace = seen.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == contextlib.__file__:
+                with contextlib.suppress(RuntimeError):  # it is still running
+                    trace.tb_frame.clear()
+            trace = trace.tb_next
+        seen = seen.__cause__ or seen.__context__
 
 
 def _leave(before: Surroundings) -> bool:
@@ -159,6 +187,7 @@ def _set_flags(device: torch.device, model: Any) -> None:
         torch.backends.mha.set_fastpath_enabled(False)
     if device.type == "cuda" and any(isinstance(module, nn.RNNBase) for module in modules):
         torch.backends.cudnn.enabled = False
+    parametrize._cache_enabled = 0  # `parametrize.cached()` would keep the weights of before a step
     if "torch._dynamo" in sys.modules:
         _set_stance(torch._dynamo.eval_frame.DynamoStance("force_eager"))
 
@@ -199,6 +228,7 @@ def _flags() -> Iterator[Access]:
     for name in _IN_DISPATCH_MODE:
         yield _attribute(_python_dispatch, name)
     yield _stance, _set_stance
+    yield _attribute(parametrize, "_cache_enabled")
     yield _attribute(torch.backends.cudnn, "enabled")
     yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
     yield torch.is_grad_enabled, torch._C._set_grad_enabled

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from local_elasticity.engine.problem import Inputs
 
@@ -181,6 +183,10 @@ def _place(leaf: Any) -> Any:
 
 def _as_tensors(inputs: Any) -> Inputs:
     """NumPy arrays become tensors and other mappings dicts; everything else stays."""
+    if hasattr(inputs, "to_numpy"):
+        raise TypeError(f"sources or targets: a {type(inputs).__name__} cannot be read; pass its .to_numpy()")
+    if isinstance(inputs, np.ma.MaskedArray):
+        raise TypeError("sources or targets: masked arrays cannot be read; fill them first, x.filled(0)")
     if isinstance(inputs, Mapping) and not isinstance(inputs, dict):
         inputs = dict(inputs)
     return tree_map(lambda leaf: _from_array(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
@@ -207,15 +213,17 @@ def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any]
         picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
     if not picked:
         raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")
+    if any(not leaf.ndim for leaf in tree_flatten(picked[0])[0]):
+        raise ValueError("sources or targets: the DataLoader gives single examples; make it with a batch_size")
     return tree_map(lambda *leaves: torch.cat(leaves), *picked)
 
 
 @contextmanager
 def kept_generators(examples: Any) -> Iterator[None]:
-    """The random generators of a DataLoader, its samplers and its dataset, put back as they were: reading the examples
-    must not reorder a training run that goes on with the same loader.
+    """The random generators of a DataLoader, its samplers and its dataset, and the samplers' attributes, put back.
+    Reading the examples must not reorder a training run that goes on with the same loader.
     """
-    kept = [(get, put, get()) for get, put in _generators_of(examples)]
+    kept = [(get, put, get()) for get, put in _states_of(examples)]
     try:
         yield
     finally:
@@ -223,30 +231,69 @@ def kept_generators(examples: Any) -> Iterator[None]:
             put(before)
 
 
-def _generators_of(examples: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    found: dict[int, tuple[Callable[[], Any], Callable[[Any], Any]]] = {}
+State = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""How a state is read, and put back."""
+
+
+def _states_of(examples: Any) -> list[State]:
+    found: dict[int, State] = {}
     waiting, seen = [(examples, 0)], set()
     while waiting:
         value, depth = waiting.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Generator):
-            found[id(value)] = value.get_state, value.set_state
-        elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-            found[id(value)] = value.getstate, value.setstate
-        elif isinstance(value, np.random.RandomState):
-            found[id(value)] = value.get_state, value.set_state
-        elif isinstance(value, np.random.Generator):
-            bits = value.bit_generator
-            found[id(value)] = partial(getattr, bits, "state"), partial(setattr, bits, "state")
-        elif depth < MOST_NESTED and isinstance(value, partial):
-            waiting += [(part, depth + 1) for part in (value.func, *value.args, *value.keywords.values())]
-        elif depth < MOST_NESTED and hasattr(value, "__dict__") and not isinstance(value, (type, Tensor)):
-            waiting += [(part, depth + 1) for part in vars(value).values()]
-        elif depth < MOST_NESTED and isinstance(value, (list, tuple, dict)) and len(value) <= MOST_TRANSFORMS:
-            waiting += [(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value)]
+        state = _state_of(value)
+        if state is not None:
+            found[id(value)] = state
+        if depth < MOST_NESTED:
+            waiting += [(part, depth + 1) for part in _parts_of(value)]
     return list(found.values())
+
+
+def _state_of(value: Any) -> State | None:
+    """The state of a random generator, or of a sampler, which may count its epochs."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate, value.setstate
+    if isinstance(value, np.random.RandomState):
+        return value.get_state, value.set_state
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, np.random.BitGenerator):
+        return partial(getattr, value, "state"), partial(setattr, value, "state")
+    if isinstance(value, Sampler):
+        return vars(value).copy, partial(_put_attributes, value)
+    return None
+
+
+def _put_attributes(owner: Any, before: dict[str, Any]) -> None:
+    vars(owner).clear()
+    vars(owner).update(before)
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What an object, a container or a function holds, where a generator may be."""
+    if isinstance(value, (type, Tensor, np.ndarray, str, bytes)):
+        return []
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, BuiltinMethodType):  # generator.normal
+        return [value.__self__] if not isinstance(value.__self__, ModuleType) else []
+    if isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell != CellType()]
+        return [
+            *(cell.cell_contents for cell in cells),
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+        ]
+    if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+        return [] if len(value) > MOST_TRANSFORMS else list(value.values() if isinstance(value, dict) else value)
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if name != "__dict__"]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots if hasattr(value, name))]
 
 
 def _labelled(batch: Any) -> tuple[Inputs, Tensor]:

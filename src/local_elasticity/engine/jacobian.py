@@ -247,7 +247,12 @@ def _left_over_jacobian(moment: Moment, names: tuple[str, ...], inputs: Inputs) 
 
     def plainly(one: Inputs) -> Params:
         leaves = {name: p.detach().requires_grad_() for name, p in some.items()}
-        rows = [gradient(output, leaves, torch.ones_like(output), retain=True) for output in predict(leaves, one)]
+        rows = [
+            gradient(output, leaves, torch.ones_like(output), retain=True)
+            if output.requires_grad
+            else {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # under no_grad in the forward pass
+            for output in predict(leaves, one)
+        ]
         return {name: torch.stack([row[name] for row in rows]) for name in leaves}
 
     parts = _each(by_vmap, plainly, inputs)

@@ -130,9 +130,13 @@ class Job:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
 
     def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
-        """Raise a ValueError where the first target's prediction among the others is not the one it has alone."""
-        alone = self.predict(self.moment.params, take(self.target_inputs, slice(0, 1)), 1)
-        if self.m > COMPANY and not _equal(alone.to(target_before.dtype), target_before[:1]):
+        """Raise a ValueError where the first or last target's prediction among the others is not the one it has
+        alone."""
+        if self.m <= COMPANY:
+            return
+        ends = torch.tensor([0, self.m - 1], device=self.moment.device)
+        alone = self.predict(self.moment.params, take(self.target_inputs, ends), 1)
+        if not _equal(alone.to(target_before.dtype), target_before[ends]):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def again(self, moment: Moment, rows: Tensor) -> Job:
@@ -249,7 +253,11 @@ def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
         )
-    _check_alone(moment, one, outputs, together[:1], name)
+    _check_alone(moment, one, as_predictions(outputs), together[:1], name)
+    if len(some) > 1:
+        last = take(inputs, some[-1:])
+        with torch.no_grad():
+            _check_alone(moment, last, moment.predict(moment.params, last), together[-1:], name)
     return outputs, size
 
 
@@ -263,7 +271,7 @@ def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
             "it must find its parts by attribute, not by their identity"
         ) from error
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ")):
+        if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ", "output: ")):
             raise
         if "Expected more than 1 value per channel" in str(error):
             raise ValueError(
@@ -281,9 +289,8 @@ def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
     return outputs, size
 
 
-def _check_alone(moment: Moment, one: Inputs, outputs: Tensor, together: Tensor, name: str) -> None:
+def _check_alone(moment: Moment, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
     """An example's prediction is the same alone as among others, and the same twice."""
-    alone = as_predictions(outputs)
     if _equal(alone, together):
         return
     with torch.no_grad():
@@ -317,6 +324,8 @@ def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss: it returns {shape} for {len(two)} examples, not a scalar; take the mean, loss.mean()")
+    if not moment.problem.loss_is_named and not _equal(moment.loss(read, two).detach()[None], loss.detach()[None]):
+        raise ValueError("loss: two equal calls give different values; it must follow from outputs and labels alone")
     if not loss.requires_grad:
         raise ValueError("loss: it does not depend on the outputs, or not differentiably, so that no step follows")
 

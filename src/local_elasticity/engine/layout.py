@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import Inputs, Moment, gradient
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Tape, Use, leaves_of, record
 
 T = TypeVar("T")
@@ -43,7 +45,15 @@ class Layout:
         shapes = _shapes(inputs)
         found = _layouts.get(moment, shapes)
         if found is None:
-            found = cls._found(moment, inputs)
+            try:
+                found = cls._found(moment, inputs)
+            except RuntimeError as error:
+                if "vmapped" not in str(error) or not may_be_passed_over(error):
+                    raise
+                raise UnsupportedModelError(
+                    "model: its forward pass uses torch.func, inside of which gradients cannot be recorded; only "
+                    "le.respond and measures of a response can take it"
+                ) from error
             _layouts.put(moment, shapes, found)
         return found
 
@@ -57,6 +67,11 @@ class Layout:
         """
         if moment.replica.effects is None:
             moment.watched(take(inputs, slice(0, 1)))
+        if moment.replica.effects is not None and moment.replica.effects.coarsest:
+            raise UnsupportedModelError(
+                "model: its forward pass computes in half precision, as under autocast, so that gradients are rough; "
+                "pass problem.to(torch.float64), which autocast leaves alone"
+            )
         some = _finite(moment, inputs)
         leaves = leaves_of(moment.params)
         tape = record(moment, leaves, take(inputs, _three(some)))

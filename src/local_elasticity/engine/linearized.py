@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import (
     Factors,
@@ -28,6 +27,7 @@ from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Matrices
 
 
@@ -59,9 +59,9 @@ class LinearizedRunner:
     def __init__(self, job: Job) -> None:
         if job.unreached:
             name = job.unreached[0]
-            raise UnreadableError(f"engine: Linearized cannot skip {name}, which a source does not reach")
+            raise UnsupportedModelError(f"engine: Linearized cannot skip {name}, which a source does not reach")
         if job.moment.replica.effects is not None and job.moment.replica.effects.tensors & set(job.moment.params):
-            raise UnreadableError("engine: Linearized cannot follow a forward pass that writes its weights")
+            raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
         factored = torch.finfo(job.moment.dtype).bits // 8 * explicit_columns(job.moment, self.layout)

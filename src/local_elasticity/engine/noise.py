@@ -61,6 +61,8 @@ class Noise:
     source: Float[Tensor, "n batch k"]
     target: Float[Tensor, "m k"]
     gradient_cancels: bool
+    computed_in: float = 0.0
+    """The unit of the coarsest numbers inside the network, where that is coarser than the predictions' own."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -80,16 +82,19 @@ class Noise:
             (torch.zeros_like(source_before) if source is None else source).reshape(batches),
             torch.zeros_like(target_before) if target is None else target,
             gradient_cancels(job.moment.problem.loss, job.source_labels),
+            job.moment.replica.effects.coarsest if job.moment.replica.effects else 0.0,
         )
 
-    def again(self, rows: Tensor, dtype: torch.dtype) -> Noise:
+    def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:
         """The noise of some rows in another precision: rounding goes with the unit in the last place."""
-        finer = torch.finfo(dtype).eps / torch.finfo(self.target.dtype).eps
+        own = float(torch.finfo(self.target.dtype).eps)
+        finer = max(torch.finfo(dtype).eps, computed_in) / max(own, self.computed_in)
         return Noise(
             self.source_before[rows].to(dtype),
             finer * self.source[rows].to(dtype),
             finer * self.target.to(dtype),
             self.gradient_cancels,
+            computed_in,
         )
 
     def of_rows(self, rows: Measured) -> Float[Tensor, "c batch k"]:
@@ -168,11 +173,12 @@ def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once:
 
 
 def _rounded_otherwise(moment: Moment, generator: torch.Generator) -> Params:
-    """Every weight up, down or not at all by one unit, the coarsest of any weight; a long random pattern, repeated, is
-    random enough."""
+    """Every weight up, down or not at all by one unit, the coarsest of any weight or of anything computed; a long
+    random pattern, repeated, is random enough."""
     moved = {}
     floating = [p for p in (*moment.params.values(), *moment.constants.values()) if p.is_floating_point()]
-    unit = max(torch.finfo(p.dtype).eps for p in floating)
+    effects = moment.replica.effects
+    unit = max(*(torch.finfo(p.dtype).eps for p in floating), effects.coarsest if effects else 0.0)
     for name, p in moment.params.items():
         pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
         units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from local_elasticity.engine.copying import StructuralCopy, unwrapped
-from local_elasticity.engine.guard import isolated
+from local_elasticity.engine.copying import unwrapped
+from local_elasticity.engine.guard import interruption, isolated
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
-from local_elasticity.engine.replica import Effects, Params, Reads, Replica
+from local_elasticity.engine.replica import Params, Reads, Replica
 from local_elasticity.engine.supported import only_device, refuse_random, refuse_unsupported
 from local_elasticity.engine.traits import stand_in, traits
 from local_elasticity.shapes import Float
@@ -79,6 +79,8 @@ class Problem:
         ('logits', ('weight', 'bias'))
         """
         model = unwrapped(model)
+        if output is not None and not callable(output):
+            raise TypeError(f"output: expected a function such as lambda out: out.logits, got {output!r}")
         if not callable(model):
             raise TypeError(
                 f"model: an nn.Module or a function f(params, inputs) is wanted, not {type(model).__name__}"
@@ -193,9 +195,9 @@ class Problem:
             hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
             hooks = {name: found for name, found in hooks.items() if found}
             pairs = frozenset(name for name in self.steps if own[name].is_complex())
-            if isinstance(self.loss, nn.Module):
-                problem = replace(problem, loss=StructuralCopy(self.loss, {}).model)
-            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs)
+            loss, output = replica.copies_of(None if self.loss_is_named else self.loss, self.output)
+            problem = problem if loss is None else replace(problem, loss=loss)
+            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs, output)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""
@@ -221,6 +223,8 @@ class Moment:
     dtype: torch.dtype
     hooks: Mapping[str, list[Callable[[Tensor], Tensor | None]]]
     pairs: frozenset[str]
+    output: Callable[[Any], Tensor] | None = None
+    """The problem's, as a copy where it has a state of its own."""
 
     @cached_property
     def made_of(self) -> Any:
@@ -250,19 +254,26 @@ class Moment:
         return self._read(self.replica(self._as_stored(params), inputs))
 
     def _read(self, result: Any) -> Tensor:
-        output = self.problem.output
-        result = output(result) if output else result
+        if self.output is not None:
+            try:
+                result = self.output(result)
+            except (AttributeError, KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"output: it fails on what the model returns, a {type(result).__name__} "
+                    f"({type(error).__name__}: {error})"
+                ) from error
         if not isinstance(result, Tensor):
             raise TypeError(
                 f"model: it returns a {type(result).__name__}, not a tensor; "
                 "pass output= to Problem.of, for example output=lambda out: out.logits"
             )
-        return result
+        other = result.is_floating_point() and result.dtype != self.dtype
+        return result.to(self.dtype) if other else result
 
     def watched(self, inputs: Inputs) -> Float[Tensor, "b k"]:
         """Predictions, having noted what the pass writes, so that later passes get copies of that and no more."""
         result = self.replica.watch(self._as_stored(self.params), inputs, self._read)
-        if self.replica.effects == Effects():
+        if self.replica.effects is not None and not self.replica.effects.writes:
             return as_predictions(result).detach()
         with torch.no_grad():
             return self.predict(self.params, inputs)
@@ -289,7 +300,7 @@ class Moment:
         return as_predictions(self.outputs(params, inputs))
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self.problem.loss(outputs, labels)
+        return self.problem.loss(outputs, labels if self.problem.loss_is_named else labels.clone())
 
     def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss; a ValueError where it reads parameters, whose gradient would not be seen."""
@@ -343,7 +354,15 @@ def gradient(
             f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
             "so a step moves nothing; select others with params="
         )
-    found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, retain_graph=retain, allow_unused=True)
+    try:
+        found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, retain_graph=retain, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error) or interruption(error):
+            raise
+        raise ValueError(
+            "model: checkpoint(..., use_reentrant=True) has no gradient with respect to single tensors; use "
+            "use_reentrant=False"
+        ) from error
     return {
         name: torch.zeros_like(leaf) if g is None else g.to_dense()
         for (name, leaf), g in zip(leaves.items(), found, strict=True)
@@ -381,7 +400,10 @@ def selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, .
             )
         return tuple(chosen)
     if isinstance(params, str):
-        chosen = [name for name in floating if re.search(params, name)]
+        try:
+            chosen = [name for name in floating if re.search(params, name)]
+        except re.error as error:
+            raise ValueError(f"params: {params!r} is not a regular expression ({error})") from error
     elif callable(params):
         chosen = [name for name, p in floating.items() if params(name, p)]
     else:

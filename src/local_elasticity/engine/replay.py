@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.climb import clear_rows
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
@@ -30,6 +29,7 @@ from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 
@@ -166,9 +166,9 @@ def recorded(
             if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
                 return None
             if waits(lambda: _measured(job, similarities)):
-                raise UnreadableError("the network waits for the GPU")
+                raise UnsupportedModelError("the network waits for the GPU")
             return Replay(problem, job, similarities)
-        except (UnreadableError, RuntimeError) as error:
+        except (UnsupportedModelError, RuntimeError) as error:
             logger.info("local elasticity: probes are not recorded (%s)", error)
             return None
 

@@ -7,6 +7,7 @@ shared with the model; a pass that writes weights, inputs or attributes gets cop
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,14 +33,25 @@ OUT_OF_REACH = (
 
 @dataclass(frozen=True)
 class Effects:
-    """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules."""
+    """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
+    unit of the coarsest numbers that it computes with, where some are in half precision."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
     attributes: bool = False
+    coarsest: float = 0.0
+
+    @property
+    def writes(self) -> bool:
+        return self.inputs or bool(self.tensors) or self.attributes
 
     def __or__(self, other: Effects) -> Effects:
-        return Effects(self.inputs or other.inputs, self.tensors | other.tensors, self.attributes or other.attributes)
+        return Effects(
+            self.inputs or other.inputs,
+            self.tensors | other.tensors,
+            self.attributes or other.attributes,
+            max(self.coarsest, other.coarsest),
+        )
 
 
 class Replica:
@@ -93,6 +105,13 @@ class Replica:
             made.of(module).register_forward_hook(hook)
         return made
 
+    def copies_of(self, *functions: Callable[..., Any] | None) -> list[Any]:
+        """Functions of the user's with copies of what they close over or are bound to, the model's parts included."""
+        if not any(_has_state(one) for one in functions):
+            return list(functions)
+        made = self.copy() if isinstance(self.model, nn.Module) else StructuralCopy(nn.Module(), {})
+        return [made.of(one) if _has_state(one) else one for one in functions]
+
     def observe(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Register a forward hook on the copies of a module of the user's."""
         self._observed = module, hook
@@ -128,7 +147,7 @@ class Replica:
         self._kept = None if attributes else made
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
-        found = Effects(not writes.seen.isdisjoint(of_inputs), frozenset(written), attributes)
+        found = Effects(not writes.seen.isdisjoint(of_inputs), frozenset(written), attributes, writes.coarsest)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -153,6 +172,13 @@ class Replica:
         made.put(params)
         args, kwargs = arguments(inputs)
         return made.model(*args, **kwargs)
+
+
+def _has_state(function: Any) -> bool:
+    """Whether it is more than the code of a function."""
+    if isinstance(function, (types.BuiltinFunctionType, type(None))):
+        return False
+    return not isinstance(function, types.FunctionType) or bool(function.__closure__ or function.__defaults__)
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -195,6 +221,13 @@ class _Writes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.protected = protected
         self.seen: set[int] = set()
+        self.kinds: set[torch.dtype] = set()
+
+    @property
+    def coarsest(self) -> float:
+        """The unit of the coarsest numbers, where they are in half precision, as under autocast; else 0."""
+        units = [float(torch.finfo(kind).eps) for kind in self.kinds if kind.is_floating_point]
+        return max((unit for unit in units if unit > torch.finfo(torch.float32).eps), default=0.0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -202,7 +235,10 @@ class _Writes(TorchDispatchMode):
         if places:
             args = [self._instead(one) if i in places else one for i, one in enumerate(args)]
             kwargs = {key: self._instead(one) if key in places else one for key, one in kwargs.items()}
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if isinstance(found, Tensor):
+            self.kinds.add(found.dtype)
+        return found
 
     def _instead(self, value: Any) -> Any:
         written = {_storage(leaf) for leaf in flattened(value) if isinstance(leaf, Tensor)} & set(self.protected)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
@@ -26,6 +25,7 @@ from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
 from local_elasticity.engine.structured import two_layer_runner
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.two_layer import TwoLayerRunner
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 
@@ -129,7 +129,7 @@ def _two_layers(job: Job) -> TwoLayerRunner | None:
     """A proved runner for a net that is one of two layers; None for any other."""
     try:
         return two_layer_runner(job)
-    except UnreadableError:
+    except UnsupportedModelError:
         return None
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.difference import Difference, UnreadableError
+from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Job, Rows, Runner, own_change
 from local_elasticity.engine.layout import InPiecesError, Layout
@@ -27,6 +27,7 @@ from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.rules import elementwise, layers, shapes
 from local_elasticity.engine.steps import Steps
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.update import SGD
 
@@ -87,7 +88,7 @@ def two_layer_runner(job: Job) -> TwoLayerRunner | None:
 
 
 def differences_runner(job: Job) -> StructuredRunner:
-    """A proved runner for any net that can be read; an UnreadableError says what cannot."""
+    """A proved runner for any net that can be read; an UnsupportedModelError says what cannot."""
     runner = StructuredRunner(job)
     prove(job, StructuredRunner)
     return runner
@@ -98,13 +99,15 @@ class StructuredRunner:
 
     def __init__(self, job: Job) -> None:
         if job.moment.hooks:
-            raise UnreadableError("engine: Structured cannot run hooks on parameters; use engine='auto'")
+            raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
         if not (job.plain or isinstance(job.update, SGD)):
-            raise UnreadableError(f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}")
+            raise UnsupportedModelError(
+                f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}"
+            )
         self.job = job
         self.layout = Layout.of(job.moment, job.target_inputs)
         if self.layout.left_over:
-            raise UnreadableError(
+            raise UnsupportedModelError(
                 f"engine: Structured cannot follow the parameter {self.layout.left_over[0]}, which is not the weight "
                 "or bias of one linear layer, convolution or batch norm; use engine='auto'"
             )
@@ -160,7 +163,7 @@ class StructuredRunner:
         try:
             steps = Steps.on(job, self.layout, start, stop)
         except InPiecesError as error:
-            raise UnreadableError(f"{error}, which Structured cannot follow; use engine='auto'") from error
+            raise UnsupportedModelError(f"{error}, which Structured cannot follow; use engine='auto'") from error
         with torch.no_grad():
             target_change = self._changes(steps, job.target_inputs)
             if job.targets_are_sources:
@@ -192,8 +195,12 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     differences = tree_map(lambda leaf: Difference.of(leaf, None, steps), inputs)
     try:
         out = job.moment.predict(job.moment.params, differences)
-    except (UnreadableError, TypeError) as error:
-        raise UnreadableError(f"engine: Structured cannot read {error}{_where(job, error.__traceback__)}") from error
+    except Exception as error:  # whatever a forward pass raises that was not made for differences
+        if not may_be_passed_over(error):
+            raise
+        raise UnsupportedModelError(
+            f"engine: Structured cannot read {error}{_where(job, error.__traceback__)}"
+        ) from error
     delta = out.delta if isinstance(out, Difference) else None
     if delta is None:
         return torch.zeros(len(steps.loss_gradient), *out.shape, dtype=out.dtype, device=out.device)
@@ -205,7 +212,8 @@ _bytes_taken: Remembered[tuple[int, int]] = Remembered()
 
 
 def prove(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
-    """Compare a few pairs with the loop, in float64 where that is possible; raise an UnreadableError if they differ."""
+    """Compare a few pairs with the loop, in float64 where that is possible. Raise an UnsupportedModelError if they
+    differ."""
     what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
     at_its_own = (*what, job.update.step_size)
     if _proved.get(job.moment, what) or _proved.get(job.moment, at_its_own):
@@ -215,12 +223,14 @@ def prove(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> 
             _proved.put(job.moment, what, True)
             return
         agrees = _agrees(job, kind, job.update.step_size, PROVED_AT_ITS_OWN, 0.0)
-    except (RuntimeError, TypeError) as reason:
+    except UnsupportedModelError:
+        raise
+    except Exception as reason:  # whatever a forward pass raises that was not made for float64
         if not may_be_passed_over(reason):
             raise
-        raise UnreadableError(f"engine: {name} could not be checked against the loop ({reason})") from reason
+        raise UnsupportedModelError(f"engine: {name} could not be checked against the loop ({reason})") from reason
     if not agrees:
-        raise UnreadableError(f"engine: {name} differs from the loop on this model; use engine='auto'")
+        raise UnsupportedModelError(f"engine: {name} differs from the loop on this model; use engine='auto'")
     _proved.put(job.moment, at_its_own, True)
 
 

@@ -10,6 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from local_elasticity.engine.copying import unwrapped
+
+
+class UnsupportedModelError(ValueError):
+    """What an engine cannot take: a network that it has no rules for, or a step that it does not know."""
+
 
 def refuse_unsupported(model: Callable[..., Any], tensors: Mapping[str, Tensor], steps: tuple[str, ...]) -> None:
     """Raise where a model cannot be measured as it is: scripted, sharded, lazy, without values.
@@ -19,6 +25,11 @@ def refuse_unsupported(model: Callable[..., Any], tensors: Mapping[str, Tensor],
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError("model: expected an nn.Module, got a ScriptModule; pass the module it was made from")
+        if isinstance(module, nn.parallel.DistributedDataParallel) and unwrapped(module) is module:
+            raise TypeError(
+                "model: its DistributedDataParallel is a subclass or has hooks, which cannot run in one process alone; "
+                "pass model.module, or remove them for measuring"
+            )
         if type(module).__name__ == "FullyShardedDataParallel":
             raise TypeError(f"model: it is wrapped in FSDP, {_GATHER}")
     only_device(tensors)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from local_elasticity.engine.copying import without_finalizer
 from local_elasticity.engine.problem import Moment, Problem, as_real
 from local_elasticity.engine.replica import Params
 
@@ -182,12 +183,19 @@ class FromOptimizer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", _inside(self.optimizer))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer: a torch.optim.Optimizer is wanted, not {type(self.optimizer).__name__}")
+            inside = "; pass the optimizer inside it" if hasattr(self.optimizer, "optimizer") else ""
+            raise TypeError(
+                f"optimizer: expected a torch.optim.Optimizer, got {type(self.optimizer).__name__}, whose step is its "
+                f"own{inside}"
+            )
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise ValueError(
                 "optimizer: LBFGS evaluates a closure several times a step, so there is no single step to measure; "
                 "use le.SGD, le.Adam or another optimizer"
             )
+        self._refuse_hooks()
+
+    def _refuse_hooks(self) -> None:
         if _has_hooks(self.optimizer):
             raise ValueError(
                 "optimizer: it has step hooks, which would act on your own model and run; remove them while measuring"
@@ -226,6 +234,7 @@ class FromOptimizer:
 
     def _settings(self, problem: Problem) -> dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]]:
         """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
+        self._refuse_hooks()  # some may have come since it was made
         own = problem.named_parameters()
         names = {id(own[name]): name for name in problem.steps}
         settings: dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]] = {}
@@ -274,8 +283,8 @@ _DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, An
 
 
 def _inside(optimizer: Any) -> Any:
-    """The optimizer inside the wrappers of Lightning and Accelerate, the latter of which is an optimizer itself."""
-    wraps = not isinstance(optimizer, torch.optim.Optimizer) or type(optimizer).__name__ == "AcceleratedOptimizer"
+    """The optimizer inside the wrappers of Lightning and Accelerate. Others have a step of their own."""
+    wraps = any(kind.__name__ in ("AcceleratedOptimizer", "LightningOptimizer") for kind in type(optimizer).__mro__)
     return getattr(optimizer, "optimizer", optimizer) if wraps else optimizer
 
 
@@ -312,7 +321,7 @@ def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     memo = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
     for p in held:
         memo[id(p)].__dict__.update(vars(p))
-    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    made: torch.optim.Optimizer = object.__new__(without_finalizer(type(optimizer)))
     for key, value in vars(optimizer).items():
         if key == "state":
             made.state = defaultdict(dict, {memo[id(p)]: copy.deepcopy(of, memo) for p, of in value.items()})

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from local_elasticity.engine.difference import UnreadableError
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Rows, own_change
@@ -17,6 +16,7 @@ from local_elasticity.engine.looped import realized_step
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.structured import prove
+from local_elasticity.engine.supported import UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Vmapped:
 
     def runner(self, job: Job) -> VmappedRunner:
         if job.moment.hooks:
-            raise UnreadableError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
+            raise UnsupportedModelError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
         if not job.vectorizes:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"
@@ -48,12 +48,12 @@ class Vmapped:
 
 
 def check_vmap(job: Job) -> None:
-    """Raise an UnreadableError where vmap cannot take the network or the step, or gives other values than the loop."""
+    """Raise an UnsupportedModelError where vmap cannot take the network or the step, or differs from the loop."""
     effects = job.moment.replica.effects
     if effects is None or effects.tensors:
-        raise UnreadableError("engine: Vmapped cannot follow a forward pass that writes weights or buffers")
+        raise UnsupportedModelError("engine: Vmapped cannot follow a forward pass that writes weights or buffers")
     if job.unreached:
-        raise UnreadableError(
+        raise UnsupportedModelError(
             f"engine: Vmapped cannot tell that the optimizer skips {job.unreached[0]}, which a source does not reach"
         )
     prove(job, VmappedRunner, "Vmapped")

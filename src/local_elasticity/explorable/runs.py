@@ -21,6 +21,7 @@ from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.store.result import read
+from local_elasticity.store.sizes import check_regular
 from local_elasticity.training.history import History
 from local_elasticity.training.monitor import Monitor
 
@@ -80,6 +81,7 @@ def _guarded(name: str, read_one: Callable[[Path], Run | Paper], path: Path) -> 
 
 
 def _read_store(name: str, path: Path) -> Run:
+    check_regular(path)
     about = json.loads((path / "zarr.json").read_text())
     attributes = about.get("attributes") if isinstance(about, dict) else None
     if not isinstance(attributes, dict):

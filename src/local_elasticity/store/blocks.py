@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_shape, chunk_file, whole_number
+from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_regular, check_shape, chunk_file, whole_number
 from local_elasticity.store.whole import plainly
 
 SCHEMA = 2
@@ -154,6 +154,7 @@ class BlockStore:
         """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
+        check_regular(path)
         try:
             group = zarr.open_group(path, mode="r+" if write else "r")
             ours = group.attrs.get(OURS)

@@ -9,13 +9,16 @@ while training waits, and its threads are gone when a process ends.
 from __future__ import annotations
 
 import json
+import os
+import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from local_elasticity.store.sizes import check_chunk, check_shape
+from local_elasticity.store.sizes import check_chunk, check_regular, check_shape
 from local_elasticity.store.whole import whole_folder, write_whole
 
 NOT_WRITTEN = -1
@@ -57,7 +60,9 @@ class HistoryStore:
         *,
         numbers: Sequence[str] = (),
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the working folder may change
+        self._writer = f"{platform.node()} {os.getpid()} {time.time_ns()}"
+        self._claimed = False
         identity = {
             "format": FORMAT,
             "measures": list(measures),
@@ -65,8 +70,9 @@ class HistoryStore:
             "target_classes": list(target_classes),
             "numbers": list(numbers),
         }
-        if self.path.is_file():
+        if self.path.exists() and not self.path.is_dir():
             raise FileExistsError(f"store: {self.path} is a file; choose another path")
+        check_regular(self.path)
         if (self.path / DESCRIPTION).exists():
             self._check(identity)
         elif self.path.exists() and any(self.path.iterdir()):
@@ -83,6 +89,7 @@ class HistoryStore:
         """A history that is there, whatever it holds."""
         if not (Path(path) / DESCRIPTION).exists():
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
+        check_regular(Path(path))
         if not _is_history(Path(path)):
             raise ValueError(f"path: {path} is a zarr store, but holds no history")
         about = _about(Path(path))
@@ -163,9 +170,10 @@ class HistoryStore:
             "step": step,
         }
         descriptions = {name: json.loads((self.path / name / DESCRIPTION).read_text()) for name in self._names}
-        if descriptions["step"]["shape"][0] != self._length:
+        if descriptions["step"]["shape"][0] != self._length or (self._claimed and self._other_writer()):
             raise OtherWriterError("another monitor writes to it; give each its own")
-        self.say(engine=engine)
+        self.say(engine=engine, writer=self._writer)
+        self._claimed = True
         for name, about in descriptions.items():
             about["shape"][0] = self._count + 1
             place = [self._count] + [0] * (len(about["shape"]) - 1)
@@ -176,6 +184,10 @@ class HistoryStore:
         for name, about in descriptions.items():
             write_whole(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count = self._length = self._count + 1
+
+    def _other_writer(self) -> bool:
+        """Whether another process has gone on with the store since this one wrote to it."""
+        return bool(self.about.get("writer") != self._writer)
 
     def say(self, **facts: Any) -> None:
         """Add to `about`; nothing is written if it says so already or if there is nothing to say."""

@@ -51,13 +51,21 @@ def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *,
     """
     wanted = math.prod(array.chunks) * array.dtype.itemsize
     try:
-        there = chunk_file(folder, array, place).stat().st_size
+        file = chunk_file(folder, array, place)
+        there = file.stat().st_size if file.is_file() or not file.exists() else -1
     except FileNotFoundError:
         if may_lack and wanted <= LARGEST_EMPTY_CHUNK:
             return
         there = 0
     if there != wanted:
         raise ValueError(f"a chunk of {folder.name} has {there:,} bytes; expected {wanted:,}")
+
+
+def check_regular(path: Path) -> None:
+    """Raise a ValueError where a description in a store is a FIFO or a device, which reading would wait for."""
+    for file in (path / "zarr.json", *path.glob("*/zarr.json")):
+        if file.exists() and not file.is_file():
+            raise ValueError(f"path: {path} is damaged: {file.name} is not a regular file; remove it")
 
 
 def check_affordable(arrays: Iterable[Any]) -> None:

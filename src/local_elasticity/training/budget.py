@@ -101,6 +101,13 @@ class Budget:
             "skipped": list(self.skipped),
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise where a state lacks something, or has it in another form."""
+        for name in ("training_seconds", "probing_seconds", "last_seconds"):
+            float(state[name])
+        for step in state["skipped"]:
+            int(step)
+
     def load(self, state: dict[str, Any]) -> None:
         self.probing_seconds, self.last_seconds = float(state["probing_seconds"]), float(state["last_seconds"])
         self.skipped = [int(step) for step in state["skipped"]]

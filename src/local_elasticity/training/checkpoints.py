@@ -13,6 +13,7 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.supported import refuse_unsupported
 from local_elasticity.training.monitor import Monitor
 
 NESTED = ("state_dict", "model_state_dict", "model", "net", "module")
@@ -57,14 +58,27 @@ def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **o
         raise ValueError(f"CHECKPOINTS: several are of the same step ({steps}); put the step into their names")
     monitor = Monitor(model, sources, **{"every": 1, "budget": None, **options})
     for step, file in sorted(zip(steps, files, strict=True)):
-        model.load_state_dict(read_checkpoint(file, model)[1])
+        _load(model, file)
         monitor.probe(step)
     return monitor
 
 
+def _load(model: nn.Module, file: Path) -> None:
+    weights = read_checkpoint(file, model)[1]
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, quantised or without values
+        reason = str(error).splitlines()[-1].strip()
+        raise ValueError(f"CHECKPOINTS: the weights of {file} do not fit the model ({reason})") from error
+
+
 def read_checkpoint(file: Path, model: nn.Module) -> tuple[int, Mapping[str, Tensor]]:
     """The step and the weights of a checkpoint, under the names that the model gives them."""
-    content = _content(file, next(model.parameters()).device)
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError("--model: it has no parameters, so that no step can be taken")
+    refuse_unsupported(model, dict(model.named_parameters()), ())
+    content = _content(file, parameter.device)
     if not isinstance(content, Mapping):
         raise ValueError(f"CHECKPOINTS: {file} holds a {type(content).__name__}, not weights; save a state_dict")
     weights = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
@@ -83,6 +97,8 @@ def _weights_file(file: Path) -> Path:
 
 def _content(file: Path, device: torch.device) -> Any:
     """What was saved; a large file is mapped and not read whole. No pickled object is ever made."""
+    if file.exists() and not file.is_file():
+        raise ValueError(f"CHECKPOINTS: {file} is not a regular file")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -124,6 +140,8 @@ def _step(file: Path, content: Mapping[str, Any]) -> int:
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.item()
         if isinstance(value, int):
+            if not 0 <= value < 1 << 63:
+                raise ValueError(f"CHECKPOINTS: {file} tells the step {value:.3g}; expected one from 0 to 2^63")
             return value
     if told := STEP.search(file.stem):
         return int(told[1])

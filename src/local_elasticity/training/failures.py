@@ -40,7 +40,10 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("no such layer\\ndetails"))
     'ValueError: no such layer'
     """
-    lines = str(error).splitlines()
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # an error of the user's whose message fails
+        lines = []
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from local_elasticity.engine.clock import wait_for
+from local_elasticity.engine.guard import interruption
 from local_elasticity.engine.replay import Launched
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
@@ -72,6 +73,8 @@ class Keeper:
         except MonitorWarning:  # the user has turned warnings into errors
             raise
         except Exception as error:
+            if interruption(error):  # a signal handler raised it, to end the run
+                raise
             self.budget.skipped.append(step)
             if self.failures.count(step, error) and self.failures.stopped:
                 self.history.note(step, self.failures.stopped)

@@ -176,7 +176,7 @@ class Monitor:
         return decided(first() and self.stopped is None and self._keeper.safely(step, lambda: self._due(step)))
 
     def _due(self, step: int) -> bool:
-        due = self.schedule.due(step)
+        due = bool(self.schedule.due(step))
         return due and self.budget.affords(step, busy=self._keeper.busy, asked=self._asked)
 
     @untouched
@@ -223,6 +223,7 @@ class Monitor:
             raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
         history = self.history
         history.check_identity(state)
+        self._check_state(state)
         history.load(state["probes"], int(state["step"]), state.get("notes"))
         if first() and len(history) < state.get("taken", 0):
             logger.warning(
@@ -235,6 +236,24 @@ class Monitor:
         for name, one in state["of_features"].items():
             self._keeper.prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise a ValueError where a state is damaged, before any of it is taken over."""
+        prober = self._keeper.prober
+        try:
+            int(state["step"])
+            self.budget.check(state["budget"])
+            for probe in state["probes"]:
+                int(probe["step"]), float(probe["seconds"]), str(probe["engine"])
+                shapes = {tuple(probe["similarity"][name].shape) for name in self._keeper.history.measures}
+                if shapes - {(prober.n, prober.m)}:
+                    raise ValueError(f"similarities of shape {shapes.pop()}, not {(prober.n, prober.m)}")
+            for name in state["of_features"]:
+                prober.of_features[name]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"state: it is damaged ({type(error).__name__}: {error}); use another checkpoint"
+            ) from error
 
     def resume(self, step: int) -> None:
         """Go on after `step` without a checkpoint of the monitor's own: what the store holds up to there is kept."""

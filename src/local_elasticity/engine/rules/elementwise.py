@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import IN_PLACE, Pair, UnreadableError, base_of, delta_of, rule
+from local_elasticity.engine.difference import IN_PLACE, Pair, base_of, delta_of, rule
+from local_elasticity.engine.supported import UnsupportedModelError
 
 IN_PLACE.update(
     {
@@ -111,7 +112,7 @@ def silu(x: Any) -> Pair:
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + sigmoid(h) expm1(d)) for small d."""
     if beta != 1:
-        raise UnreadableError("softplus with beta")
+        raise UnsupportedModelError("softplus with beta")
     h, d = _parts(x)
     small = d.clamp(-1, 1)
     exact = torch.log1p(torch.sigmoid(h) * torch.expm1(small))
@@ -192,7 +193,7 @@ def mul(x: Any, y: Any) -> Pair:
 @rule(torch.div, Tensor.div, Tensor.__truediv__)
 def div(x: Any, y: Any) -> Pair:
     if delta_of(y) is not None:
-        raise UnreadableError("division by an activation")
+        raise UnsupportedModelError("division by an activation")
     h, d = _parts(x)
     return h / base_of(y), d / base_of(y)
 

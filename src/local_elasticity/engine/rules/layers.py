@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import Pair, UnreadableError, base_of, delta_of, parametric_rule
+from local_elasticity.engine.difference import Pair, base_of, delta_of, parametric_rule
 from local_elasticity.engine.patches import patches
 from local_elasticity.engine.steps import LayerStep, ScaleStep, Steps
+from local_elasticity.engine.supported import UnsupportedModelError
 
 
 @parametric_rule(F.linear)
@@ -129,7 +130,7 @@ def batch_norm(
 ) -> Pair:
     """γ⁺x̂⁺ + β⁺ − γx̂ − β = (γ + Δγ) δ/σ + Δγ x̂ + Δβ, with frozen statistics."""
     if training or running_mean is None or running_var is None:
-        raise UnreadableError("batch_norm of the batch's own statistics")
+        raise UnsupportedModelError("batch_norm of the batch's own statistics")
     h, d = base_of(input), delta_of(input)
     base = F.batch_norm(h, running_mean, running_var, weight, bias, False, momentum, eps)
     channels = (1, -1, *[1] * (h.ndim - 2))

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import LINEAR, Pair, UnreadableError, applied_to_deltas, base_of, delta_of, rule
+from local_elasticity.engine.difference import LINEAR, Pair, applied_to_deltas, base_of, delta_of, rule
 from local_elasticity.engine.patches import two
+from local_elasticity.engine.supported import UnsupportedModelError
 
 LINEAR.update(
     {
@@ -60,7 +61,7 @@ LINEAR.update(
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Pair:
     if training and p > 0:
-        raise UnreadableError("dropout in training mode")
+        raise UnsupportedModelError("dropout in training mode")
     return base_of(x), delta_of(x)
 
 
@@ -83,7 +84,7 @@ def max_pool2d(
 ) -> Pair:
     """max(h + δ) − max(h) = max((h − max(h)) + δ) over each window; h − max(h) is 0 where the maximum was."""
     if return_indices or ceil_mode:
-        raise UnreadableError("max_pool2d with indices or ceil_mode")
+        raise UnsupportedModelError("max_pool2d with indices or ceil_mode")
     h, d = base_of(x), delta_of(x)
     assert d is not None
     base = F.max_pool2d(h, kernel_size, stride, padding, dilation)

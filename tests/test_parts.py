@@ -1,0 +1,309 @@
+"""What comes with a model: losses, outputs, hooks, optimizers, datasets, files. It is left as it was, or refused."""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import local_elasticity as le
+from tests.kinds import KINDS, N
+from tests.tolerances import SAME_IN_FLOAT64
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
+
+
+def one_call(model, loss="mse", **options):
+    x, y = torch.randn(6, 4).double(), torch.randn(6, 2).double()
+    return le.respond(le.Problem.of(model, loss, output=options.pop("output", None)), (x, y), **options)
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+class Counting(nn.Module):
+    """Its loss and its reading of outputs count their calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls, self.seen = small_net(), 0, []
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, outputs, labels):
+        self.calls += 1
+        self.seen.append(outputs)
+        return F.mse_loss(outputs, labels.mul_(1))
+
+    def read(self, outputs):
+        self.calls += 1
+        return outputs
+
+
+def test_the_loss_and_output_leave_nothing():
+    model = Counting()
+    one_call(model, model.loss)
+    one_call(model, output=model.read)
+    assert (model.calls, model.seen) == (0, [])
+    x, y = torch.randn(6, 4).double(), torch.randn(6, 2).double()
+    before = y.clone()
+    le.respond(le.Problem.of(small_net(), lambda out, labels: (out - labels.mul_(2)).square().mean()), (x, y))
+    assert torch.equal(y, before)
+    norm = nn.BatchNorm1d(2).double()
+    with pytest.raises(ValueError, match="model: its batch norm"):
+        one_call(small_net(), output=norm)
+    assert norm.running_mean.tolist() == [0.0, 0.0]
+
+
+class Drifting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+
+    def forward(self, outputs, labels):
+        loss = F.mse_loss(outputs, labels)
+        self.scale.mul_(0.5).add_(loss.detach() / 2)
+        return loss / self.scale
+
+
+@pytest.mark.parametrize("loss", [Drifting(), lambda out, labels: F.mse_loss(F.dropout(out), labels)])
+def test_a_loss_with_a_memory_or_chance_is_refused(loss):
+    with pytest.raises(ValueError, match="loss: two equal calls give different values"):
+        one_call(small_net(), loss)
+
+
+def test_a_hook_counts_nothing():
+    model, calls = small_net(), 0
+
+    def count(module, given, out):
+        nonlocal calls
+        calls += 1
+
+    model[0].register_forward_hook(count)
+    one_call(model)
+    assert calls == 0
+
+
+def test_nothing_ends_that_the_model_owns():
+    kind = next(kind for kind in KINDS if kind.name == "an object with an end")
+    model = kind.model()
+    ended = type(model.held).ended
+    le.respond(le.Problem.of(model, "mse"), (kind.examples(), torch.randn(N, 2).double()))
+    gc.collect()
+    assert type(model.held).ended == ended
+
+
+def test_numbers_in_half_precision_inside_are_not_called_resolved():
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(x).float()
+
+    torch.manual_seed(0)
+    model, x, y = Inside(), torch.randn(8, 4), torch.randn(8, 2)
+    exact = le.relative(le.respond(le.Problem.of(model.net, "mse").to(torch.float64), (x, y)))
+    looped = le.relative(le.respond(le.Problem.of(model, "mse"), (x, y), engine="looped"))
+    assert looped.isnan().all()  # a step of 1e-3 drowns in the rounding of bfloat16
+    auto = le.relative(le.respond(le.Problem.of(model, "mse"), (x, y)))
+    assert torch.allclose(auto.double(), exact, rtol=1e-3)  # autocast leaves float64 alone
+    with pytest.raises(ValueError, match="model: its forward pass computes in half precision"):
+        le.ntk(model, x)
+
+
+def test_all_rows_are_computed_where_float64_is_not_possible():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+        def forward(self, x):
+            assert x.dtype == torch.float32
+            return self.net(x)
+
+    torch.manual_seed(0)
+    model, x, y = Single(), torch.randn(30, 4), torch.randn(30, 2)
+    y[:10] = model(x[:10]).detach()
+    lost = [
+        le.relative(le.respond(le.Problem.of(model, "mse"), (x, y), update=le.SGD(0.1), engine=engine)).isnan().any(1)
+        for engine in ("auto", "looped")
+    ]
+    assert lost[0].tolist() == lost[1].tolist()
+    assert not lost[0][10:].any()
+
+
+class Wrapper:
+    """An optimizer of the user's that is none of torch's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        self.optimizer.step()
+
+
+def test_hooks_that_come_later_and_wrappers_are_refused():
+    model = small_net()
+    optimizer = torch.optim.RMSprop(model.parameters())
+    with pytest.raises(TypeError, match="optimizer: expected a torch.optim.Optimizer, got Wrapper"):
+        le.FromOptimizer(Wrapper(optimizer))
+    update = le.FromOptimizer(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="optimizer: it has step hooks"):
+        one_call(model, update=update)
+
+
+def test_a_cache_of_parametrizations_is_not_read():
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)).double()
+    torch.manual_seed(0)
+    outside = one_call(model, update=le.SGD(0.1)).target_change
+    torch.manual_seed(0)
+    with nn.utils.parametrize.cached():
+        model(torch.zeros(1, 4).double())
+        kept = dict(nn.utils.parametrize._cache)
+        inside = one_call(model, update=le.SGD(0.1)).target_change
+        assert nn.utils.parametrize._cache.keys() == kept.keys()
+    assert torch.equal(inside, outside)
+
+
+def test_a_child_of_a_measuring_process_measures():
+    started, end = threading.Event(), threading.Event()
+
+    def waiting(done, total):
+        started.set()
+        end.wait(60)
+
+    thread = threading.Thread(target=lambda: one_call(small_net(), progress=waiting))
+    thread.start()
+    started.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        one_call(small_net(), engine="looped")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    end.set()
+    thread.join()
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return torch.full((4,), float(i) + float(self.transform(0.0))).double(), torch.zeros(2).double()
+
+
+class Noise:
+    __slots__ = ("rng",)
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def of(self, value):
+        return value + self.rng.normal()
+
+
+HOLDERS = {
+    "a closure": lambda rng: lambda value: value + rng.normal(),
+    "a default argument": lambda rng: lambda value, rng=rng: value + rng.normal(),
+    "a bound method": lambda rng: Noise(rng).of,
+    "a method of its own": lambda rng: rng.normal,
+    "a partial": lambda rng: partial(lambda value, by: value + by.normal(), by=rng),
+    "a dict": lambda rng: Noise({"rng": rng}["rng"]).of,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_generators_of_a_dataset_stay(holder):
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    le.respond(le.Problem.of(small_net(), "mse"), Augmented(HOLDERS[holder](rng)))
+    assert rng.bit_generator.state == before
+
+
+class Epochs(torch.utils.data.Sampler):
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(range(6))
+
+    def __len__(self):
+        return 6
+
+
+def test_a_sampler_counts_no_epoch():
+    sampler = Epochs()
+    loader = torch.utils.data.DataLoader(Augmented(lambda value: 0.0), sampler=sampler)
+    le.respond(le.Problem.of(small_net(), "mse"), loader)
+    assert sampler.epoch == 0
+
+
+def test_arrays_of_any_layout_are_read():
+    x, y = np.random.default_rng(0).normal(size=(6, 4)), np.zeros((6, 2))
+    expected = le.respond(le.Problem.of(small_net(), "mse"), (x, y)).target_change
+    for other in (x.astype(">f8"), np.asfortranarray(x), x[::-1][::-1], x.astype(np.longdouble)):
+        found = le.respond(le.Problem.of(small_net(), "mse"), (other, y)).target_change
+        assert torch.allclose(found, expected, rtol=SAME_IN_FLOAT64)
+    for bad in (np.ma.masked_array(x), pd.DataFrame(x)):
+        with pytest.raises(TypeError, match="sources or targets: "):
+            le.respond(le.Problem.of(small_net(), "mse"), (bad, y))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"params": "("}, "params: '\\(' is not a regular expression"),
+        ({"output": "logits"}, "output: expected a function"),
+        ({"output": lambda out: out.logits}, "output: it fails on what the model returns, a Tensor"),
+    ],
+)
+def test_a_problem_says_what_is_wrong(given, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        le.respond(le.Problem.of(small_net(), "mse", **given), (torch.randn(6, 4).double(), torch.randn(6, 2).double()))
+
+
+def test_an_interrupt_where_torch_leaves_a_mode():
+    """Ctrl-C on the way out of a context manager of torch's, which would put our mode back when it is forgotten."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
+    hit = 0
+    for nth in range(1, 8):
+        seen = 0
+
+        def interrupt(frame, event, argument, nth=nth):
+            nonlocal seen
+            code, caller = frame.f_code, frame.f_back
+            if event == "call" and code.co_name == "__exit__" and code.co_filename == contextlib.__file__:
+                seen += caller is not None and caller.f_code.co_name == "handle_torch_function"
+                if seen == nth:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+
+        sys.settrace(interrupt)
+        try:
+            one_call(model, engine="structured")
+        except KeyboardInterrupt:
+            hit += 1
+        finally:
+            sys.settrace(None)
+        assert torch._C._len_torch_function_stack() == 0
+    assert hit
