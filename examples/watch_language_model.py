@@ -54,9 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
     )  # fmt: skip
     Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=corpus, callbacks=[watching]).train()
 
-table = le.training.locality(watching.monitor.frame(resamples=0))
+table = watching.monitor.locality()
 for row in table.itertuples():
-    print(
-        f"step {row.step:3}: paraphrases move by {row.intra:.2f} of the source's own change, others by {row.inter:.2f}"
-    )
-assert table.intra.iloc[-1] > 2 * table.inter.iloc[-1]
+    print(f"step {row.step:3}: paraphrases move {row.within:.2f} as far as the source, others {row.between:.2f}")
+assert table.within.iloc[-1] > 2 * table.between.iloc[-1]

@@ -184,7 +184,7 @@ def test_measures_may_be_functions_and_regression_has_one_class():
     assert frame.measure.tolist() == ["largest", "kernel"]
     assert frame.source_class.tolist() == ["all", "all"]
     assert frame.pairs.tolist() == [20, 20]  # self-pairs left out
-    assert monitor.phases().of.tolist() == ["intra", "intra"]
+    assert monitor.phases().of.tolist() == ["within", "within"]
 
 
 def test_targets_with_the_sources_labels_are_other_examples():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local_elasticity.training import Every, Listed, LogSpaced, PerEpoch, change_point, half_life, locality
+from local_elasticity.training import Every, Listed, LogSpaced, PerEpoch, change_point, half_life
 from local_elasticity.training.phases import phases
 from local_elasticity.training.schedule import resolve_schedule
 
@@ -94,15 +94,7 @@ def test_a_decay_that_comes_to_rest_has_two_phases(memory, size):
 def test_phases_of_a_frame():
     steps = np.arange(0, 100, 2)
     inter = 0.1 + 0.7 * np.exp(-steps / 15)
-    rows = [
-        (step, "kl", a, b, 0.8 if a == b else value)
-        for step, value in zip(steps, inter, strict=True)
-        for a in "xy"
-        for b in "xy"
-    ]
-    frame = pd.DataFrame(rows, columns=["step", "measure", "source_class", "target_class", "value"])
-    ratio = locality(frame)
-    assert np.allclose(ratio.ratio, inter / 0.8)
+    frame = pd.DataFrame({"step": steps, "measure": "kl", "within": 0.8, "between": inter, "ratio": inter / 0.8})
     (found,) = phases(frame).itertuples()
     assert found.first == pytest.approx(1.0)
     assert found.late < 0.2

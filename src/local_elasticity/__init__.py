@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     from local_elasticity.measures.relative import relative as relative
     from local_elasticity.measures.relative import source_change as source_change
     from local_elasticity.measures.stiffness import stiffness as stiffness
-    from local_elasticity.measures.summary import class_pairs as class_pairs
     from local_elasticity.scale.landmarks import landmark_features as landmark_features
     from local_elasticity.scale.sketch import gradient_sketch as gradient_sketch
     from local_elasticity.scale.workers import workers as workers
+    from local_elasticity.statistics.class_pairs import class_pairs as class_pairs
+    from local_elasticity.statistics.locality import Locality as Locality
+    from local_elasticity.statistics.locality import locality as locality
     from local_elasticity.training.monitor import Monitor as Monitor
 
 _PLACES = {
@@ -69,7 +71,8 @@ _PLACES = {
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
-    "measures.summary": "class_pairs",
+    "statistics.class_pairs": "class_pairs",
+    "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
     "api.similarity": "similarity as_similarity load",

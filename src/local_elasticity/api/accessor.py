@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from local_elasticity.api.labels import example_coordinates
-from local_elasticity.measures.summary import class_pairs
+from local_elasticity.statistics.class_pairs import class_pairs
 from local_elasticity.store.result import save
 
 if TYPE_CHECKING:

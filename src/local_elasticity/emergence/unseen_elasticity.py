@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.update import SGD, Update
 from local_elasticity.measures.relative import relative
+from local_elasticity.statistics.locality import locality, quotient
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,14 @@ class WithinAndBetween:
     unresolved: float
 
     @property
+    def locality(self) -> float:
+        """between / within, as `le.locality` has it: below 1 the network is locally elastic on these classes."""
+        return float(quotient(self.between, self.within))
+
+    @property
     def ratio(self) -> float:
-        """Above 1 the network is locally elastic on these classes."""
+        """Deprecated: within / between, the inverse of `locality`."""
+        warnings.warn("ratio: use locality, which is between / within everywhere", DeprecationWarning, stacklevel=2)
         return self.within / self.between
 
 
@@ -50,7 +58,7 @@ def relative_on_unseen(
     >>> from local_elasticity.emergence.designs import unseen_classes
     >>> network = TwoLayer.random(inputs=16, width=64)
     >>> classes = unseen_classes("II", 1.0, torch.eye(16, dtype=torch.float64)[0], per_class=10, distance=6.0)
-    >>> relative_on_unseen(network, classes.x, classes.labels).ratio > 1
+    >>> relative_on_unseen(network, classes.x, classes.labels).locality < 1
     True
     """
     check_finite("x", x)
@@ -69,11 +77,5 @@ def relative_on_unseen(
     if update is None:
         raise ValueError("update: name the step, for example le.SGD(1e-3)")
     S = relative(respond(network, (x, y), update=update, progress=False)).cpu()
-    return _medians(S, classes.cpu())
-
-
-def _medians(S: Tensor, classes: Tensor) -> WithinAndBetween:
-    same = classes[:, None] == classes
-    other = ~torch.eye(len(S), dtype=torch.bool)
-    within, between = (float(S[pairs].nanmedian()) if pairs.any() else math.nan for pairs in (same & other, ~same))
-    return WithinAndBetween(within, between, float(S[other].isnan().double().mean()))
+    found = locality(S, classes.cpu(), resamples=0, permutations=0)
+    return WithinAndBetween(found.within, found.between, found.unresolved)

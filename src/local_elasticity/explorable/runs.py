@@ -15,11 +15,11 @@ import xarray as xr
 from local_elasticity.api.similarity import as_similarity
 from local_elasticity.clustering.estimator import LocalElasticityClustering
 from local_elasticity.engine.versions import versions
-from local_elasticity.measures.summary import carried
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
+from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import check_regular
 from local_elasticity.training.history import History
@@ -168,9 +168,7 @@ def _of_clustering(name: str, model: Any) -> Run:
 
 def _of_history(name: str, history: History) -> Run:
     data = history.dataset()
-    panels = tuple(
-        Panel(measure, data[measure].values.astype(np.float32), tuple(history.steps)) for measure in history.measures
-    )
+    panels = tuple(Panel(measure, data[measure].values, tuple(history.steps)) for measure in history.measures)
     sources = Side(np.arange(len(history.source_classes)), np.array(history.source_classes))
     targets = Side(np.arange(len(history.target_classes)), np.array(history.target_classes))
     engines = sorted({probe.engine for probe in history})

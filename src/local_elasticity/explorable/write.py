@@ -18,7 +18,6 @@ from local_elasticity.report.run import Run, Unshown
 from local_elasticity.store.whole import check_file, plainly, write_whole
 from local_elasticity.training.history import History
 from local_elasticity.training.monitor import Monitor
-from local_elasticity.training.phases import half_life
 
 logger = logging.getLogger("local_elasticity")
 
@@ -70,7 +69,7 @@ def write_report(
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
-    text = page(runs, title=title or _title(runs), command=command, about=about or {}, half_life=half_life)
+    text = page(runs, title=title or _title(runs), command=command, about=about or {})
     write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1).encode(), "out")
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -33,11 +33,11 @@ from local_elasticity.report.run import (
     side_for,
 )
 from local_elasticity.report.story import tell, tell_clusters, tell_missing
+from local_elasticity.statistics.change_point import half_life
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
 """Our own JavaScript, in the order in which it is put together."""
 
-HalfLife = Callable[[Sequence[int], np.ndarray], float]
 
 LARGEST_VALUE = 2000
 """Characters of a single value in the provenance."""
@@ -60,9 +60,8 @@ def page(
     title: str,
     command: str = "",
     about: Mapping[str, Any] | None = None,
-    half_life: HalfLife | None = None,
 ) -> str:
-    """The whole page as text. `half_life` finds, from steps and ratios, when half of the way to the last was gone.
+    """The whole page as text.
 
     The content security policy allows two scripts, by their hashes, and nothing else: no request can leave the page.
     """
@@ -70,9 +69,7 @@ def page(
     side = side_for(sum(len(run.panels) for run in measured))
     pack, sections, payloads = Pack(), [], []
     for whole in measured:
-        section, payload = _explored(
-            named(in_range(sampled(whole, side))), pack, EXACT_NUMBERS // len(measured), half_life
-        )
+        section, payload = _explored(named(in_range(sampled(whole, side))), pack, EXACT_NUMBERS // len(measured))
         sections.append(section)
         payloads.append(payload)
     plotly = _plotly() if measured else ""
@@ -98,13 +95,13 @@ def page(
     )
 
 
-def _explored(run: Run, pack: Pack, exact: int, half_life: HalfLife | None) -> tuple[Section, dict[str, Any]]:
+def _explored(run: Run, pack: Pack, exact: int) -> tuple[Section, dict[str, Any]]:
     pairs = [pairs_of(run, panel) for panel in run.panels]
     places = [principal_places(panel.values[-1]) if run.square else None for panel in run.panels]
     match = _match(run.sources)
     payload = run_payload(run, pack, exact, pairs=pairs, places=places, match=match, apart=scatter(run))
     told = [
-        (shown(panel.measure), _told(run, panel, pair, half_life, match), examine(run, panel))
+        (shown(panel.measure), _told(run, panel, pair, match), examine(run, panel))
         for panel, pair in zip(run.panels, pairs, strict=True)
     ]
     return Section(shown(run.name), run.kind, told, _provenance(run), [*run.notes, *tell_missing(run)]), payload
@@ -116,10 +113,8 @@ def _match(side: Side) -> Matched | None:
     return matched(list(side.clusters), list(side.classes))
 
 
-def _told(run: Run, panel: Panel, pairs: Pairs | None, half_life: HalfLife | None, match: Matched | None) -> list[str]:
-    half = None
-    if half_life is not None and pairs is not None and len(panel.steps) > 1:
-        half = half_life(panel.steps, pairs.ratio)
+def _told(run: Run, panel: Panel, pairs: Pairs | None, match: Matched | None) -> list[str]:
+    half = half_life(panel.steps, pairs.ratio) if pairs is not None and len(panel.steps) > 1 else None
     sentences = tell(run, panel, pairs, half)
     return [*sentences, *tell_clusters(run.sources, match)]
 

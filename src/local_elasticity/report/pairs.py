@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from local_elasticity.report.run import Panel, Run, shown
+from local_elasticity.statistics.locality import quotient
 
 QUARTILES = (0.25, 0.5, 0.75)
 
@@ -19,9 +20,8 @@ class Pairs:
     """Medians and quartiles over the pairs of every two classes, [t, a, b]; NaN where there are none.
 
     `within` and `between` are medians over all pairs of equal and of different classes, [t], and `bands` their
-    quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own alone.
-    (Means of the classes' medians would be ruled by a class whose steps hardly move itself.) `training.phases.locality`
-    gives every pair of classes the same weight instead, and differs where classes do.
+    quartiles; `ratio` is between over within: 1 where a step moves all classes alike, 0 where it moves its own alone
+    (`statistics.locality`).
     """
 
     classes: list[str]
@@ -34,7 +34,7 @@ class Pairs:
 
     @property
     def ratio(self) -> np.ndarray:
-        return quotient(self.between, self.within)
+        return np.asarray(quotient(self.between, self.within))
 
     def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
         """The different classes that move each other most at the last time, as a share of how far a step moves others
@@ -62,7 +62,7 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
         return None
     rows = np.array([shown(label) for label in run.sources.classes])
     columns = np.array([shown(label) for label in run.targets.classes])
-    values = panel.values.astype(np.float32)
+    values = panel.values.astype(np.result_type(panel.values.dtype, np.float32))
     if run.square:
         each = np.arange(len(rows))
         values[:, each, each] = np.nan
@@ -100,13 +100,3 @@ def quantiles(values: np.ndarray, shares: tuple[float, ...] = QUARTILES) -> np.n
         low, high = ordered[every, below], ordered[every, above]
         found.append(low + (place - below) * (high - low))
     return np.array(found)
-
-
-def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """above / below where that is positive, and NaN elsewhere.
-
-    >>> quotient(np.array([1.0, 1.0]), np.array([2.0, 0.0])).tolist()
-    [0.5, nan]
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(below > 0, above / below, np.nan))

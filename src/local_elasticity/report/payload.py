@@ -11,9 +11,10 @@ import numpy as np
 
 from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.distance import Scatter
-from local_elasticity.report.pairs import Pairs, quotient
+from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.places import Matched, Places
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
+from local_elasticity.statistics.locality import quotient
 
 COARSE_SIDE = 100
 """Blocks on a side of a matrix whose single pairs are not kept."""
@@ -85,7 +86,7 @@ def blocks(values: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
         size = ordered.shape[axis]
         starts = np.unique(np.arange(min(size, COARSE_SIDE)) * size // min(size, COARSE_SIDE))
         sums, counts = np.add.reduceat(sums, starts, axis), np.add.reduceat(counts, starts, axis)
-    return quotient(sums, counts)
+    return np.asarray(quotient(sums, counts))
 
 
 def by_class(side: Side) -> np.ndarray:
@@ -182,7 +183,7 @@ def _places(places: Places | None) -> dict[str, Any] | None:
 
 def _digits(values: np.ndarray) -> np.ndarray:
     """Four significant digits."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scale = 10.0 ** (3 - np.floor(np.log10(np.abs(values))))
         return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
 

@@ -11,9 +11,7 @@ from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.places import Matched
 from local_elasticity.report.run import Panel, Run, Side, in_order
 from local_elasticity.report.words import number
-
-LOCAL = 0.8
-"""Below this ratio of between to within classes learning is called local."""
+from local_elasticity.statistics.locality import LOCAL
 
 CLUSTERS_NAMED = 12
 """Clusters whose sizes are told."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from local_elasticity.measures.summary import Reduction, read_pairs, summarized, tell_of_unresolved
+from local_elasticity.statistics.bootstrap import Reduction
+from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
+from local_elasticity.statistics.locality import Locality, locality
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,8 +231,7 @@ class History:
     def _summary(self, probe: Probe, measure: str, reduce: Reduction, resamples: int) -> pd.DataFrame:
         key = (probe.step, f"{measure} {reduce} {resamples}")
         if key not in self._frames:
-            pairs = read_pairs(probe.similarity[measure], self.source_classes, self.target_classes)
-            table = summarized(pairs, reduce, "exclude" if self.square else "include", resamples)
+            table = summarized(self._pairs(probe, measure), reduce, "exclude", resamples)
             if measure not in self._told and tell_of_unresolved(table, f"{measure} at step {probe.step}"):
                 self._told.add(measure)
             table.insert(0, "step", probe.step)
@@ -243,11 +244,32 @@ class History:
         """Whether column j is the example of row j."""
         return bool(self.about["targets_are_sources"])
 
+    def locality(self, *, resamples: int = 0, permutations: int = 0) -> pd.DataFrame:
+        """A row for every step and measure: within, between, ratio and the rest of `le.locality`. A measure of features
+        has its value under `within`."""
+        import pandas as pd
+
+        rows = []
+        for probe in self:
+            for name in self.measures:
+                read = self._pairs(probe, name)
+                found = locality(read, resamples=resamples, permutations=permutations)
+                rows.append({"step": probe.step, "measure": name, **vars(found)})
+        rows += [
+            {"step": probe.step, "measure": name, "within": probe.numbers[name]}
+            for name in self.numbers
+            for probe in self
+        ]
+        return pd.DataFrame(rows, columns=["step", "measure", *(field.name for field in fields(Locality))])
+
+    def _pairs(self, probe: Probe, measure: str) -> ReadPairs:
+        return read_pairs(probe.similarity[measure], self.source_classes, self.target_classes, square=self.square)
+
     def phases(self) -> pd.DataFrame:
         """For every measure: the locality ratio at the start and at the end, its half-life, and its change-point."""
         from local_elasticity.training.phases import phases
 
-        return phases(self.frame(resamples=0))
+        return phases(self.locality())
 
     def plot(self, columns: int = 2) -> Figure:
         """The curves of all class pairs with their bands; with many classes, those within and between classes. As wide

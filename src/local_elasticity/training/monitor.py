@@ -199,6 +199,12 @@ class Monitor:
         """What notebooks show: the last matrices, their class pairs, and whether to believe them."""
         return self.history._repr_html_()
 
+    def locality(self, **options: Any) -> pd.DataFrame:
+        """A row for every step and measure: how far a step moves other classes, compared with its own; options as for
+        `History.locality`."""
+        self._tell_if_silent()
+        return self.history.locality(**options)
+
     def phases(self) -> pd.DataFrame:
         """For every measure: how local learning was at the start and at the end, and when that changed."""
         self._tell_if_silent()

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Measured
-from local_elasticity.training.phases import LATE, half_life
+from local_elasticity.statistics.change_point import LATE, half_life
 
 CONSTANT = 0.25
 """A curve is relatively constant where it ends within this share of where it began."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Measured
-from local_elasticity.training.phases import change_point
+from local_elasticity.statistics.change_point import change_point
 
 TREND = -0.5
 """Spearman's correlation with distance from which on there is a downward trend."""

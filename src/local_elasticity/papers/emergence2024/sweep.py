@@ -139,8 +139,8 @@ def relative_row(found: Trained, seen: Watched, probes: int = PROBES) -> Row:
     rows = [*range(min(probes, half)), *range(half, half + min(probes, half))]
     x, labels = seen.classes.x[rows], seen.labels[rows]
     return {
-        "S_rel ratio before": em.relative_on_unseen(found.step.before, x, labels).ratio,
-        "S_rel ratio": em.relative_on_unseen(found.after, x, labels).ratio,
+        "S_rel ratio before": 1 / em.relative_on_unseen(found.step.before, x, labels).locality,
+        "S_rel ratio": 1 / em.relative_on_unseen(found.after, x, labels).locality,
     }
 
 

@@ -1,8 +1,8 @@
-"""Is a series one steady drift with noise, or are there two phases in it? A test that knows of the noise's memory.
+"""A series over training: when half of its change has happened, and whether it has two phases.
 
-Neighbouring probes resemble each other, and measures drift: both look like two levels to a test that takes noise for
-independent. Here the null is a straight line plus a first-order autoregression, the alternative the same with a jump or
-a kink somewhere.
+The test of two phases knows that neighbouring probes resemble each other, and that measures drift: both look like two
+levels to a test that takes noise for independent. The null is a straight line plus a first-order autoregression, the
+alternative the same with a jump or a kink somewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Series = Sequence[float] | np.ndarray
+
+LATE = 0.25
+"""The last share of the probes, whose median stands for the end of training."""
+
 MEMORIES = np.linspace(0.0, 0.95, 20)
 """How much noise may remember of itself from one probe to the next: φ in x_t = φ x_{t−1} + e_t."""
 
@@ -20,6 +25,62 @@ CUTS = 100
 
 NOTHING = 1e-18
 """What is left of a series of variance 1 where a fit is exact."""
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where a series changes its level: the first step of the new level, both levels, a test against a drift."""
+
+    step: float
+    before: float
+    after: float
+    p_value: float
+
+
+def half_life(steps: Series, values: Series) -> float:
+    """The step at which half of the way from the first value to the late level is gone, interpolated.
+
+    The late level is the median of the last quarter. NaN where there is no way to go.
+
+    >>> half_life([0, 10, 20, 30, 40], [1.0, 0.6, 0.4, 0.2, 0.2])
+    10.0
+    """
+    t, v = _finite(steps, values)
+    if len(v) < 2:
+        return float("nan")
+    start, end = v[0], float(np.median(v[-max(1, round(LATE * len(v))) :]))
+    if start == end:
+        return float("nan")
+    gone = (v - start) / (end - start)
+    reached = np.flatnonzero(gone >= 0.5)
+    if not len(reached):
+        return float("nan")
+    i = int(reached[0])
+    share = (0.5 - gone[i - 1]) / (gone[i] - gone[i - 1])
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+def change_point(
+    steps: Series, values: Series, *, resamples: int = 499, seed: int = 0, shortest: int = 3
+) -> ChangePoint:
+    """The two levels that describe a series best, and how often a steady drift would look as much like two phases.
+
+    The cut is where two levels explain most of the variance. `p_value` tests a jump or a kink, wherever it fits best,
+    against a straight line in `steps` whose noise remembers itself from probe to probe (`drift_p_value`): small for a
+    jump and for a decay that comes to rest, and seldom for a slope or for noise that wanders.
+
+    Args:
+        shortest: the least number of probes in a phase.
+
+    >>> change_point(range(12), [1.0, 1.1, 0.9, 1.0, 0.3, 0.2, 0.3, 0.25, 0.3, 0.2, 0.25, 0.3]).step
+    4.0
+    """
+    t, v = _finite(steps, values)
+    if len(v) < 2 * shortest or np.ptp(v) == 0:
+        return ChangePoint(float("nan"), float("nan"), float("nan"), 1.0)
+    i = _best_cut(v, shortest)
+    p_value = drift_p_value(t, v, shortest=shortest, resamples=resamples, seed=seed)
+    return ChangePoint(float(t[i]), float(v[:i].mean()), float(v[i:].mean()), p_value)
 
 
 def drift_p_value(
@@ -105,3 +166,19 @@ def _autoregression(memory: float, length: int, count: int, rng: np.random.Gener
     for i in range(1, length):
         noise[:, i] += memory * noise[:, i - 1]
     return noise
+
+
+def _finite(steps: Series, values: Series) -> tuple[np.ndarray, np.ndarray]:
+    t, v = np.asarray(list(steps), dtype=float), np.asarray(list(values), dtype=float)
+    if t.shape != v.shape:
+        raise ValueError(f"steps, values: {len(t)} steps do not fit {len(v)} values; give one for each")
+    known = np.isfinite(v)
+    return t[known], v[known]
+
+
+def _best_cut(values: np.ndarray, shortest: int) -> int:
+    """Where the second of the two levels that explain most of the variance begins."""
+    n = len(values)
+    cuts = np.arange(shortest, n - shortest + 1)
+    sums = (values - values.mean()).cumsum()[cuts - 1]
+    return int(cuts[(sums**2 * (1 / cuts + 1 / (n - cuts))).argmax()])

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from local_elasticity.statistics.bootstrap import REDUCTIONS, Reduction, draws, quantiles, reduced
+
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-Reduction = Literal["median", "mean", "trimmed", "ratio_of_sums"]
 SelfPairs = Literal["exclude", "include"]
 ReadPairs = tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]
 logger = logging.getLogger("local_elasticity")
 
 UNRESOLVED_WORTH_A_WARNING = 0.25
 """Share of the pairs of two classes."""
-
-TRIMMED_SHARE = 0.1
-"""`trimmed` leaves out this share of the pairs at either end."""
-
-NUMBERS_AT_ONCE = 10**5
-"""Counts of resampled pairs that are held at a time."""
-
-REDUCTIONS = ("median", "mean", "trimmed", "ratio_of_sums")
 
 
 def class_pairs(
@@ -49,8 +40,6 @@ def class_pairs(
     `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval (sources and targets are
     resampled, since pairs that share one are not independent), `pairs` how many pairs entered, `unresolved` the share
     that had no value. Means of ratios are ruled by the one source that barely moved, so the median is the default.
-    Resamples are not written out: one is how often it drew each source and target, which makes its sums products of
-    matrices, and its median or trimmed mean asks one by one only the pairs near the ranks where it begins and ends.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -95,9 +84,9 @@ def summarized(
             j = np.flatnonzero(columns == b)
             block, pairs = _block(strip[:, j], i, j, others_only=square and self_pairs == "exclude")
             resolved = int(np.isfinite(block).sum())
-            draws = _draws(rng, block.shape, resamples if resolved else 0)
-            found = _reduced(block, reduce, None if weights is None else weights[i], *draws)
-            low, high = _quantiles(found[1:], level)
+            drawn = draws(rng, block.shape, resamples if resolved else 0)
+            found = reduced(block, reduce, None if weights is None else weights[i], *drawn)
+            low, high = quantiles(found[1:], level)
             unresolved = 1 - resolved / pairs if pairs else np.nan
             table.append((_plain(a), _plain(b), float(found[0]), low, high, resolved, unresolved))
     names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
@@ -117,16 +106,17 @@ def tell_of_unresolved(frame: pd.DataFrame, what: str) -> bool:
     return many
 
 
-def read_pairs(S: Any, source_labels: Any, target_labels: Any, source_change: Any = None) -> ReadPairs:
+def read_pairs(
+    S: Any, source_labels: Any, target_labels: Any, source_change: Any = None, *, square: bool | None = None
+) -> ReadPairs:
     """Values (not read yet where they are on disk), row labels, column labels, denominators, and whether the diagonal
-    holds self-pairs.
+    holds self-pairs; by default where the labels are the same.
     """
-    square = None
     if hasattr(S, "coords"):
         source_labels = S["source_class"].values if source_labels is None else source_labels
         target_labels = S["target_class"].values if target_labels is None else target_labels
         source_change = carried(S, "source_change") if source_change is None else source_change
-        square = bool(S.attrs.get("targets_are_sources", False))
+        square = bool(S.attrs.get("targets_are_sources", False)) if square is None else square
     if source_labels is None:
         raise ValueError("source_labels: give a class for every source")
     values = S.variable if hasattr(S, "coords") else _array(S)
@@ -173,115 +163,6 @@ def _block(values: np.ndarray, i: np.ndarray, j: np.ndarray, *, others_only: boo
     both, row, column = np.intersect1d(i, j, return_indices=True)
     block[row, column] = np.nan
     return block, block.size - len(both)
-
-
-def _draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> list[np.ndarray]:
-    """How often each source, [r, n], and each target, [r, m], is in a resample; the first one has all of them once."""
-    drawn: list[list[np.ndarray]] = [[np.ones(size)] for size in shape]
-    for _ in range(resamples):
-        for counts, size in zip(drawn, shape, strict=True):
-            counts.append(np.bincount(rng.integers(size, size=size), minlength=size))
-    return [np.array(counts, dtype=float) for counts in drawn]
-
-
-def _reduced(
-    block: np.ndarray, reduce: Reduction, weight: np.ndarray | None, sources: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    """The reduction in every resample, [r]; NaN where it has no pair with a value."""
-    if reduce in ("median", "trimmed"):
-        return _middle(block, 0.5 if reduce == "median" else TRIMMED_SHARE, sources, targets)
-    known = np.isfinite(block)
-    if reduce == "ratio_of_sums":
-        assert weight is not None
-        sources = sources * np.where(known.any(1), weight, 0.0)
-    above = _sums(np.where(known, block, 0).astype(float), sources, targets)
-    return _ratio(above, _sums(known, sources, targets))
-
-
-def _sums(values: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Σ of values over the pairs of every resample, [r]."""
-    sums: np.ndarray = ((sources @ values) * targets).sum(1)
-    return sums
-
-
-def _middle(block: np.ndarray, share: float, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The mean without a share of the pairs at either end, in every resample; at a half, the median.
-
-    Pairs are asked one by one only near the two ranks where a resample begins and ends to keep them; of those between,
-    sums will do.
-    """
-    known = np.sort(block[np.isfinite(block)])
-    if not len(known):
-        return np.full(len(sources), np.nan)
-    total = _sums(np.isfinite(block), sources, targets)
-    cut = np.minimum(np.floor(share * total), (total - 1) // 2).clip(0)
-    low, start, below = _around(share, cut, block, known, sources, targets)
-    end, high, under = _around(1 - share, total - cut, block, known, sources, targets)
-    kept = partial(_kept, block, (cut, total - cut), sources, targets)
-    if start >= end:
-        return _ratio(kept(low, high, below), total - 2 * cut)
-    between = np.where((block > start) & (block < end), block, 0).astype(float)
-    inside = kept(low, start, below) + _sums(between, sources, targets) + kept(end, high, under)
-    return _ratio(inside, total - 2 * cut)
-
-
-def _around(
-    level: float, rank: np.ndarray, block: np.ndarray, known: np.ndarray, sources: np.ndarray, targets: np.ndarray
-) -> tuple[float, float, np.ndarray]:
-    """A range of values about a level, widened until every resample's pair of that rank is in it, and how many are
-    below it, [r]. It begins with two standard errors of the level, were all targets or all sources alike.
-    """
-    margin = 2 * math.sqrt(level * (1 - level) * sum(1 / size for size in block.shape))
-    while True:
-        low, high = np.quantile(known, np.clip([level - margin, level + margin], 0, 1), method="nearest")
-        below, upto = (_sums(part, sources, targets) for part in (block < low, block <= high))
-        if ((below <= rank) & (upto >= rank)).all():
-            return low, high, below
-        margin *= 2
-
-
-def _kept(
-    block: np.ndarray,
-    ranks: tuple[np.ndarray, np.ndarray],
-    sources: np.ndarray,
-    targets: np.ndarray,
-    low: float,
-    high: float,
-    below: np.ndarray,
-) -> np.ndarray:
-    """Σ of the values from low to high over those pairs of every resample that are between two ranks, [r]."""
-    i, j = np.nonzero((block >= low) & (block <= high))
-    order = np.argsort(block[i, j])
-    i, j = i[order], j[order]
-    values = block[i, j].astype(float)
-    first, last = ranks
-    sums = np.zeros_like(below)
-    sources, targets = np.ascontiguousarray(sources.T), np.ascontiguousarray(targets.T)
-    at_once = max(1, NUMBERS_AT_ONCE // len(below))
-    for start in range(0, len(values), at_once):
-        some = slice(start, start + at_once)
-        counts = sources[i[some]] * targets[j[some]]
-        upto = below + counts.sum(0)
-        whole = (first <= below) & (upto <= last)
-        part = np.flatnonzero(~whole & (first < upto) & (below < last))
-        sums += np.where(whole, values[some] @ counts, 0)
-        reached = np.vstack([below[part], counts[:, part]]).cumsum(0).clip(first[part], last[part])
-        sums[part] += values[some] @ np.diff(reached, axis=0)
-        below = upto
-    return sums
-
-
-def _quantiles(found: np.ndarray, level: float) -> tuple[float, float]:
-    if not np.isfinite(found).any():
-        return np.nan, np.nan
-    low, high = np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """NaN where there is nothing to divide by."""
-    ratio: np.ndarray = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
-    return ratio
 
 
 def _array(values: Any) -> np.ndarray:

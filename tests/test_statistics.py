@@ -1,0 +1,124 @@
+"""Locality, comparisons and class pairs: right on planted structure, quiet on noise, and the same digits everywhere."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.report.pairs import pairs_of
+from local_elasticity.report.run import Panel, Run, Side
+from local_elasticity.statistics.comparison import compared
+
+
+def planted(rng, n=30, within=1.0, between=0.4, noise=0.2):
+    labels = np.arange(n) % 3
+    same = labels[:, None] == labels
+    return np.where(same, within, between) * np.exp(noise * rng.standard_normal((n, n))), labels
+
+
+def test_locality_is_the_median_over_pairs():
+    S, labels = planted(np.random.default_rng(0))
+    found = le.locality(S, labels)
+    same, itself = labels[:, None] == labels, np.eye(len(S), dtype=bool)
+    assert found.within == np.median(S[same & ~itself])
+    assert found.between == np.median(S[~same])
+    assert found.ratio == found.between / found.within
+    assert found.low < found.ratio < found.high
+    assert found.high - found.low < 0.2
+    assert found.baseline == pytest.approx(1, abs=0.1)
+    assert found.p_value == 1 / 200
+    assert (found.pairs_within, found.pairs_between) == (3 * 10 * 9, 30 * 20)
+    assert "ratio 0.4" in str(found)
+
+
+def test_labels_at_random_have_no_locality():
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(60):
+        S, labels = planted(rng, between=1.0)
+        alarms += le.locality(S, labels, resamples=0, permutations=59).p_value <= 0.05
+    assert alarms <= 8  # 60 draws at a nominal 5 %
+
+
+def test_intervals_hold_the_ratio():
+    rng = np.random.default_rng(2)
+    held = 0
+    for _ in range(60):
+        S, labels = planted(rng, n=24)
+        found = le.locality(S, labels, permutations=0)
+        held += found.low <= 0.4 <= found.high
+    assert held >= 50
+
+
+def test_one_class_and_empty_matrices_have_no_ratio():
+    found = le.locality(np.ones((4, 4)), ["a"] * 4)
+    assert np.isnan(found.ratio)
+    assert np.isnan(found.low)
+    assert found.within == 1
+    assert np.isnan(le.locality(np.full((2, 2), np.nan), ["a", "b"]).ratio)
+
+
+def test_other_targets_are_compared_by_their_own_classes():
+    S = np.array([[0.8, 0.2], [0.4, 0.6]])
+    found = le.locality(S, ["a", "b"], ["a", "b"], resamples=0, permutations=0)
+    assert np.isnan(found.within)  # equal labels: the diagonal is an example with itself
+    found = le.locality(S, ["a", "b"], ["a", "c"], resamples=0, permutations=0)
+    assert (found.within, found.between) == (0.8, 0.4)
+
+
+def test_the_same_history_has_the_same_digits_everywhere():
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(18, 4), torch.arange(18) % 3
+    logged = []
+    monitor = le.Monitor(
+        net,
+        (x, y),
+        loss="cross_entropy",
+        measures=("kl", "relative"),
+        every=1,
+        budget=None,
+        loggers=[lambda values, step: logged.append(values)],
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for step in range(8):
+        monitor.step(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    history = monitor.history
+    side = Side(np.arange(18), y.numpy())
+    for name in history.measures:
+        values = np.stack([probe.similarity[name] for probe in history])
+        panel = Panel(name, values, tuple(history.steps))
+        page = pairs_of(Run("run", "history", (panel,), side, side, True), panel).ratio
+        table = monitor.locality().query("measure == @name")
+        direct = [le.locality(S, y, resamples=0, permutations=0).ratio for S in values]
+        told = [one[f"local_elasticity/{name}/ratio"] for one in logged]
+        assert table.ratio.tolist() == direct == told
+        assert np.allclose(page, direct, rtol=1e-12)
+        phases = monitor.phases().set_index("measure").loc[name]
+        assert phases["first"] == direct[0]
+    one = le.similarity(net, (x, y), loss="cross_entropy", measure="kl")
+    assert le.locality(one).ratio == le.locality(one.values, y).ratio
+
+
+def test_a_frame_of_class_pairs_is_deprecated():
+    frame = pd.DataFrame({"step": [0], "measure": ["kl"], "source_class": ["a"], "target_class": ["a"], "value": [1.0]})
+    with pytest.warns(DeprecationWarning, match="use monitor.locality"):
+        assert le.training.locality(frame).intra.tolist() == [1.0]
+
+
+def test_two_matrices_are_compared_by_source():
+    rng = np.random.default_rng(3)
+    base = rng.normal(size=(20, 15))
+    row = rng.normal(size=(20, 1))  # what all pairs of a source share is one draw, not fifteen
+    assert compared(base + 0.3, base).difference == pytest.approx(0.3)
+    assert compared(base + 0.3, base).p_value < 0.01
+    alarms = sum(
+        compared(base, base + rng.normal(size=(20, 1)), resamples=0, flips=99).p_value <= 0.05 for _ in range(60)
+    )
+    assert alarms <= 8
+    assert compared(base + row, base).low < compared(base + row, base).high
+    assert compared(np.full((2, 2), np.nan), np.ones((2, 2))).pairs == 0
