@@ -44,8 +44,8 @@ def _seeded():
 @pytest.fixture
 def racing(monkeypatch):
     """auto tries every way, however little there is to do."""
-    monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_A_RACE", 0)
-    monkeypatch.setattr("local_elasticity.engine.auto.SECONDS_WORTH_AN_IMPORT", 0)
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 0)
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_AN_IMPORT", 0)
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def watched(file, **options):
         (watched("whole-1.pt", data="cut.npz"), "--data: cut.npz cannot be read as arrays"),
         (watched("whole-1.pt", data="uneven.npz"), "--data: uneven.npz must hold numbers, one y for each x"),
         (watched("whole-1.pt", data="texts.npz"), "--data: texts.npz must hold numbers"),
-        (watched("whole-1.pt", out="file"), "store: file/history.zarr could not be written (Not a directory)"),
+        (watched("whole-1.pt", out="file"), "history.zarr could not be written (Not a directory)"),
         (["run", "he2020local/fig1", "--scale", "smoke", "--out", "file"], "--out: file is a file; choose a folder"),
         (["run", "he2020local/fig1", "--scale", "smoke", "--out", "run"], "--out: run/run.json cannot be read as JSON"),
         (["estimate", "--model", "nets:make", "--shape", "4"], "--shape: nets:make does not take inputs of shape 4"),

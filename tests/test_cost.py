@@ -47,7 +47,7 @@ def test_half_a_minute_is_enough_for_slow_networks(monkeypatch):
     """Time passes only where responses are timed."""
     truth, now, timed, raced = Cost(0.1, 1e-2, 1e-4, 1e-3), [0.0], [], []
 
-    def took(problem, pair, targets, update, engine):
+    def took(problem, pair, targets, update, engine, *, refine):
         seconds = truth.seconds(len(pair[1]), len(targets))
         now[0] += seconds
         timed.append((len(pair[1]), len(targets)))
@@ -56,7 +56,7 @@ def test_half_a_minute_is_enough_for_slow_networks(monkeypatch):
     read = cost.Job.read
     monkeypatch.setattr(cost, "_timed", took)
     monkeypatch.setattr(cost.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cost.Job, "read", lambda *given: (raced.append(len(given[2])), read(*given))[1])
+    monkeypatch.setattr(cost.Job, "read", lambda *given: (raced.append(len(given[2][0])), read(*given))[1])
     problem = le.Problem.of(
         nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), "mse"
     )

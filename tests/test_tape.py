@@ -7,7 +7,7 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.engine.jacobian import explicit_columns
 from local_elasticity.engine.layout import Layout
-from local_elasticity.engine.remembered import Remembered
+from local_elasticity.engine.model_cache import ModelCache
 from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
 from tests.test_engines import assert_same_rows
 
@@ -163,7 +163,7 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
     problem = case.problem()
     with_tape = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
-    monkeypatch.setattr("local_elasticity.engine.layout._layouts", Remembered())
+    monkeypatch.setattr("local_elasticity.engine.layout._layouts", ModelCache())
     without = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
     assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)

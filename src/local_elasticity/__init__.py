@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity import training as training
+    from local_elasticity.api.estimate import Estimate as Estimate
+    from local_elasticity.api.estimate import estimate as estimate
     from local_elasticity.api.similarity import as_similarity as as_similarity
     from local_elasticity.api.similarity import load as load
     from local_elasticity.api.similarity import similarity as similarity
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from local_elasticity.clustering.kernel_kmeans import KernelKMeans as KernelKMeans
     from local_elasticity.engine import SGD as SGD
     from local_elasticity.engine import Adam as Adam
-    from local_elasticity.engine import Estimate as Estimate
     from local_elasticity.engine import FromOptimizer as FromOptimizer
     from local_elasticity.engine import Linearized as Linearized
     from local_elasticity.engine import Looped as Looped
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Response as Response
     from local_elasticity.engine import Structured as Structured
     from local_elasticity.engine import Vmapped as Vmapped
-    from local_elasticity.engine.estimate import estimate as estimate
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
     from local_elasticity.explorable import write_report as write_report
@@ -63,8 +63,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "engine": (
-        "Problem SGD Adam FromOptimizer respond respond_in_sequence Response estimate Estimate "
-        "Looped Vmapped Structured Linearized"
+        "Problem SGD Adam FromOptimizer respond respond_in_sequence Response Looped Vmapped Structured Linearized"
     ),
     "measures.change": "euclidean manhattan kl",
     "measures.relative": "relative source_change noise_floor",
@@ -75,6 +74,7 @@ _PLACES = {
     "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
+    "api.estimate": "estimate Estimate",
     "api.similarity": "similarity as_similarity load",
     "explorable": "write_report",
     "scale.workers": "workers",

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
-from local_elasticity.engine.job import Engine
-from local_elasticity.engine.problem import Inputs, Problem
+from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.problem import Inputs, Moment, Problem
 from local_elasticity.engine.progress import ProgressOption
-from local_elasticity.engine.respond import resolve_engine, respond
+from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
@@ -37,7 +37,8 @@ class Measured:
 class Measurement:
     """One question: a network, sources, targets, a step, an engine, and the measures to take.
 
-    `targets` is None where they are the sources. `target_labels` are those that the user gave, if any.
+    `targets` is None where they are the sources. `target_labels` are those that the user gave, if any. `engine` is None
+    where one is to be chosen; with `refine`, rows that rounding hides are computed again.
     """
 
     problem: Problem
@@ -46,7 +47,8 @@ class Measurement:
     target_labels: Tensor | None
     measures: tuple[Measure, ...]
     update: Update
-    engine: Engine
+    engine: Engine | None
+    refine: bool
     source_batch_size: int | None = None
     memory: int | None = None
 
@@ -86,7 +88,18 @@ class Measurement:
             targets, labels = read_targets(targets, sources[0], *place, labels_needed=needed)
         if square and source_batch_size is not None:
             targets, labels = sources
-        measurement = cls(problem, sources, targets, labels, measures, update, chosen, source_batch_size, memory)
+        measurement = cls(
+            problem,
+            sources,
+            targets,
+            labels,
+            measures,
+            update,
+            chosen,
+            refine=chosen is None,
+            source_batch_size=source_batch_size,
+            memory=memory,
+        )
         for measure in measures:
             if measure.normalize is not None and not measurement.square:
                 raise ValueError(f"measure: {measure.name} needs the targets to be the sources; leave targets out")
@@ -146,15 +159,27 @@ class Measurement:
 
     def respond(self, progress: ProgressOption = False) -> Response:
         """One update on each source, read at every target."""
-        return respond(
+        return response_of(
             self.problem,
             self.sources,
             self.pair_of_targets,
             update=self.update,
             engine=self.engine,
+            refine=self.refine,
             source_batch_size=self.source_batch_size,
             memory=self.memory,
             progress=progress,
+        )
+
+    def job(self, moment: Moment) -> Job:
+        """The updates to take and targets to read, laid out at one moment of training."""
+        return Job.read(
+            moment,
+            self.sources,
+            self.pair_of_targets,
+            self.update,
+            source_batch_size=self.source_batch_size,
+            memory=self.memory,
         )
 
     def score(self, measure: Measure, response: Response | None, progress: ProgressOption = False) -> Scores:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from local_elasticity.api.estimate import bytes_in_words, seconds_in_words
 from local_elasticity.clustering.networks import build_network
 from local_elasticity.engine.problem import Problem
 from local_elasticity.scale.cost import Cost
@@ -102,26 +103,5 @@ def outlook(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list
 
 
 def _row(cost: Cost, name: str, n: int, m: int, workers: int) -> tuple[str, ...]:
-    here, there = (in_words(cost.in_blocks(n, m, workers=count)) for count in (1, workers))
-    return name, f"{n * m:.2e}", here, there, _bytes(4 * n * m)
-
-
-def in_words(seconds: float) -> str:
-    """A duration.
-
-    >>> in_words(0.3), in_words(90), in_words(1e6)
-    ('0.3 s', '1.5 min', '12 days')
-    """
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{_rounded(seconds / size)} {unit}"
-    return f"{_rounded(seconds)} s"
-
-
-def _bytes(count: float) -> str:
-    power = min(5, int(math.log10(max(count, 1)) // 3))
-    return f"{_rounded(count / 1000**power)} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    here, there = (seconds_in_words(cost.in_blocks(n, m, workers=count)) for count in (1, workers))
+    return name, f"{n * m:.2e}", here, there, bytes_in_words(4 * n * m)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from local_elasticity.engine.auto import Auto, AutoRunner
-from local_elasticity.engine.job import Job, Runner
+from local_elasticity.engine.choose import choose, name_of
+from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.memory import budget_of
-from local_elasticity.engine.settled import Settled
+from local_elasticity.engine.respond import ENGINES
 from local_elasticity.measurement import Measurement
 from local_elasticity.scale.workers import current_workers, threads_set
 from local_elasticity.store.sizes import whole_number
@@ -30,10 +30,10 @@ NUMBERS_A_PAIR = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """How blocks are computed: their side, the way that `auto` settled on, the memory and threads it works with."""
+    """How blocks are computed: their side, the engine that was chosen, the memory and threads it works with."""
 
     side: int
-    settled: Settled | None
+    engine: Engine | None
     memory: int
     threads: int
     notes: tuple[str, ...] = ()
@@ -46,13 +46,16 @@ class Plan:
         if not measurement.takes_steps:
             return plan
         with threads_set(plan.threads):
-            return plan._settle(measurement, side)
+            return plan._chosen(replace(measurement, memory=memory), side)
 
     @classmethod
     def read(cls, record: dict[str, Any], side: int) -> Plan:
         """As it was written down for blocks of this side; a ValueError where its numbers cannot be."""
-        settled = record["settled"]
-        plan = cls(**{**record, "settled": settled and Settled(**settled), "notes": tuple(record["notes"])})
+        if set(record) != {"side", "settled", "memory", "threads", "notes"}:
+            raise ValueError(f"it holds {', '.join(map(str, record))}")
+        plan = cls(
+            record["side"], _engine(record["settled"]), record["memory"], record["threads"], tuple(record["notes"])
+        )
         if plan.side != side or not whole_number(plan.memory, 1) or not whole_number(plan.threads, 1):
             raise ValueError(f"side {plan.side!r}, memory {plan.memory!r}, threads {plan.threads!r}")
         if plan.threads > MOST_THREADS:
@@ -60,41 +63,42 @@ class Plan:
         return plan
 
     def as_record(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values. An engine is kept under the name `settled`, as version 0.1 has it."""
+        settled = None if self.engine is None else {"kind": name_of(self.engine), **vars(self.engine)}
+        record = {"side": self.side, "settled": settled, "memory": self.memory, "threads": self.threads}
+        return {**record, "notes": list(self.notes)}
 
     def applied(self, measurement: Measurement) -> Measurement:
         """The measurement, done by this plan."""
-        engine = Auto(self.settled) if self.settled else measurement.engine
-        return replace(measurement, engine=engine, memory=self.memory)
+        return replace(measurement, engine=self.engine or measurement.engine, memory=self.memory)
 
-    def _settle(self, measurement: Measurement, side: int | None) -> Plan:
-        """Race the engines on a block's worth of work where `auto` is asked for, and size blocks by the outcome."""
+    def _chosen(self, measurement: Measurement, side: int | None) -> Plan:
+        """Choose an engine on a block's worth of work where none was asked for, and size blocks by its speed."""
         rows, columns = slice(0, min(self.side, measurement.n)), slice(0, min(self.side, measurement.m))
         part = measurement.part(rows, columns)
         with part.problem.moment() as moment:
-            batches = part.source_batch_size
-            targets, limits = part.pair_of_targets, {"source_batch_size": batches, "memory": self.memory}
-            job = Job.read(moment, part.sources, targets, part.update, **limits)
-            runner = part.engine.runner(job)
-            plan, seconds = self, math.inf
-            if isinstance(runner, AutoRunner):
-                _race(job, runner)
-                plan = replace(self, settled=runner.settled, notes=tuple(runner.notes))
-                seconds = runner.seconds / job.m
+            job = part.job(moment)
+            plan, seconds, engine = self, math.inf, part.engine
+            if engine is None:
+                choice = choose(job)
+                engine, seconds = choice.engine, choice.seconds / job.m
+                plan = replace(self, engine=engine, notes=(choice.reason,))
             if side is not None:
                 return plan
+            runner = engine.runner(job)
             if math.isinf(seconds):
                 seconds = _seconds_a_pair(job, runner)
             outputs = runner.target_before[0].numel() * runner.target_before.element_size()
         return replace(plan, side=_side(seconds, self.memory / (NUMBERS_A_PAIR * outputs)))
 
 
-def _race(job: Job, runner: AutoRunner) -> None:
-    done = 0
-    while runner.trials and done < job.n:
-        stop = min(done + runner.chunk, job.n)
-        runner.rows(done, stop)
-        done = stop
+def _engine(record: dict[str, Any] | None) -> Engine | None:
+    """An engine as it was written down, here or by version 0.1."""
+    if record is None:
+        return None
+    kind = ENGINES["structured" if record["kind"] == "two_layer" else record["kind"]]
+    engine: Engine = kind(**{one.name: record[one.name] for one in fields(kind) if one.name in record})
+    return engine
 
 
 def _seconds_a_pair(job: Job, runner: Runner) -> float:

@@ -13,6 +13,7 @@ import xarray as xr
 
 from local_elasticity.api.labels import Coordinates, about, as_array, circumstances, own_values
 from local_elasticity.api.plan import LARGEST_SIDE, Plan
+from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measurement
@@ -144,7 +145,7 @@ class BlockWork:
         """What the finished result says of itself."""
         measurement, plan = self.measurement, self.plan
         assert plan is not None
-        engine = plan.settled.engine if plan.settled else type(measurement.engine).__name__.lower()
+        engine = "" if measurement.engine is None else name_of(measurement.engine)
         return attrs_as_stored(
             {
                 "measure": self.measure.name,
@@ -186,6 +187,11 @@ class BlockWork:
             )
 
 
+def _engine(measurement: Measurement) -> str:
+    """The engine that was asked for, as version 0.1 wrote it down where none was."""
+    return "Auto(settled=None)" if measurement.engine is None else provenance.of_rule(measurement.engine)
+
+
 def _provenance(measurement: Measurement, coords: Coordinates) -> provenance.Fingerprints:
     """What the result follows from, as fingerprints."""
     (measure,) = measurement.measures
@@ -201,6 +207,6 @@ def _provenance(measurement: Measurement, coords: Coordinates) -> provenance.Fin
         "targets": fingerprint(targets),
         **{f"{axis}_labels": fingerprint(values) for axis, values in classes.items()},
         "update": provenance.of_update(measurement.update) if measure.takes_steps else "",
-        "engine": provenance.of_rule(measurement.engine) if measure.takes_steps else "",
+        "engine": _engine(measurement) if measure.takes_steps else "",
         "source_batch_size": str(measurement.source_batch_size),
     }

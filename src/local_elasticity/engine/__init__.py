@@ -1,7 +1,5 @@
 """One update on a source → the response at the targets. Nothing in here knows about measures, results or plots."""
 
-from local_elasticity.engine.auto import Auto
-from local_elasticity.engine.estimate import Estimate, estimate
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.problem import Problem
@@ -15,8 +13,6 @@ from local_elasticity.engine.vmapped import Vmapped
 __all__ = [
     "SGD",
     "Adam",
-    "Auto",
-    "Estimate",
     "FromOptimizer",
     "Linearized",
     "Looped",
@@ -25,7 +21,6 @@ __all__ = [
     "Structured",
     "Update",
     "Vmapped",
-    "estimate",
     "respond",
     "respond_in_sequence",
 ]

@@ -16,6 +16,7 @@ from local_elasticity.engine.loss import IGNORED, Kind
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
 from local_elasticity.engine.problem import Inputs, Moment, as_predictions, gradient
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
@@ -116,6 +117,11 @@ class Job:
         found = gradient(outputs, leaves, along, reached=True)
         return [name for name in leaves if name not in found]
 
+    def part(self, rows: int) -> Job:
+        """The same job for its first sources."""
+        first = slice(0, rows)
+        return replace(self, source_inputs=take(self.source_inputs, first), source_labels=self.source_labels[first])
+
     def source(self, row: int) -> tuple[Inputs, Tensor]:
         """The batch that row `row` steps on."""
         return take(self.source_inputs, row), self.source_labels[row]
@@ -155,28 +161,6 @@ class Job:
             target_inputs=tree_map(cast, self.target_inputs),
             targets_are_sources=False,
         )
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What one update on each of c sources did.
-
-    `realized` is the part of the intended first-order decrease of the loss that survived when the new weights were
-    rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 where steps are large beside the spacing of floating-point numbers.
-    `subtracted` says whether changes are differences of two predictions, and so carry the rounding of both.
-    """
-
-    source_change: Float[Tensor, "c batch k"]
-    target_change: Float[Tensor, "c m k"]
-    loss_gradient: Float[Tensor, "c batch k"]
-    realized: Float[Tensor, " c"]
-    subtracted: bool
-
-
-def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tensor, "c 1 k"]:
-    """The sources' own changes, where the targets are the sources and the first row is that of source `start`."""
-    rows = torch.arange(len(target_change), device=target_change.device)
-    return target_change[rows, rows + start][:, None]
 
 
 @runtime_checkable

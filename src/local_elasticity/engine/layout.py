@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs, Moment, gradient
-from local_elasticity.engine.remembered import Remembered
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Tape, Use, leaves_of, record
@@ -121,7 +121,7 @@ def with_layout(moment: Moment, inputs: Inputs, work: Callable[[Layout], T]) -> 
             _layouts.put(moment, _shapes(inputs), layout)
 
 
-_layouts: Remembered[Layout] = Remembered()
+_layouts: ModelCache[Layout] = ModelCache()
 
 
 def _shapes(inputs: Inputs) -> Any:

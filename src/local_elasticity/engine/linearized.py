@@ -22,11 +22,12 @@ from local_elasticity.engine.jacobian import (
     inner,
     jacobian_factors,
 )
-from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.job import Job
 from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Matrices
 
@@ -95,7 +96,7 @@ class LinearizedRunner:
             self.layout, self.kept, self.kernel = self.layout.without(error.names), None, None
             return self.rows(start, stop)
         loss_gradient, target_change, source_change = found
-        return Rows(source_change, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
+        return Rows.of(source_change, target_change, loss_gradient, subtracted=False)
 
     @cached_property
     def target_before(self) -> Tensor:

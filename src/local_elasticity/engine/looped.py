@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.clock import now
-from local_elasticity.engine.job import Job, Rows
+from local_elasticity.engine.job import Job
 from local_elasticity.engine.problem import as_predictions, gradient
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
@@ -74,7 +75,7 @@ class LoopedRunner:
     def rows(self, start: int, stop: int) -> Rows:
         rows = [self._row(row) for row in range(start, stop)]
         source_change, target_change, loss_gradient, realized = (torch.stack(part) for part in zip(*rows, strict=True))
-        return Rows(source_change, target_change, loss_gradient, realized, subtracted=True)
+        return Rows.of(source_change, target_change, loss_gradient, realized, subtracted=True)
 
     def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         job = self.job

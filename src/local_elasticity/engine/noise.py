@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.problem import Inputs, Moment
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.rows import Rows
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0
@@ -36,20 +36,6 @@ PATTERN = 65537
 
 ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """What the noise of rows depends on."""
-
-    @property
-    def source_change(self) -> Tensor: ...
-    @property
-    def loss_gradient(self) -> Tensor: ...
-    @property
-    def realized(self) -> Tensor: ...
-    @property
-    def subtracted(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ class Noise:
             computed_in,
         )
 
-    def of_rows(self, rows: Measured) -> Float[Tensor, "c batch k"]:
+    def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
         """The noise of the first c sources' own changes, with the terms that belong to the row; at least what has no
         square, since norms square."""
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized

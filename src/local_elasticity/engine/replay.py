@@ -19,18 +19,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.climb import clear_rows
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Inputs, Moment, Problem
-from local_elasticity.engine.progress import Progress
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.respond import as_response, clear_rows
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.structured import differences_runner, two_layer_runner
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.table import as_response, fill
 from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
@@ -231,9 +230,9 @@ def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, Tensor], Te
     """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
     noise = Noise.measure(job, runner)
-    table = fill(job, runner, Progress(job.n, "updates", False))
-    response = as_response(job, table, noise, runner, "structured", ())
-    clear = clear_rows(job, runner, noise, table).all()
+    rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), lambda count: None)
+    response = as_response(job, rows, noise, runner, "structured", ())
+    clear = clear_rows(job, runner, noise, rows).all()
     return similarities(response), clear
 
 

@@ -1,39 +1,49 @@
-"""respond: one update on each source, read at every target. The engine does the expensive thing once, here."""
+"""respond: one update on each source, read at all targets. What most of this package is built on.
+
+`auto` chooses an exact engine (`choose.py`), and refines: rows that rounding hides in the model's precision are
+computed again in float64, and those that it hides there too by differences, which avoid subtraction.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from local_elasticity.engine.auto import Auto
-from local_elasticity.engine.climb import respond_and_climb
-from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, first_line, known, name_of
+from local_elasticity.engine.guard import interruption, untouched
+from local_elasticity.engine.inputs import take
+from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.noise import Noise
+from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.structured import Structured
-from local_elasticity.engine.table import as_response, fill
+from local_elasticity.engine.rows import Rows, collect
+from local_elasticity.engine.structured import Structured, differences_runner
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.engine.vmapped import Vmapped
 
+logger = logging.getLogger("local_elasticity")
+
 ENGINES: dict[str, type] = {
-    "auto": Auto,
     "looped": Looped,
     "vmapped": Vmapped,
     "structured": Structured,
     "linearized": Linearized,
 }
 
+SCOUTS = 8
+"""Where none of so many first rows is resolved, the others are not tried in the low precision."""
 
-@untouched
+
 def respond(
     problem: Problem | nn.Module,
     sources: Any,
@@ -67,25 +77,75 @@ def respond(
         progress: None for a bar on a terminal and log lines elsewhere, True for lines on stderr instead of those, False
             for none, or a function (done, total).
 
+    Returns:
+        A `Response`, from which every measure of a response is computed.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+        MemoryError: one source and one target at a time do not fit.
+
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> x, y = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([3.0, 5.0])
-    >>> response = le.respond(le.Problem.of(net, "half_mse"), sources=(x, y), update=le.SGD(0.1))
+    >>> response = le.respond(net, sources=(x, y), loss="half_mse", update=le.SGD(0.1))
     >>> le.relative(response)  # a linear model: |x·x′| / ‖x‖²
     tensor([[1.0000, 1.0000],
             [0.5000, 1.0000]])
     """
-    problem = as_problem(problem, loss)
     chosen = resolve_engine(engine, approximate)
+    return response_of(
+        as_problem(problem, loss),
+        sources,
+        targets,
+        update=update,
+        engine=chosen,
+        refine=chosen is None,
+        source_batch_size=source_batch_size,
+        memory=memory,
+        progress=progress,
+    )
+
+
+@untouched
+def response_of(
+    problem: Problem,
+    sources: Any,
+    targets: Any,
+    *,
+    update: Update,
+    engine: Engine | None,
+    refine: bool,
+    source_batch_size: int | None = None,
+    memory: int | None = None,
+    progress: ProgressOption = None,
+) -> Response:
+    """The response by an engine, or by the one that is chosen where it is None; with `refine`, rows that rounding hides
+    are computed again, and an engine that cannot take the model is replaced."""
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         with Progress(job.n, "updates", progress) as bar:
-            if isinstance(chosen, Auto):
-                response = respond_and_climb(job, chosen.runner(job), bar)
+            if refine or engine is None:
+                response = _auto(job, engine, bar)
             else:
-                response = _respond(job, chosen, bar)
+                runner = engine.runner(job)
+                noise, rows = Noise.measure(job, runner), Rows.empty(job, runner.target_before.shape[1])
+                collect(job, runner, rows, bar.advance)
+                response = as_response(job, rows, noise, runner, name_of(engine), ())
         job.check_company(response.target_before)
     return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
+
+
+def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
+    """An engine object from a name or an object; None for `auto`."""
+    if isinstance(engine, str):
+        if engine != "auto" and engine not in ENGINES:
+            raise ValueError(f"engine: {engine!r} is not one of auto, {', '.join(ENGINES)}")
+        if engine == "auto":
+            return Linearized() if approximate else None
+        engine = ENGINES[engine]()
+    if isinstance(engine, type) or not isinstance(engine, Engine):
+        raise TypeError(f"engine: a name or an engine such as le.Looped() is wanted, not {engine!r}")
+    return engine
 
 
 def _overflows(response: Response) -> list[str]:
@@ -96,18 +156,173 @@ def _overflows(response: Response) -> list[str]:
     return [f"predictions are not finite at {' and '.join(what)}; their pairs are NaN"] if what else []
 
 
-def resolve_engine(engine: str | Engine, approximate: bool) -> Engine:
-    """An engine object from a name or an object."""
-    if isinstance(engine, str):
-        if engine not in ENGINES:
-            raise ValueError(f"engine: {engine!r} is not one of {', '.join(ENGINES)}")
-        engine = ENGINES[engine]()
-    if isinstance(engine, type) or not isinstance(engine, Engine):
-        raise TypeError(f"engine: a name or an engine such as le.Looped() is wanted, not {engine!r}")
-    return Linearized() if approximate and isinstance(engine, Auto) else engine
+def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
+    """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
+    notes: list[str] = []
+    choice = known(job) if engine is None else Choice(engine, "")
+    if choice is not None:
+        try:
+            runner = choice.engine.runner(job)
+            said = [choice.reason] if choice.reason else []
+            return _refined(job, choice.engine, runner, Noise.measure(job, runner), said, bar)
+        except UNSUPPORTED as error:
+            if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
+                raise
+            bar.done = 0
+            what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
+            notes = [f"auto: {what} ({first_line(error)})"]
+    race = Race(job, bar.advance)
+    noise = Noise.measure(job, race.best.runner)
+    best = race.run(_hopeless(job, race.best.runner, noise))
+    notes += race.notes
+    return _refined(job, best.engine, best.runner, noise, notes, bar, rows=race.rows, chunk=best.chunk)
 
 
-def _respond(job: Job, engine: Engine, bar: Progress) -> Response:
-    runner = engine.runner(job)
-    noise = Noise.measure(job, runner)
-    return as_response(job, fill(job, runner, bar), noise, runner, type(engine).__name__.lower(), ())
+def _refined(
+    job: Job,
+    engine: Engine,
+    runner: Runner,
+    noise: Noise,
+    notes: Sequence[str],
+    bar: Progress,
+    *,
+    rows: Rows | None = None,
+    chunk: int | None = None,
+) -> Response:
+    """All rows; those whose change is not clear of the noise again in float64, or without subtraction."""
+    in_float64 = job.moment.dtype == torch.float64
+    rows = Rows.empty(job, runner.target_before.shape[1]) if rows is None else rows
+    enough = None if in_float64 else _hopeless(job, runner, noise)
+    collect(job, runner, rows, bar.advance, chunk=chunk, enough=enough)
+    hidden = torch.ones(job.n, dtype=torch.bool, device=job.moment.device)
+    hidden[: rows.done] = ~clear_rows(job, runner, noise, rows)
+    again = torch.nonzero(hidden).flatten()
+    if in_float64 or not len(again):
+        response = as_response(job, rows, noise, runner, name_of(engine), tuple(notes))
+        return _by_differences(job, noise, response, again, bar) if bool(rows.subtracted.any()) else response
+    try:
+        better = _in_float64(job, engine, noise, again, bar)
+    except (RuntimeError, TypeError) as error:
+        if interruption(error):
+            raise
+        collect(job, runner, rows, bar.advance, chunk=chunk)
+        count = int((~clear_rows(job, runner, noise, rows)).sum())
+        note = f"{count} rows are below the noise of {_name(job)}, and float64 is not possible here ({error})"
+        logger.warning(note)
+        return as_response(job, rows, noise, runner, name_of(engine), (*notes, note))
+    response = as_response(job, rows, noise, runner, name_of(engine), tuple(notes))
+    return _merged(response, better, again)
+
+
+def _hopeless(job: Job, runner: Runner, noise: Noise) -> Callable[[Rows], bool]:
+    """Whether none of the first rows is clear of the noise."""
+
+    def hopeless(rows: Rows) -> bool:
+        return SCOUTS <= rows.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, noise, rows).any()
+
+    return hopeless
+
+
+def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
+    """Which of the rows so far are clear of the noise."""
+    rows = rows.first()
+    before, at_targets = noise.source_before[: rows.done], noise.target * rows.subtracted.max()
+    return resolved_rows(job.kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
+
+
+def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
+    """Some rows in float64; a RuntimeError or TypeError where the network does not take that."""
+    with job.moment.problem.to(torch.float64).moment() as moment:
+        higher = job.again(moment, rows)
+        inside = _rounding_inside(higher)
+        bar.total += len(rows) - (bar.total - bar.done)
+        runner, finer = engine.runner(higher), noise.again(rows, torch.float64, inside)
+        found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
+        note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
+        if inside:
+            note += ", but the forward pass itself computes in half precision"
+        logger.info(note)
+        better = as_response(higher, found, finer, runner, name_of(engine), (note,))
+        hidden = torch.nonzero(~clear_rows(higher, runner, finer, found)).flatten()
+        return _by_differences(higher, finer, better, hidden, bar) if runner.subtracts else better
+
+
+def _rounding_inside(job: Job) -> float:
+    """The unit of the coarsest numbers that the network computes with in this precision; raises a RuntimeError where it
+    cannot be run in it."""
+    replica = job.moment.replica
+    replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
+    try:
+        job.moment.watched(take(job.target_inputs, slice(0, 1)))
+    except Exception as error:  # whatever a forward pass raises that was not made for float64
+        if not may_be_passed_over(error):
+            raise
+        raise RuntimeError(str(error)) from error
+    assert replica.effects is not None
+    return replica.effects.coarsest
+
+
+def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, bar: Progress) -> Response:
+    """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
+    if not len(rows):
+        return response
+    few, finer = job.again(job.moment, rows), noise.again(rows, job.moment.dtype)
+    bar.total += len(rows)
+    try:
+        runner = differences_runner(few)
+        found = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), bar.advance)
+    except (*UNSUPPORTED, MemoryError) as error:
+        if interruption(error):
+            raise
+        logger.info("%d rows stay hidden by rounding (%s)", len(rows), error)
+        bar.total -= len(rows)
+        return response
+    note = f"{len(rows)} rows are below the noise of float64 and were computed again by differences (structured)"
+    logger.info(note)
+    return _merged(response, as_response(few, found, finer, runner, "structured", (note,)), rows)
+
+
+def _merged(response: Response, better: Response, rows: Tensor) -> Response:
+    """The rows of `better` put in place; the tensors are still this measurement's own."""
+    assert response.loss_gradient is not None
+    assert better.loss_gradient is not None
+    quieter = better.target_noise.norm() / response.target_noise.norm().clamp_min(torch.finfo(torch.float32).tiny)
+    dtype = response.target_change.dtype
+    response.target_change[rows] = better.target_change.to(dtype)
+    response.source_change[rows] = better.source_change.to(dtype)
+    if response.targets_are_sources:
+        response.source_change[rows] = response.target_change[rows, rows]
+    response.loss_gradient[rows] = better.loss_gradient.to(dtype)
+    response.source_noise[rows] = better.source_noise.to(dtype)
+    response.noise_scale[rows] = (quieter * better.noise_scale).to(dtype)
+    return replace(response, notes=(*response.notes, *better.notes))
+
+
+def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...]) -> Response:
+    """The labelled whole: predictions, changes, noise and how they came about."""
+    dtype = torch.float64 if job.moment.dtype == torch.float64 else torch.float32
+
+    def shaped(source: Tensor) -> Tensor:
+        return (source if job.minibatches else source.flatten(0, 1)).to(dtype)
+
+    return Response(
+        source_before=shaped(noise.source_before),
+        target_before=runner.target_before.to(dtype),
+        source_change=shaped(rows.source_change),
+        target_change=rows.target_change.to(dtype),
+        loss_gradient=shaped(rows.loss_gradient),
+        step_size=torch.full((job.n,), job.update.step_size, dtype=dtype, device=job.moment.device),
+        source_noise=shaped(noise.of_rows(rows)),
+        target_noise=noise.target.to(dtype),
+        noise_scale=rows.subtracted.to(dtype),
+        kind=job.kind,
+        update=job.update,
+        engine=name,
+        policy=job.moment.problem.policy,
+        targets_are_sources=job.targets_are_sources,
+        notes=notes,
+    )
+
+
+def _name(job: Job) -> str:
+    return str(job.moment.dtype).removeprefix("torch.")

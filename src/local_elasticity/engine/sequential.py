@@ -23,6 +23,7 @@ from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_predictions, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
 from local_elasticity.engine.structured import two_layer_runner
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -202,16 +203,6 @@ class _TwoLayerWalk:
         return torch.relu(Z) if self.net.relu else Z
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The recorded steps, as the noise wants them."""
-
-    source_change: Tensor
-    loss_gradient: Tensor
-    realized: Tensor
-    subtracted: Tensor
-
-
 def _response(
     job: Job, recorded: Tensor, walk: Iterator[Step | None], noise: Noise | None, name: str, bar: Progress
 ) -> Response:
@@ -220,11 +211,12 @@ def _response(
         if step is not None:
             steps.append(step)
         bar.advance()
-    measured = _Measured(
+    measured = Rows.of(
         torch.stack([step.source_change for step in steps]),
+        torch.stack([step.target_change for step in steps]),
         torch.stack([step.loss_gradient for step in steps]),
         torch.stack([step.realized for step in steps]),
-        torch.full((len(steps),), float(noise is not None), dtype=job.moment.dtype, device=job.moment.device),
+        subtracted=noise is not None,
     )
     before = torch.stack([step.source_before for step in steps])
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
@@ -235,7 +227,7 @@ def _response(
         source_before=before[:, 0].to(dtype),
         target_before=torch.stack([step.target_before for step in steps]).to(dtype),
         source_change=measured.source_change[:, 0].to(dtype),
-        target_change=torch.stack([step.target_change for step in steps]).to(dtype),
+        target_change=measured.target_change.to(dtype),
         loss_gradient=measured.loss_gradient[:, 0].to(dtype),
         step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.moment.device),
         source_noise=Noise(before, at_sources, at_targets, cancels).of_rows(measured)[:, 0].to(dtype),

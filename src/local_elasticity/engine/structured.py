@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.job import Job, Rows, Runner, own_change
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import Live, may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs
-from local_elasticity.engine.remembered import Remembered
+from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, shapes
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -83,14 +84,14 @@ def two_layer_runner(job: Job) -> TwoLayerRunner | None:
         runner = TwoLayerRunner(job)
     except NotTwoLayersError:
         return None
-    prove(job, TwoLayerRunner)
+    spot_check(job, TwoLayerRunner)
     return runner
 
 
 def differences_runner(job: Job) -> StructuredRunner:
     """A proved runner for any net that can be read; an UnsupportedModelError says what cannot."""
     runner = StructuredRunner(job)
-    prove(job, StructuredRunner)
+    spot_check(job, StructuredRunner)
     return runner
 
 
@@ -170,9 +171,7 @@ class StructuredRunner:
                 source_change = own_change(target_change, start)
             else:
                 source_change = self._own_changes(steps, start, stop)
-        return Rows(
-            source_change, target_change, steps.loss_gradient, torch.ones_like(steps.loss_gradient[:, 0, 0]), False
-        )
+        return Rows.of(source_change, target_change, steps.loss_gradient, subtracted=False)
 
     def _changes(self, steps: Steps, inputs: Inputs) -> Tensor:
         """[c, b, k], some targets at a time."""
@@ -207,11 +206,11 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     return delta
 
 
-_proved: Remembered[bool] = Remembered()
-_bytes_taken: Remembered[tuple[int, int]] = Remembered()
+_proved: ModelCache[bool] = ModelCache()
+_bytes_taken: ModelCache[tuple[int, int]] = ModelCache()
 
 
-def prove(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
+def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
     """Compare a few pairs with the loop, in float64 where that is possible. Raise an UnsupportedModelError if they
     differ."""
     what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))

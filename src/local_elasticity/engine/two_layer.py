@@ -31,8 +31,9 @@ from local_elasticity.engine.flips import flips, tiles
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
-from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.job import Job
 from local_elasticity.engine.problem import Inputs, as_predictions
+from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 
 PRECISE_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
@@ -152,7 +153,7 @@ class TwoLayerRunner:
             ]
             target_change = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             own = own_change(target_change, start) if job.targets_are_sources else self._own_changes(step, source)
-        return Rows(own, target_change, loss_gradient, torch.ones_like(loss_gradient[:, 0, 0]), False)
+        return Rows.of(own, target_change, loss_gradient, subtracted=False)
 
     def _own_changes(self, step: Step, source: Pass) -> Tensor:
         """Each source's change at itself, [c, 1, k], from the pairs among a few sources at a time."""

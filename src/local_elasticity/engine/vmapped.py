@@ -11,11 +11,12 @@ from torch.func import grad, vmap
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.job import Job, Rows, own_change
+from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import realized_step
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.structured import prove
+from local_elasticity.engine.rows import Rows, own_change
+from local_elasticity.engine.structured import spot_check
 from local_elasticity.engine.supported import UnsupportedModelError
 
 
@@ -56,7 +57,7 @@ def check_vmap(job: Job) -> None:
         raise UnsupportedModelError(
             f"engine: Vmapped cannot tell that the optimizer skips {job.unreached[0]}, which a source does not reach"
         )
-    prove(job, VmappedRunner, "Vmapped")
+    spot_check(job, VmappedRunner, "Vmapped")
 
 
 class VmappedRunner:
@@ -95,7 +96,7 @@ class VmappedRunner:
             target_change = self._target_change(after)
         if job.targets_are_sources:
             source_change = own_change(target_change, start)
-        return Rows(source_change, target_change, loss_gradient, realized, subtracted=True)
+        return Rows.of(source_change, target_change, loss_gradient, realized, subtracted=True)
 
     def _step(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Params]:
         """One source: its loss gradient, its own change, the share of the step that was realized, and w⁺."""

@@ -84,8 +84,8 @@ def read_examples(path: Path) -> Any:
     ...     read_examples(file)
     ['a cat', 'a dog']
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"examples: {path} is not a regular file")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"--examples: {path} is not a regular file")
     if path.suffix in (".npy", ".npz"):
         return read_arrays(path, ("x",), "--examples")[0]
     try:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from local_elasticity.engine.auto import Auto
+from local_elasticity.engine.choose import choose, name_of
+from local_elasticity.engine.clock import now
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.respond import resolve_engine, respond
+from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 
 SIZES = ((1, 16), (1, 128), (8, 16), (8, 128), (16, 64), (32, 32), (32, 128), (64, 256), (256, 256), (256, 1024))
@@ -83,7 +83,9 @@ class Cost:
         began = time.monotonic()
         with problem.moment() as moment:
             inputs, labels = read_sources(sources, moment.device, moment.dtype)
-            chosen = _settled(moment, (inputs, labels), update, resolve_engine(engine, False))
+            asked = resolve_engine(engine, False)
+            few = take(inputs, slice(0, RACED))
+            chosen = asked or choose(Job.read(moment, (inputs, labels), (few, None), update)).engine
         measured: list[tuple[int, int, float]] = []
         for n, m in SIZES:
             left = SECONDS_TO_MEASURE - (time.monotonic() - began)
@@ -91,12 +93,11 @@ class Cost:
             if max(n, m) > count(inputs) or too_long:
                 continue
             pair, targets = (take(inputs, slice(0, n)), labels[:n]), take(inputs, slice(0, m))
-            took = min(_timed(problem, pair, targets, update, chosen) for _ in range(2))
+            took = min(_timed(problem, pair, targets, update, chosen, refine=asked is None) for _ in range(2))
             measured.append((n, m, took))
         if len(measured) < FEWEST:
             raise ValueError(f"sources: {count(inputs)} are too few to fit a cost to; give at least 128")
-        name = chosen.settled.engine if isinstance(chosen, Auto) and chosen.settled else type(chosen).__name__.lower()
-        return replace(cls.fit(measured), engine=name)
+        return replace(cls.fit(measured), engine=name_of(chosen))
 
     def seconds(self, n: float, m: float) -> float:
         """On what it was measured on."""
@@ -115,23 +116,9 @@ class Cost:
         return max(work * rounds, n * m * bytes_a_value / DRIVER_BYTES_A_SECOND)
 
 
-def _settled(moment: Any, pair: tuple[Any, Any], update: Update, engine: Engine) -> Engine:
-    """The way that `auto` takes for many rows, so that small ones are timed on the same."""
-    if not isinstance(engine, Auto):
-        return engine
-    job = Job.read(moment, pair, take(pair[0], slice(0, RACED)), update)
-    runner = engine.runner(job)
-    done = 0
-    while runner.trials and done < job.n:
-        stop = min(done + runner.chunk, job.n)
-        runner.rows(done, stop)
-        done = stop
-    return Auto(runner.settled)
-
-
-def _timed(problem: Problem, pair: Any, targets: Any, update: Update, engine: Engine) -> float:
-    began = time.perf_counter()
-    respond(problem, pair, targets, update=update, engine=engine, progress=False)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
+def _timed(problem: Problem, pair: Any, targets: Any, update: Update, engine: Engine, *, refine: bool) -> float:
+    """With the rows that are computed again in float64."""
+    device = pair[1].device
+    began = now(device)
+    response_of(problem, pair, (targets, None), update=update, engine=engine, refine=refine, progress=False)
+    return now(device) - began

@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_map
 from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
-from local_elasticity.engine.auto import FAILURES, Auto, settled_where_short
+from local_elasticity.engine.choose import short
 from local_elasticity.engine.guard import isolated
-from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
-from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.replay import Launched, Replay, recorded
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
@@ -91,14 +91,14 @@ class Prober:
         )
         measurement = _with_examples(_own, measurement)
         with problem.moment() as moment:
-            _job(measurement, moment)
+            measurement.job(moment)
         prober = cls(measurement, of_features, Standing.of(problem))
         for error in prober.numbers()[1].values():
             raise error
         prober.rehearse()
         try:
             prober = replace(prober, replay=prober.recorded())
-            return prober if prober.replay else prober._with(engine=prober.settled())
+            return prober if prober.replay else prober._with(engine=prober.chosen())
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -157,7 +157,7 @@ class Prober:
         """What was launched has found. Rows that rounding hides are computed again, at the weights of that moment."""
         assert self.replay is not None
         similarity, clear = self.replay.found()
-        if clear or not self._climbs():
+        if clear or not self.measurement.refine:
             return Found({name: _as_array(S) for name, S in similarity.items()}, "structured")
         return replace(self, measurement=self.measurement.at(self.replay.weights), replay=None)()
 
@@ -189,7 +189,7 @@ class Prober:
         """Take every measure once, of two sources at two targets, so that what cannot be measured shows at once."""
         whole = self.measurement
         few = whole.part(slice(0, min(FEW, whole.n)), slice(0, min(FEW, whole.m)))
-        few = replace(few, engine=Looped() if self._climbs() else few.engine)
+        few = replace(few, engine=Looped(), refine=False) if few.refine else few
         try:
             response = repeated(few.respond(), whole.n, whole.m) if whole.takes_steps else None
             for measure in whole.measures:
@@ -203,7 +203,7 @@ class Prober:
         own. `auto` keeps it where it is fast."""
         asked = self.measurement
         known = bool(asked.measures) and all(is_ours(one) and one.takes_steps for one in asked.measures)
-        if not (known and isinstance(asked.engine, (Auto, Structured)) and alone()):
+        if not (known and (asked.engine is None or isinstance(asked.engine, Structured)) and alone()):
             return None
 
         def similarities(response: Response) -> dict[str, Tensor]:
@@ -212,30 +212,18 @@ class Prober:
         replay = recorded(asked.problem, asked.sources, asked.pair_of_targets, asked.update, asked.memory, similarities)
         return replay if replay and (isinstance(asked.engine, Structured) or replay.beats_the_loop()) else None
 
-    def settled(self) -> Engine:
-        """The engine; `auto` with its way, where probes are too short for it to look for one."""
+    def chosen(self) -> Engine | None:
+        """The engine; where none was asked for, one for probes that are too short to time others."""
         asked = self.measurement
-        if asked.engine != Auto() or not asked.takes_steps:
+        if asked.engine is not None or not asked.takes_steps:
             return asked.engine
         with asked.problem.moment() as moment:
-            return Auto(settled_where_short(_job(asked, moment)))
-
-    def _climbs(self) -> bool:
-        """Whether rows that rounding hides are computed again."""
-        return isinstance(self.measurement.engine, Auto)
+            found = short(asked.job(moment))
+        return None if found is None else found.engine
 
     def _respond(self) -> Response:
-        mine = together(self._respond_to_share)
+        mine = together(lambda: self._share().respond())
         return gathered_response(mine, self.n, square=self.measurement.square)
-
-    def _respond_to_share(self) -> Response:
-        mine = self._share()
-        try:
-            return mine.respond()
-        except FAILURES as error:
-            if mine.engine == Auto() or not self._climbs() or is_out_of_memory(error):
-                raise
-            return replace(mine, engine=Auto()).respond()
 
     def _share(self) -> Measurement:
         """The sources of this process, at all targets."""
@@ -254,12 +242,6 @@ def _with_examples(change: Callable[[Tensor], Tensor], measurement: Measurement)
     examples = measurement.sources, measurement.targets, measurement.target_labels
     sources, targets, labels = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, examples)
     return replace(measurement, sources=sources, targets=targets, target_labels=labels)
-
-
-def _job(measurement: Measurement, moment: Moment) -> Job:
-    return Job.read(
-        moment, measurement.sources, measurement.pair_of_targets, measurement.update, memory=measurement.memory
-    )
 
 
 def _as_array(S: Tensor) -> np.ndarray:

@@ -13,7 +13,7 @@ MOST_FINDINGS = 64
 """For one model; the oldest go first. An `output` made anew for every call brings new ones each time."""
 
 
-class Remembered(Generic[T]):
+class ModelCache(Generic[T]):
     """Findings by model and circumstances; they go when the model does.
 
     They hold for as long as the model is made of the same modules, steps the same parameters and is read by the same

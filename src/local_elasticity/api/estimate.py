@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from local_elasticity.engine.auto import AutoRunner
+from local_elasticity.engine.choose import choose, in_words
 from local_elasticity.engine.clock import now
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import take
@@ -18,17 +18,24 @@ from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.layout import with_layout
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_problem
-from local_elasticity.engine.respond import resolve_engine
+from local_elasticity.engine.respond import clear_rows, resolve_engine
+from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 
-TRIED, MANY = 8, 32
-"""Examples on which Jacobians are timed; sizes of the chunks of rows that are timed, where the engine takes so many."""
+FEW_ROWS, MORE_ROWS = 8, 32
+"""Sizes of the chunks of rows that are timed, where the engine takes so many; the first also of examples whose
+Jacobians are timed."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Which engine, about how many seconds, at most how many bytes (result and working memory), and why."""
+    """Which engine, about how many seconds, at most how many bytes (result and working memory), and why.
+
+    >>> print(Estimate("looped", 90.0, 3 << 30, "timed on 32 of 1000 rows"))
+    looped: about 1.5 min, at most 3.2 GB of memory (timed on 32 of 1000 rows)
+    """
 
     engine: str
     seconds: float
@@ -43,7 +50,7 @@ class Estimate:
 
     @property
     def _cost(self) -> str:
-        return f"about {self.seconds:.3g} s, at most {self.bytes / 2**20:,.0f} MiB"
+        return f"about {seconds_in_words(self.seconds)}, at most {bytes_in_words(self.bytes)} of memory"
 
 
 @untouched
@@ -61,9 +68,11 @@ def estimate(
 ) -> Estimate:
     """Time a few rows as `respond` would compute them and scale up. Takes the arguments of `respond`.
 
+    Returns:
+        An `Estimate`. With `engine="auto"`, rows that will be computed again in float64 count twice.
+
     >>> import torch, local_elasticity as le
-    >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
-    >>> cost = le.estimate(problem, (torch.randn(100, 4), torch.zeros(100).long()))
+    >>> cost = le.estimate(torch.nn.Linear(4, 2), (torch.randn(100, 4), torch.zeros(100).long()), loss="cross_entropy")
     >>> cost.engine in ("looped", "vmapped", "structured") and cost.seconds < 60
     True
     """
@@ -71,35 +80,41 @@ def estimate(
     chosen = resolve_engine(engine, approximate)
     with problem.moment() as moment:
         job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+        reasons, seconds, refine = [], float("inf"), chosen is None
+        if chosen is None:
+            choice = choose(job)
+            chosen, seconds = choice.engine, choice.seconds * job.n
+            reasons.append(choice.reason)
         runner = chosen.runner(job)
-        if isinstance(runner, AutoRunner):
-            per_row, reason = _race(job, runner)
-            name, seconds = runner.name, job.n * per_row
-        else:
-            name = type(chosen).__name__.lower()
-            seconds, reason = _linearized(job, runner) if isinstance(runner, LinearizedRunner) else _timed(job, runner)
+        if isinstance(runner, LinearizedRunner):
+            seconds, reason = _linearized(job, runner)
+            reasons.append(reason)
+        elif seconds == float("inf"):
+            seconds, reason = _timed(job, runner)
+            reasons.append(reason)
+        if refine:
+            share = _hidden_share(job, runner)
+            seconds *= 1 + share
+            if share:
+                reasons.append(f"about {share:.0%} of the rows are computed again in float64")
     result = job.n * job.m * job.k * torch.finfo(job.moment.dtype).bits // 8
-    return Estimate(name, seconds, result + min(runner.bytes, job.memory), reason)
+    return Estimate(in_words(chosen), seconds, result + min(runner.bytes, job.memory), "; ".join(reasons))
 
 
-def _race(job: Job, runner: AutoRunner) -> tuple[float, str]:
-    """Run the trials of auto and take its best time."""
-    done = 0
-    while runner.trials and done < job.n:
-        stop = min(done + runner.chunk, job.n)
-        runner.rows(done, stop)
-        done = stop
-    why = "".join(f"{note}; " for note in runner.notes)
-    if runner.seconds == float("inf"):
-        seconds, reason = _timed(job, runner.best.runner)
-        return seconds / job.n, why + reason
-    return runner.seconds, why + "rows that the model's precision does not resolve are computed again in float64"
+def _hidden_share(job: Job, runner: Runner) -> float:
+    """Of the first rows, how many are below the noise of the model's precision."""
+    if job.moment.dtype == torch.float64:
+        return 0.0
+    few = job.part(min(job.n, FEW_ROWS))
+    noise = Noise.measure(few, runner)
+    rows = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), lambda count: None)
+    return float((~clear_rows(few, runner, noise, rows)).double().mean())
 
 
 def _timed(job: Job, runner: Runner) -> tuple[float, str]:
     """A small chunk and a larger one: what a chunk takes whatever its size, and what each of its rows adds."""
     largest = min(runner.chunk, job.n)
-    few, many = min(largest, TRIED), min(largest, MANY)
+    few, many = min(largest, FEW_ROWS), min(largest, MORE_ROWS)
     runner.rows(0, 1)
     seconds = _seconds(job, runner, few)
     if few == many:
@@ -117,7 +132,7 @@ def _seconds(job: Job, runner: Runner, rows: int) -> float:
 
 def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     """Backward passes for every example, and one product of matrices with p columns for every pair."""
-    few = take(job.target_inputs, slice(0, TRIED))
+    few = take(job.target_inputs, slice(0, FEW_ROWS))
     for _ in range(2):
         began = _now(job)
         factors = with_layout(job.moment, few, lambda layout: jacobian_factors(job.moment, layout, few)[1])
@@ -125,7 +140,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     began = _now(job)
     inner(factors, factors)
     products = _now(job) - began
-    tried = min(TRIED, job.m)
+    tried = min(FEW_ROWS, job.m)
     blocks = -(-job.m // runner.block)
     examples = job.m if job.targets_are_sources and blocks == 1 else job.m + job.n * job.batch * blocks
     pairs = job.n * job.m / job.k
@@ -134,3 +149,32 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
 
 def _now(job: Job) -> float:
     return now(job.moment.device)
+
+
+def seconds_in_words(seconds: float) -> str:
+    """A duration.
+
+    >>> seconds_in_words(0.3), seconds_in_words(90), seconds_in_words(1e6)
+    ('0.3 s', '1.5 min', '12 days')
+    """
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{seconds * 1e3:.2g} ms" if seconds < 0.1 else f"{_rounded(seconds)} s"
+
+
+def bytes_in_words(count: float) -> str:
+    """A size.
+
+    >>> bytes_in_words(61e6)
+    '61 MB'
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = 0
+    while count >= 1000 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{_rounded(count)} {units[power]}"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

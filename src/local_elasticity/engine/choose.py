@@ -1,0 +1,290 @@
+"""Which exact engine computes a job: the one that a short race finds fastest. The rows it times are rows of the result.
+
+The race goes from what can take any network to what is faster on some: loops, then differences (`Structured`), then
+vmap over chunks of sources that grow for as long as that pays. Its outcome is an ordinary engine, which prints, pickles
+and is written into stores as itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from local_elasticity.engine.clock import now
+from local_elasticity.engine.job import Engine, Job, Runner
+from local_elasticity.engine.looped import Looped, seconds_of_a_row
+from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.rows import Counted, Rows, collect
+from local_elasticity.engine.structured import Structured, StructuredRunner, spot_check, two_layer_runner
+from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.vmapped import Vmapped, VmappedRunner, check_vmap
+
+logger = logging.getLogger("local_elasticity")
+
+WORTHWHILE = 0.9
+"""An engine is taken over another where it needs less than this share of its time."""
+
+SECONDS_WORTH_A_RACE = 0.2
+SECONDS_WORTH_AN_IMPORT = 10.0
+"""Looped work that is left, from which on other engines are tried; the first use of torch.func takes a second."""
+
+FAR_SLOWER = 2
+"""An engine whose first row takes so many times what the best one's do is not even checked."""
+
+CACHE_SIZED = 128
+"""Targets in a pass of `Looped` that is tried beside all at once: a CPU is often faster while its cache suffices."""
+
+TRIAL_SHARE = {"cpu": 1 / 128, "cuda": 1 / 8, "mps": 1 / 8}
+"""Of the rows, how many the first chunk of `Vmapped` has: a CPU is soon full, a GPU is not."""
+
+GROWTH = 4
+"""Chunks of `Vmapped` grow by this factor for as long as that is worthwhile."""
+
+UNSUPPORTED = (UnsupportedModelError, RuntimeError, TypeError, AssertionError)
+"""What an engine raises that cannot take a model, if it is neither a lack of memory nor an interrupt."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine, why it was chosen, and what a row takes it; infinite where that was not measured."""
+
+    engine: Engine
+    reason: str
+    seconds: float = float("inf")
+
+
+_choices: ModelCache[Choice] = ModelCache()
+
+
+@dataclass
+class Trial:
+    """An engine with a runner for this job, and what a row took it."""
+
+    engine: Engine
+    runner: Runner
+    chunk: int
+    seconds: float = float("inf")
+
+    @property
+    def name(self) -> str:
+        return name_of(self.engine)
+
+    def __str__(self) -> str:
+        return f"{in_words(self.engine)} ({duration(self.seconds)} a row)"
+
+
+class Race:
+    """Chooses an engine for a job while it fills the first rows of a table."""
+
+    def __init__(self, job: Job, advance: Callable[[int], None] = lambda count: None, *, keep: bool = True) -> None:
+        """`advance` is told how many rows are done. Without `keep`, they are timed and forgotten."""
+        self.job, self.advance = job, advance
+        self.notes: list[str] = []
+        self.best = self._trial(Looped())
+        self.loser: Trial | None = None
+        self.rows = Rows.empty(job, self.best.runner.target_before.shape[1]) if keep else None
+        self._counted = Counted()
+
+    @property
+    def left(self) -> int:
+        """Rows that are not done yet."""
+        return self.job.n - self._done
+
+    @property
+    def _done(self) -> int:
+        return (self.rows or self._counted).done
+
+    def run(self, enough: Callable[[Rows], bool] = lambda rows: False) -> Trial:
+        """The fastest engine; `enough` ends the race early."""
+        self._enough = enough
+        self._loops()
+        if self._pays(SECONDS_WORTH_A_RACE):
+            self._differences()
+        imported = "torch._dynamo" in sys.modules
+        worth = SECONDS_WORTH_A_RACE if imported else SECONDS_WORTH_AN_IMPORT
+        if self.best.name == "looped" and self.job.vectorizes and self._pays(worth):
+            self._vmapped()
+        if self.best.seconds < float("inf"):
+            against = f" against {self.loser}" if self.loser is not None else ""
+            self.say(f"auto: {self.best}{against}")
+            remember(self.job, Choice(self.best.engine, f"auto: {self.best}{against}", self.best.seconds))
+        return self.best
+
+    def say(self, note: str) -> None:
+        self.notes.append(note)
+        logger.info(note)
+
+    def _pays(self, seconds: float) -> bool:
+        """Whether the best engine would take so long for the rest."""
+        return self.left * self.best.seconds >= seconds and not self._ended()
+
+    def _ended(self) -> bool:
+        return not self.left or (self.rows is not None and self._enough(self.rows))
+
+    def _loops(self) -> None:
+        """All targets in a pass; on a CPU also fewer, and convolutions with their channels last."""
+        self._timed(self.best)
+        if self.job.moment.device.type != "cpu":
+            return
+        few = CACHE_SIZED if self.job.m >= 2 * CACHE_SIZED else None
+        if few:
+            self._timed(self._trial(Looped(few)))
+        if any(p.ndim == 4 for p in self.job.moment.params.values()):
+            self._timed(self._trial(Looped(few, channels_last=True)))
+
+    def _differences(self) -> None:
+        try:
+            runner = StructuredRunner(self.job)
+            if runner.chunk == 1 and self._far_slower(runner):
+                return
+            spot_check(self.job, StructuredRunner)
+        except UNSUPPORTED as error:
+            self._pass_over("structured", error)
+            return
+        trial = Trial(Structured(), runner, min(runner.chunk, max(1, self.left // 2)))
+        if self._timed(trial):
+            trial.chunk = runner.chunk
+
+    def _far_slower(self, runner: Runner) -> bool:
+        """Whether one row takes it so long that checking it would be in vain."""
+        began = self._now()
+        runner.rows(0, 1)
+        seconds = self._now() - began
+        if seconds < FAR_SLOWER * self.best.seconds:
+            return False
+        self.say(f"auto: not structured ({duration(seconds)} a row)")
+        return True
+
+    def _vmapped(self) -> None:
+        torch.func.grad(torch.sum)(torch.ones(1, device="cpu"))  # the import that the first use of torch.func brings
+        try:
+            check_vmap(self.job)
+        except UNSUPPORTED as error:
+            self._pass_over("vmapped", error)
+            return
+        runner = VmappedRunner(self.job, target_before=self.best.runner.target_before)
+        share = TRIAL_SHARE[self.job.moment.device.type]
+        chunk = max(1, min(runner.chunk, self.left // 4, int(self.job.n * share)))
+        while self._timed(Trial(Vmapped(chunk), runner, chunk)):
+            larger = min(GROWTH * chunk, runner.chunk, self.left)
+            if larger <= chunk or not self._pays(SECONDS_WORTH_A_RACE):
+                return
+            chunk = larger
+
+    def _timed(self, trial: Trial) -> bool:
+        """Time an engine on the next rows, after a first chunk that warms it up where it needs that; whether it is the
+        best so far."""
+        warms_up = trial.name == "looped" or self.job.moment.device.type != "cpu"
+        for warming in (True, False) if warms_up else (False,):
+            if self._ended():
+                return False
+            start, began = self._done, self._now()
+            upto = min(self.job.n, start + trial.chunk)
+            try:
+                collect(self.job, trial.runner, self.rows or self._counted, self.advance, chunk=trial.chunk, upto=upto)
+            except UNSUPPORTED as error:
+                if trial.name == "looped":
+                    raise
+                self._pass_over(trial.name, error)
+                return False
+            if not warming:
+                trial.seconds = (self._now() - began) / (self._done - start)
+        better = trial.seconds < WORTHWHILE * self.best.seconds
+        if trial is not self.best:
+            self.loser, self.best = (self.best, trial) if better else (trial, self.best)
+        return better
+
+    def _trial(self, engine: Engine) -> Trial:
+        return Trial(engine, engine.runner(self.job), 1)
+
+    def _pass_over(self, name: str, error: BaseException) -> None:
+        if not may_be_passed_over(error):
+            raise error
+        self.say(f"auto: not {name} ({first_line(error)})")
+
+    def _now(self) -> float:
+        return now(self.job.moment.device)
+
+
+def choose(job: Job) -> Choice:
+    """The engine for a job, known or found by a race whose rows are forgotten."""
+    found = known(job)
+    if found is not None:
+        return found
+    race = Race(job, keep=False)
+    best = race.run()
+    return Choice(best.engine, "; ".join(race.notes) or f"auto: {name_of(best.engine)}", best.seconds)
+
+
+def known(job: Job) -> Choice | None:
+    """The engine that won before on this model, or that is known to be the fastest for such a network."""
+    choice = _choices.get(job.moment, _key(job))
+    if choice is not None:
+        return Choice(choice.engine, f"{choice.reason}, as chosen before", choice.seconds)
+    try:
+        if two_layer_runner(job) is not None:
+            return Choice(Structured(), "auto: structured, all pairs of a two-layer net from a few matrix products")
+    except UNSUPPORTED as error:
+        if not may_be_passed_over(error):
+            raise
+    return None
+
+
+def short(job: Job) -> Choice | None:
+    """`Structured` for a job that will come again but is too short to race for, where it can read the network: it is
+    faster on small networks, and one engine gives the same bits at every moment. None for any other.
+    """
+    if seconds_of_a_row(job) * job.n >= SECONDS_WORTH_A_RACE:
+        return None
+    try:
+        if two_layer_runner(job) is None:
+            spot_check(job, StructuredRunner)
+            StructuredRunner(job)
+    except UNSUPPORTED as error:
+        if not may_be_passed_over(error):
+            raise
+        return None
+    return Choice(Structured(), "auto: structured, for probes that are too short to time others")
+
+
+def remember(job: Job, choice: Choice) -> None:
+    """For the next job of the same size on this model."""
+    _choices.put(job.moment, _key(job), choice)
+
+
+def _key(job: Job) -> Any:
+    return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, type(job.update), job.plain
+
+
+def name_of(engine: Engine) -> str:
+    """What users call an engine."""
+    return type(engine).__name__.lower()
+
+
+def in_words(engine: Engine) -> str:
+    """An engine with its options.
+
+    >>> in_words(Looped(128)), in_words(Vmapped(8))
+    ('looped with 128 targets at a time', 'vmapped in chunks of 8')
+    """
+    words = name_of(engine)
+    if isinstance(engine, Looped):
+        words += f" with {engine.at_once} targets at a time" if engine.at_once else ""
+        words += ", channels last" if engine.channels_last else ""
+    elif isinstance(engine, Vmapped) and engine.chunk:
+        words += f" in chunks of {engine.chunk}"
+    return words
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,140 @@
+"""Rows: what one update on each source did, collected chunk by chunk, with less memory whenever it runs out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.shapes import Float
+
+if TYPE_CHECKING:
+    from local_elasticity.engine.job import Job, Runner
+
+logger = logging.getLogger("local_elasticity")
+
+
+@dataclass
+class Rows:
+    """What one update on each of c sources did; the first `done` of them are known, the others NaN.
+
+    `realized` is the part of the intended first-order decrease of the loss that survived when the new weights were
+    rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 where steps are large beside the spacing of floating-point numbers.
+    `subtracted` is 1 where changes are differences of two predictions, and so carry the rounding of both, else 0.
+    """
+
+    source_change: Float[Tensor, "c batch k"]
+    target_change: Float[Tensor, "c m k"]
+    loss_gradient: Float[Tensor, "c batch k"]
+    realized: Float[Tensor, " c"]
+    subtracted: Float[Tensor, " c"]
+    done: int
+
+    @classmethod
+    def of(
+        cls,
+        source_change: Float[Tensor, "c batch k"],
+        target_change: Float[Tensor, "c m k"],
+        loss_gradient: Float[Tensor, "c batch k"],
+        realized: Float[Tensor, " c"] | None = None,
+        *,
+        subtracted: bool,
+    ) -> Rows:
+        """A chunk that a runner has computed."""
+        realized = torch.ones_like(loss_gradient[:, 0, 0]) if realized is None else realized
+        each = torch.full_like(realized, float(subtracted))
+        return cls(source_change, target_change, loss_gradient, realized, each, len(realized))
+
+    @classmethod
+    def empty(cls, job: Job, k: int) -> Rows:
+        """All rows of a job, none of them known."""
+
+        def unknown(*shape: int) -> Tensor:
+            return torch.full(shape, torch.nan, dtype=job.moment.dtype, device=job.moment.device)
+
+        own, each = unknown(job.n, job.batch, k), unknown(job.n)
+        return cls(own, unknown(job.n, job.m, k), own.clone(), each, each.clone(), 0)
+
+    def first(self) -> Rows:
+        """The rows that are known."""
+        done = slice(0, self.done)
+        return Rows(
+            self.source_change[done],
+            self.target_change[done],
+            self.loss_gradient[done],
+            self.realized[done],
+            self.subtracted[done],
+            self.done,
+        )
+
+    def put(self, rows: Rows) -> None:
+        """Add the next rows."""
+        at = slice(self.done, self.done + rows.done)
+        self.source_change[at] = rows.source_change
+        self.target_change[at] = rows.target_change
+        self.loss_gradient[at] = rows.loss_gradient
+        self.realized[at] = rows.realized
+        self.subtracted[at] = rows.subtracted
+        self.done = at.stop
+
+
+@dataclass
+class Counted:
+    """Stands for rows that are computed to be timed alone."""
+
+    done: int = 0
+
+    def put(self, rows: Rows) -> None:
+        self.done += rows.done
+
+
+AnyRows = TypeVar("AnyRows", bound=Rows | Counted)
+
+
+def collect(
+    job: Job,
+    runner: Runner,
+    rows: AnyRows,
+    advance: Callable[[int], None],
+    *,
+    chunk: int | None = None,
+    upto: int | None = None,
+    enough: Callable[[AnyRows], bool] | None = None,
+) -> AnyRows:
+    """Run all rows that are not known yet, those before `upto`, or as many as it takes until `enough` says so;
+    `advance` is told how many are done."""
+    end = job.n if upto is None else upto
+    while rows.done < end and not (enough and enough(rows)):
+        stop = min(rows.done + min(runner.chunk, chunk or runner.chunk), end)
+        try:
+            found = runner.rows(rows.done, stop)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            _make_room(job, runner, error)
+            continue
+        advance(stop - rows.done)
+        rows.put(found)
+    return rows
+
+
+def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tensor, "c 1 k"]:
+    """The sources' own changes, where the targets are the sources and the first row is that of source `start`."""
+    rows = torch.arange(len(target_change), device=target_change.device)
+    return target_change[rows, rows + start][:, None]
+
+
+def _make_room(job: Job, runner: Runner, error: BaseException) -> None:
+    if job.moment.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if not runner.shrink():
+        raise MemoryError(
+            "one source and one target at a time still do not fit in memory; step fewer parameters (params=) or use a "
+            "larger machine"
+        ) from error
+    logger.info("out of memory: going on with smaller chunks")
