@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from local_elasticity.__main__ import app
-from local_elasticity.certificates import (
+from local_elasticity.cli import app
+from local_elasticity.papers.certificates import (
     Certificate,
     Check,
     diagonal,

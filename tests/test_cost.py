@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import local_elasticity as le
-from local_elasticity.__main__ import app
+from local_elasticity.cli import app
 from local_elasticity.scale import cost
 from local_elasticity.scale.cost import Cost
 

@@ -25,7 +25,6 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import local_elasticity as le
-from local_elasticity.explorable.write import read_examples
 from local_elasticity.report import payload
 from local_elasticity.report.distance import distances, rank_correlation, scatter
 from local_elasticity.report.examples import is_picture, kept_examples
@@ -36,6 +35,7 @@ from local_elasticity.report.places import matched, principal_places
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.story import tell
 from local_elasticity.report.words import effect, number
+from local_elasticity.report.write import read_examples
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
 

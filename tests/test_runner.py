@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from local_elasticity.__main__ import app
+from local_elasticity.cli import app
 from local_elasticity.papers.experiment import Cell, Claim, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure

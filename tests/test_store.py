@@ -25,7 +25,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import local_elasticity as le
-from local_elasticity.__main__ import app
+from local_elasticity.cli import app
 from local_elasticity.engine.update import DEFAULT_UPDATE
 from local_elasticity.store.blocks import OURS, BlockStore, Grid
 from local_elasticity.store.fingerprint import fingerprint

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Vmapped as Vmapped
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
-    from local_elasticity.explorable import write_report as write_report
     from local_elasticity.measures.activation import activation as activation
     from local_elasticity.measures.change import euclidean as euclidean
     from local_elasticity.measures.change import kl as kl
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from local_elasticity.measures.relative import relative as relative
     from local_elasticity.measures.relative import source_change as source_change
     from local_elasticity.measures.stiffness import stiffness as stiffness
+    from local_elasticity.report.write import write_report as write_report
     from local_elasticity.scale.landmarks import landmark_features as landmark_features
     from local_elasticity.scale.sketch import gradient_sketch as gradient_sketch
     from local_elasticity.scale.workers import workers as workers
@@ -76,7 +76,7 @@ _PLACES = {
     "measures.registry": "measure",
     "api.estimate": "estimate Estimate",
     "api.similarity": "similarity as_similarity load",
-    "explorable": "write_report",
+    "report.write": "write_report",
     "scale.workers": "workers",
     "scale.landmarks": "landmark_features",
     "scale.sketch": "gradient_sketch",

@@ -10,7 +10,7 @@
 | `TwoLayerRelu`        | He & Su §2.3 and A.3, eq. 2.4                | numerical            |
 
 Each is a `Flow`: velocity(w), w(t), relative(t, source, target, step_size=0). Nothing here imports the engine;
-the two are compared in `local_elasticity.certificates` (`local-elasticity verify`).
+the two are compared in `local_elasticity.papers.certificates` (`local-elasticity verify`).
 """
 
 from local_elasticity.theory.diagonal_quadratic import DiagonalQuadratic

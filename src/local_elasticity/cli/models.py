@@ -1,5 +1,4 @@
-"""What `local-elasticity estimate` says, plans for a similarity matrix and what each would take; and models and
-checkpoints that the command is given, checked before they are used."""
+"""Models and checkpoints that the command is given, checked before they are used."""
 
 from __future__ import annotations
 
@@ -12,10 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from local_elasticity.api.estimate import bytes_in_words, seconds_in_words
 from local_elasticity.clustering.networks import build_network
 from local_elasticity.engine.problem import Problem
-from local_elasticity.scale.cost import Cost
 from local_elasticity.training.checkpoints import find_model
 
 TRIED = 1024
@@ -86,22 +83,3 @@ def _sizes(shape: str) -> list[int]:
     if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
         raise ValueError(f"--shape: expected whole numbers separated by commas, such as 3,32,32, got {shape!r}")
     return [int(size) for size in sizes]
-
-
-def outlook(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list[tuple[str, ...]]:
-    """Rows of a table: all pairs in blocks, and a few landmarks against all.
-
-    >>> for row in outlook(Cost(0.0, 0.0, 0.0, 1e-6), 60_000, 60_000, landmarks=256, workers=8): print(*row, sep=" | ")
-    all pairs | 3.60e+09 | 1.0 h | 7.5 min | 14 GB
-    256 landmarks × n | 1.54e+07 | 15 s | 2.0 s | 61 MB
-    """
-    few = min(landmarks, n)
-    return [
-        _row(cost, "all pairs", n, m, workers),
-        _row(cost, f"{few} landmarks × n", few, max(n, m), workers),
-    ]
-
-
-def _row(cost: Cost, name: str, n: int, m: int, workers: int) -> tuple[str, ...]:
-    here, there = (seconds_in_words(cost.in_blocks(n, m, workers=count)) for count in (1, workers))
-    return name, f"{n * m:.2e}", here, there, bytes_in_words(4 * n * m)

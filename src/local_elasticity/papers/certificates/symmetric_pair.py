@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from local_elasticity.certificates.certificate import NEVER, Certificate, Check, relative_error
-from local_elasticity.certificates.diagonal import mean_loss, orthogonal_features, point_loss, predict
-from local_elasticity.certificates.routes import Descent, along
+from local_elasticity.papers.certificates.certificate import NEVER, Certificate, Check, relative_error
+from local_elasticity.papers.certificates.diagonal import mean_loss, orthogonal_features, point_loss, predict
+from local_elasticity.papers.certificates.routes import Descent, along
 from local_elasticity.theory import SymmetricPair
 from local_elasticity.theory.flow import Array
 

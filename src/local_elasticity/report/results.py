@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from local_elasticity.api.similarity import as_similarity
-from local_elasticity.clustering.estimator import LocalElasticityClustering
 from local_elasticity.engine.versions import versions
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.statistics.class_pairs import carried
+from local_elasticity.store.history import HistoryStore
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import check_regular
-from local_elasticity.training.history import History
-from local_elasticity.training.monitor import Monitor
 
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
@@ -36,9 +33,9 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
         return [_of_similarity(name, [one])]
     if isinstance(one, xr.Dataset):
         return [_of_similarity(name, list(one.data_vars.values()))]
-    if isinstance(one, Monitor):
+    if is_history(getattr(one, "history", None)):
         return [_of_history(name, one.history)]
-    if isinstance(one, History):
+    if is_history(one):
         return [_of_history(name, one)]
     if is_clustering(one):
         return [_of_clustering(name, one)]
@@ -55,7 +52,13 @@ def unknown(one: Any) -> str:
 
 def is_clustering(one: Any) -> bool:
     """Whether this is our estimator, or another that kept its similarity."""
-    return isinstance(one, LocalElasticityClustering) or (hasattr(one, "labels_") and hasattr(one, "similarity_"))
+    ours = any(kind.__name__ == "LocalElasticityClustering" for kind in type(one).__mro__)
+    return ours or (hasattr(one, "labels_") and hasattr(one, "similarity_"))
+
+
+def is_history(one: Any) -> bool:
+    """Whether this is the history of a monitor."""
+    return any(kind.__name__ == "History" for kind in type(one).__mro__)
 
 
 def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
@@ -87,7 +90,7 @@ def _read_store(name: str, path: Path) -> Run:
     if not isinstance(attributes, dict):
         raise ValueError("its zarr.json is not one of a store")
     if "history" in str(attributes.get("format", "")):
-        return _of_history(name, History.open(path))
+        return _of_stored_history(name, HistoryStore.open(path))
     notes: list[str] = []
     return _of_similarity(name, [read(path, part=lambda S: _part(S, notes))], notes)
 
@@ -153,33 +156,74 @@ def _of_clustering(name: str, model: Any) -> Run:
     plain = {key: value for key, value in model.get_params().items() if isinstance(value, (str, int, float))}
     about: dict[str, Any] = {**plain, "measure": getattr(model, "similarity", "similarity"), "versions": versions()}
     if hasattr(model, "similarity_"):
-        return _of_similarity(name, [as_similarity(model.similarity_, clusters=model.labels_, **about)])
+        return _of_clusters(name, model.similarity_, model.labels_, np.arange(len(model.labels_)), about)
     n, error = len(model.labels_), model.approximation_error_
     rows = chosen_rows(model.labels_, n, LARGEST_SIDE)
     features = model.features_[rows]
-    S = as_similarity(features @ features.T, clusters=model.labels_[rows], approximation_error=error, **about)
     note = (
         f"These similarities are inner products of {features.shape[1]} features by {model.approximation}, which stand "
         f"for the matrix of {n:,} examples that was not computed"
         + (f"; {len(rows):,} of them are shown, drawn at random (seed 0)." if len(rows) < n else ".")
     )
-    return _of_similarity(name, [S.assign_coords(source=rows, target=rows)], [note])
+    about["approximation_error"] = error
+    return _of_clusters(name, features @ features.T, model.labels_[rows], rows, about, note)
 
 
-def _of_history(name: str, history: History) -> Run:
-    data = history.dataset()
-    panels = tuple(Panel(measure, data[measure].values, tuple(history.steps)) for measure in history.measures)
-    sources = Side(np.arange(len(history.source_classes)), np.array(history.source_classes))
-    targets = Side(np.arange(len(history.target_classes)), np.array(history.target_classes))
-    engines = sorted({probe.engine for probe in history})
-    seconds = sum(probe.seconds for probe in history)
-    hidden = ("format", "source_classes", "target_classes", "engine", "notes")
-    notes = tuple(f"At step {step}: {note}." for step, note in history.notes.items())
-    about = {key: value for key, value in history.about.items() if key not in hidden}
-    about |= {"engine": engines, "probes": len(history), "seconds of probing": round(seconds, 2)}
-    numbers = {number: data[number].values for number in history.numbers}
-    panels = panels if len(history) else ()
-    return Run(str(name), "history", panels, sources, targets, history.square, about, numbers=numbers, notes=notes)
+def _of_clusters(
+    name: str, values: Any, clusters: np.ndarray, places: np.ndarray, about: dict[str, Any], *notes: str
+) -> Run:
+    side = Side(places, None, np.asarray(clusters))
+    panels = (Panel(str(about["measure"]), np.asarray(values)[None], ()),)
+    unresolved = float(np.isnan(values).mean())
+    return Run(str(name), "clustering", panels, side, side, True, {**about, "unresolved": unresolved}, tuple(notes))
+
+
+def _of_history(name: str, history: Any) -> Run:
+    probes = [(one.step, list(one.similarity.values()), one.seconds, list(one.numbers.values())) for one in history]
+    about = {**history.about, "engine": sorted({one.engine for one in history})}
+    classes = history.source_classes, history.target_classes
+    return _over_time(name, probes, history.measures, history.numbers, classes, about, history.notes)
+
+
+def _of_stored_history(name: str, store: HistoryStore) -> Run:
+    about = store.about
+    classes = about["source_classes"], about["target_classes"]
+    numbers, notes = about.get("numbers", ()), about.get("notes", {})
+    about["engine"] = [about["engine"]] if "engine" in about else []
+    return _over_time(name, list(store.probes()), about["measures"], numbers, classes, about, notes)
+
+
+def _over_time(
+    name: str,
+    probes: Sequence[tuple[int, Any, float, list[float]]],
+    measures: Sequence[str],
+    numbers: Sequence[str],
+    classes: tuple[Sequence[Any], Sequence[Any]],
+    about: Mapping[str, Any],
+    notes: Mapping[Any, str],
+) -> Run:
+    """A run of probes (step, similarities of the measures, seconds, measures of features)."""
+    steps = tuple(probe[0] for probe in probes)
+    panels = [
+        Panel(measure, np.stack([np.asarray(probe[1][place]) for probe in probes]), steps)
+        for place, measure in enumerate(measures)
+        if probes
+    ]
+    sources, targets = (Side(np.arange(len(one)), np.array(list(one))) for one in classes)
+    hidden = ("format", "source_classes", "target_classes", "notes", "measures", "numbers", "writer")
+    known = {key: value for key, value in about.items() if key not in hidden}
+    known |= {"probes": len(probes), "seconds of probing": round(sum(probe[2] for probe in probes), 2)}
+    return Run(
+        str(name),
+        "history",
+        tuple(panels),
+        sources,
+        targets,
+        bool(about.get("targets_are_sources")),
+        known,
+        notes=tuple(f"At step {step}: {note}." for step, note in notes.items()),
+        numbers={number: np.array([probe[3][place] for probe in probes]) for place, number in enumerate(numbers)},
+    )
 
 
 def with_examples(run: Run, examples: Any) -> Run:

@@ -6,8 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_elasticity.certificates.certificate import NEVER, ORDER, Certificate, Check, order_of, relative_error
-from local_elasticity.certificates.routes import Descent, Loss, PointLoss, Predict, along, gradient, stepped, tensor
+from local_elasticity.papers.certificates.certificate import NEVER, ORDER, Certificate, Check, order_of, relative_error
+from local_elasticity.papers.certificates.routes import (
+    Descent,
+    Loss,
+    PointLoss,
+    Predict,
+    along,
+    gradient,
+    stepped,
+    tensor,
+)
 from local_elasticity.theory import HomogeneousFeatures
 from local_elasticity.theory.flow import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from local_elasticity.certificates import (
+from local_elasticity.papers.certificates import (
     definitions,
     diagonal,
     homogeneous,
@@ -13,7 +13,7 @@ from local_elasticity.certificates import (
     symmetric_pair,
     two_layer,
 )
-from local_elasticity.certificates.certificate import Certificate, Check
+from local_elasticity.papers.certificates.certificate import Certificate, Check
 
 SECTIONS: dict[str, Callable[[], list[Certificate]]] = {
     "Definitions (Dan et al. §1)": definitions.certificates,
@@ -73,7 +73,7 @@ def _erratum(one: Certificate) -> str:
 def measured(one: Certificate) -> list[tuple[str, str, str, str, str]]:
     """Rows of a table: statement, checked against, trials, worst error, verdict; one row for each check.
 
-    >>> from local_elasticity.certificates.certificate import Certificate, Check
+    >>> from local_elasticity.papers.certificates.certificate import Certificate, Check
     >>> measured(Certificate("He & Su", "eq. 0", "1 + 1 = 2", "holds", [Check("arithmetic", 1, 0.0)]))
     [('eq. 0', 'arithmetic', '1', '0', 'holds')]
     """

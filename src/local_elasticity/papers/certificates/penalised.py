@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_elasticity.certificates.certificate import Certificate, Check, relative_error
-from local_elasticity.certificates.routes import Descent, Loss, PointLoss, along, gradient, tensor
+from local_elasticity.papers.certificates.certificate import Certificate, Check, relative_error
+from local_elasticity.papers.certificates.routes import Descent, Loss, PointLoss, along, gradient, tensor
 from local_elasticity.theory import PenalisedFeatures, integrate
 from local_elasticity.theory.flow import Array
 

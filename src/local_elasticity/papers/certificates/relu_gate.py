@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_elasticity.certificates.certificate import NEVER, Certificate, Check, relative_error
-from local_elasticity.certificates.routes import Descent, Loss, PointLoss, along, gradient, tensor
+from local_elasticity.papers.certificates.certificate import NEVER, Certificate, Check, relative_error
+from local_elasticity.papers.certificates.routes import Descent, Loss, PointLoss, along, gradient, tensor
 from local_elasticity.theory import ReluGate, modified_sgd
 from local_elasticity.theory.flow import Array
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 import local_elasticity as le
-from local_elasticity.certificates.certificate import Certificate, Check, relative_error
-from local_elasticity.certificates.routes import stepped, tensor
+from local_elasticity.papers.certificates.certificate import Certificate, Check, relative_error
+from local_elasticity.papers.certificates.routes import stepped, tensor
 from local_elasticity.theory import DiagonalQuadratic, PenalisedFeatures
 from local_elasticity.theory.flow import Array
 

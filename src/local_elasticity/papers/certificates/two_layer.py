@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.certificates.certificate import Certificate, Check, relative_error
-from local_elasticity.certificates.routes import PointLoss, Predict, along, gradient, tensor
+from local_elasticity.papers.certificates.certificate import Certificate, Check, relative_error
+from local_elasticity.papers.certificates.routes import PointLoss, Predict, along, gradient, tensor
 from local_elasticity.theory import TwoLayerRelu
 from local_elasticity.theory.flow import Array
 

@@ -11,13 +11,19 @@ import xarray as xr
 from torch import nn
 
 from local_elasticity.data.points import read_arrays
-from local_elasticity.explorable.runs import NOTHING_KNOWN, is_clustering, is_empty, opened, unknown, with_examples
 from local_elasticity.report.explorer import page
 from local_elasticity.report.paper import Paper
+from local_elasticity.report.results import (
+    NOTHING_KNOWN,
+    is_clustering,
+    is_empty,
+    is_history,
+    opened,
+    unknown,
+    with_examples,
+)
 from local_elasticity.report.run import Run, Unshown
 from local_elasticity.store.whole import check_file, plainly, write_whole
-from local_elasticity.training.history import History
-from local_elasticity.training.monitor import Monitor
 
 logger = logging.getLogger("local_elasticity")
 
@@ -97,7 +103,8 @@ def read_examples(path: Path) -> Any:
 def _named(results: Any) -> list[tuple[str, Any]]:
     if isinstance(results, dict):
         return list(results.items())
-    if isinstance(results, (str, Path, xr.DataArray, xr.Dataset, Monitor, History)) or is_clustering(results):
+    history = is_history(results) or is_history(getattr(results, "history", None))
+    if isinstance(results, (str, Path, xr.DataArray, xr.Dataset)) or history or is_clustering(results):
         results = [results]
     if not isinstance(results, Iterable) or isinstance(results, nn.Module):
         raise TypeError(unknown(results))

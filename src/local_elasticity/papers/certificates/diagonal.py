@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from local_elasticity.certificates.certificate import ORDER, Certificate, Check, order_of, relative_error
-from local_elasticity.certificates.routes import Descent, Loss, along, stepped, tensor
+from local_elasticity.papers.certificates.certificate import ORDER, Certificate, Check, order_of, relative_error
+from local_elasticity.papers.certificates.routes import Descent, Loss, along, stepped, tensor
 from local_elasticity.theory import DiagonalQuadratic, integrate
 from local_elasticity.theory.flow import Array
 

@@ -1,0 +1,98 @@
+"""The command: its options, and what all commands share. Everything heavy is imported inside the commands, so that
+`--help` answers at once."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="local-elasticity",
+    help="If a network took one step on this example, whose predictions would move, and how far?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+INTERRUPTED = 130
+USERS_MISTAKE = 2
+USERS_MISTAKES = (ValueError, OSError, ImportError)
+"""An OSError is a file that cannot be read or written; an ImportError is an extra that is not installed."""
+
+ARGUMENT = re.compile(r"[a-zA-Z_-]+: ")
+"""How a TypeError of ours begins: with the argument that is wrong."""
+
+
+def _device(name: str) -> str:
+    from local_elasticity.papers.runner import check_device
+
+    check_device(name)
+    return name
+
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …", callback=_device)]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from local_elasticity import __version__
+
+        typer.echo(f"local-elasticity {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is decided, and show tracebacks.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+
+
+def console() -> Any:
+    """Prints what it is given as it stands: brackets and colons in a path or label are no markup and no emoji."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
+def print_frame(to: Any, frame: Any, title: str) -> None:
+    from rich.table import Table
+
+    table = Table(*map(str, frame.columns), title=title)
+    for row in frame.itertuples(index=False):
+        table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
+    to.print(table)
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong on one line, and the file where the system names one."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).splitlines()) or type(error).__name__
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text in any encoding
+    try:
+        app()
+    except Exception as error:
+        if not isinstance(error, USERS_MISTAKES) and not (isinstance(error, TypeError) and ARGUMENT.match(str(error))):
+            raise
+        if "--verbose" in sys.argv or "-v" in sys.argv:
+            raise
+        typer.echo(f"error: {_sentence(error)}", err=True)
+        sys.exit(USERS_MISTAKE)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted", err=True)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,35 @@
+"""`report`: results on one page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from local_elasticity.cli.app import app
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Stored similarities or histories, or folders of papers' results."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    examples: Annotated[
+        Path | None,
+        typer.Option(help="Pictures, vectors (.npy, or x of an .npz) or texts (.txt, a line each) of the sources."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+) -> None:
+    """Show results on one page that opens offline: matrix, examples, curves over training, clusters, papers' claims."""
+    from local_elasticity.report.write import read_examples, write_report
+
+    shown = None if examples is None else read_examples(examples)
+    command = shlex.join(["local-elasticity", *sys.argv[1:]])
+    verb = "replaced" if out.exists() else "wrote"
+    page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
+    typer.echo(f"{verb} {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")

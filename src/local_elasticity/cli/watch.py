@@ -1,0 +1,53 @@
+"""`watch`: local elasticity at saved checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from local_elasticity.cli.app import Device, app, console, print_frame
+
+
+@app.command()
+def watch(
+    checkpoints: Annotated[
+        list[Path], typer.Argument(metavar="CHECKPOINTS...", help="Files that hold a state_dict, or folders of them.")
+    ],
+    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
+    loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
+    measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
+    per_class: Annotated[int, typer.Option(min=1, help="Sources of each class.")] = 20,
+    step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
+    out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
+    device: Device = "cpu",
+) -> None:
+    """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
+    from local_elasticity import SGD
+    from local_elasticity.cli.models import check_checkpoints, check_step_size, made_model
+    from local_elasticity.data.points import read_points
+    from local_elasticity.report.figures import save_figure
+    from local_elasticity.training.checkpoints import watch as watch_checkpoints
+
+    if (out / "history.zarr").exists():
+        raise FileExistsError(f"--out: {out} holds a history already; choose another folder or remove it")
+    net = made_model(model, device)
+    check_step_size(step_size, net)
+    check_checkpoints(checkpoints)
+    x, y = read_points(data, per_class)
+    monitor = watch_checkpoints(
+        checkpoints,
+        net,
+        (x.to(device), y.to(device)),
+        loss=loss,
+        measures=tuple(name.strip() for name in measure.split(",")),
+        update=SGD(step_size),
+        store=out / "history.zarr",
+    )
+    screen = console()
+    print_frame(screen, monitor.phases().round(4), "Phases")
+    print_frame(screen, monitor.frame().round(4).tail(12), "The last class pairs")
+    files = save_figure(monitor.plot(), out / "curves")
+    screen.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}", soft_wrap=True)
