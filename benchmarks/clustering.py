@@ -37,7 +37,7 @@ from sklearn.pipeline import make_pipeline
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.clustering.partitions import Partitions
+from local_elasticity.clustering.partition import Partitions
 from local_elasticity.clustering.warm_up import Training, warm_up
 
 RESULTS = Path(__file__).parent / "results"

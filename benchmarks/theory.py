@@ -50,15 +50,15 @@ def exponential_per_time(features: np.ndarray, labels: np.ndarray, w0: np.ndarra
     """Theorem 3.1 and eq. 4 as the notebook has them, but for all pairs at once."""
     n, classes = len(features), 2
     ridge = n / classes
-    moment = ridge * np.eye(SIZE) + features.T @ features / n
+    bound = ridge * np.eye(SIZE) + features.T @ features / n
     sums = np.stack([features[labels == q].sum(0) / n for q in range(classes)])
     h, v = features[:PAIRS_SIDE], features[-PAIRS_SIDE:]
     products, squares = h @ v.T, (h**2).sum(1)
     tilde = ridge + squares
     found = []
     for t in times:
-        end = inv(moment) @ sums.T
-        w = (expm(-RATE * t * moment) @ (w0.T - end) + end).T
+        end = inv(bound) @ sums.T
+        w = (expm(-RATE * t * bound) @ (w0.T - end) + end).T
         at_source, at_target = w @ h.T, w @ v.T
         spread = ridge * at_target[:, None, :] + at_source[:, :, None] * products
         above = products**2 - 2 * products * spread[0] + (spread**2).sum(0)

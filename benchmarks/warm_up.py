@@ -16,7 +16,7 @@ import torch
 
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.he2020local.task import MNIST_TASKS, draw
-from local_elasticity.papers.he2020local.warm_up import Lesson, Schedule, learn_one, learn_two_layers
+from local_elasticity.papers.he2020local.warm_up import Lesson, WarmUpSchedule, learn_one, learn_two_layers
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     device, width, nets, epochs = options.device, options.width, options.nets, options.epochs
     samples = draw(MNIST_TASKS[0], per_class=500, auxiliary=1000, seed=0, reading="as_released")
     lessons = [Lesson(samples.x, samples.labels(0.0), options.rate, seed) for seed in range(nets)]
-    schedule = Schedule("l2", epochs, batch_size=50)
+    schedule = WarmUpSchedule("l2", epochs, batch_size=50)
     learned = learn_two_layers(lessons[:1], schedule, width=width, activation="relu", device=device)[0]
     r, kept = learned.x.shape[1], len(next(learned.net.parameters()))
 

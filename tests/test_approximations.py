@@ -8,8 +8,8 @@ from sklearn.datasets import make_blobs
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import jacobian_factors
-from local_elasticity.engine.layout import Layout
 from local_elasticity.scale.sketch import Sketch
 
 NETWORKS = {
@@ -48,8 +48,8 @@ def test_sketches_are_unbiased_and_as_near_as_said(name):
 
 def test_a_sketch_is_linear_and_kept_by_its_seed():
     problem, x = problem_and_points("two layers")
-    with problem.moment() as moment:
-        factors = jacobian_factors(moment, Layout.of(moment, x), x)[1]
+    with problem.bound() as bound:
+        factors = jacobian_factors(bound, Coverage.of(bound, x), x)[1]
         whole = Sketch(128, 5)(factors)
         doubled = Sketch(128, 5)(factors.along(torch.full((24, 3), 2.0).double()).take(slice(0, 4)))
         single = Sketch(128, 5)(factors.along(torch.ones(24, 3).double()).take(slice(0, 4)))

@@ -61,8 +61,8 @@ def test_auto_takes_the_fastest_engine(winner, monkeypatch, caplog):
 @pytest.mark.usefixtures("racing")
 def test_every_timed_row_is_a_row_of_the_result():
     problem, sources = problem_and_sources(200)
-    with problem.moment() as moment:
-        race = Race(Job.read(moment, sources, None, le.SGD(1e-3)))
+    with problem.bound() as bound:
+        race = Race(Job.read(bound, sources, None, le.SGD(1e-3)))
         race.run()
     found = race.rows.first()
     assert 4 < found.done < 200
@@ -278,9 +278,9 @@ def test_estimate_makes_few_jacobians(monkeypatch):
     problem, sources = problem_and_sources(300)
     examples = []
 
-    def counted(moment, layout, inputs):
+    def counted(bound, coverage, inputs):
         examples.append(len(inputs))
-        return jacobian_factors(moment, layout, inputs)
+        return jacobian_factors(bound, coverage, inputs)
 
     monkeypatch.setattr("local_elasticity.engine.linearized.jacobian_factors", counted)
     assert le.estimate(problem, sources, approximate=True).engine == "linearized"

@@ -20,9 +20,9 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.clustering import kmeans
-from local_elasticity.clustering.grouping import Grouping
-from local_elasticity.clustering.probe import Probe
-from local_elasticity.clustering.steps_in_place import steps_in_place
+from local_elasticity.clustering.from_similarity import Grouping
+from local_elasticity.clustering.fused_sgd import steps_in_place
+from local_elasticity.clustering.probe import SimilarityProbe
 from local_elasticity.clustering.warm_up import Training, stable_rate, warm_up
 from tests.oracles.algorithm import algorithm_1
 from tests.oracles.loop import looped_response
@@ -71,7 +71,7 @@ def test_sequential_is_algorithm_1(relative, loss):
     y = torch.cat([torch.ones(8), torch.full((4,), -1.0 if loss == "half_mse" else 0.0)])
     net = le.models.fnn(4, width=16, probability=loss == "bce")
     order = torch.randperm(12)
-    found = Probe(relative, loss, 0.05).in_sequence(net, x, y, orders=order[None])
+    found = SimilarityProbe(relative, loss, 0.05).in_sequence(net, x, y, orders=order[None])
     expected = algorithm_1(
         net,
         half_square if loss == "half_mse" else F.binary_cross_entropy,
@@ -89,14 +89,14 @@ def test_a_walk_that_rounding_hides_is_walked_in_float64():
     """A tiny step, in a network that can only be walked by subtracting predictions."""
     x, y = torch.randn(8, 4), torch.tensor([1.0] * 5 + [-1.0] * 3)
     net = le.models.fnn(4, width=16, layers=3)
-    walked = Probe(False, "half_mse", 1e-7).in_sequence(net, x, y, orders=torch.randperm(8)[None])
-    assert_near(walked, Probe(False, "half_mse", None).frozen(net, x[:5]))
+    walked = SimilarityProbe(False, "half_mse", 1e-7).in_sequence(net, x, y, orders=torch.randperm(8)[None])
+    assert_near(walked, SimilarityProbe(False, "half_mse", None).frozen(net, x[:5]))
 
 
 def test_passes_of_the_sequence_are_averaged():
     x, y = torch.randn(6, 3), torch.tensor([1.0, 1, 1, 1, -1, -1])
     net, orders = le.models.fnn(3, width=8), torch.stack([torch.randperm(6) for _ in range(2)])
-    probe = Probe(False, "half_mse", 1e-6)
+    probe = SimilarityProbe(False, "half_mse", 1e-6)
     apart = [probe.in_sequence(net, x, y, orders=order[None]) for order in orders]
     assert_near(probe.in_sequence(net, x, y, orders=orders), (apart[0] + apart[1]) / 2, 1e-3)
 
@@ -364,7 +364,7 @@ def test_steps_in_place_are_those_of_sgd(make, monkeypatch):
     plain, x, y = copy.deepcopy(net), torch.randn(10, 3).double(), torch.randn(10).double()
     training = Training(x, y, "mse", epochs=3, batch_size=4, seed=0)
     one = warm_up(plain, training, 0.1)
-    monkeypatch.setattr("local_elasticity.clustering.steps_in_place.WIDE", 1)
+    monkeypatch.setattr("local_elasticity.clustering.fused_sgd.WIDE", 1)
     other = warm_up(net, training, 0.1)
     assert one.loss == pytest.approx(other.loss)
     assert all(torch.allclose(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
@@ -375,7 +375,7 @@ def test_weights_that_are_used_twice_are_not_stepped_in_place(monkeypatch):
         def forward(self, x):
             return super().forward(super().forward(x)) * self.weight.sum()
 
-    monkeypatch.setattr("local_elasticity.clustering.steps_in_place.WIDE", 1)
+    monkeypatch.setattr("local_elasticity.clustering.fused_sgd.WIDE", 1)
     net, x = Twice(3, 3), torch.randn(2, 3)
     with steps_in_place(net, x, 0.1):
         net(x).sum().backward()

@@ -147,7 +147,7 @@ def test_a_plain_function_is_a_problem():
     problem = le.Problem.of(function, "mse", params={"w": w})
     response = le.respond(problem, (x, y), update=le.SGD(0.1), engine="vmapped")
     again = le.respond(problem, (x, y), update=le.SGD(0.1), engine="looped")
-    assert problem.steps == ("w",)
+    assert problem.stepped == ("w",)
     assert_same_rows(response.target_change, again.target_change)
 
 
@@ -170,7 +170,7 @@ def test_only_the_selected_parameters_step():
     _, target = looped_response(net, torch.nn.functional.cross_entropy, (x, y), x, optimizer)
     for choice in choices:
         problem = le.Problem.of(net, "cross_entropy", **choice)
-        assert problem.steps == ("adapter.weight", "adapter.bias")
+        assert problem.stepped == ("adapter.weight", "adapter.bias")
         assert_same_rows(le.respond(problem, (x, y), update=le.SGD(0.05)).target_change, target)
 
 

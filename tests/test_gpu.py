@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
-from local_elasticity.engine.flips import flips
+from local_elasticity.engine.fast_paths.flips import flips
 from tests.cases import CASES
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
@@ -179,8 +179,8 @@ def test_a_recorded_probe_sees_what_a_plain_one_sees():
     net = conv_net()
     images, labels = torch.randn(20, 3, 8, 8, device="cuda"), torch.arange(20, device="cuda") % 3
     recorded, plain = watched(net, images, labels), watched(net, images, labels)
-    assert recorded._keeper.prober.replay is not None
-    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
+    assert recorded._runner.prober.replay is not None
+    plain._runner.prober = replace(plain._runner.prober, replay=None)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(5):
         net.train()
@@ -191,7 +191,7 @@ def test_a_recorded_probe_sees_what_a_plain_one_sees():
         recorded.step(step)
         assert torch.equal(torch.cuda.get_rng_state(), state)
         plain.step(step)
-    assert recorded._keeper.prober.replay.usable
+    assert recorded._runner.prober.replay.usable
     for one, other in zip(recorded.history, plain.history, strict=True):
         for name, S in other.similarity.items():
             assert abs(one.similarity[name] - S).max() <= 1e-4 * abs(S).max()
@@ -207,7 +207,7 @@ def test_training_beside_a_probe_is_the_same_to_the_bit(optimizer, tmp_path):
         for beside in (True, False):
             net = copy.deepcopy(start)
             monitor = watched(net, images[:30], labels[:30], store=tmp_path / f"{beside}.zarr")
-            assert monitor._keeper.prober.replay is not None
+            assert monitor._runner.prober.replay is not None
             steps = optimizer(net.parameters(), 0.01)
             busy = []
             for step in range(40):
@@ -216,7 +216,7 @@ def test_training_beside_a_probe_is_the_same_to_the_bit(optimizer, tmp_path):
                 nn.functional.cross_entropy(net(images), labels).backward()
                 steps.step()
                 monitor.step(step)
-                busy.append(monitor._keeper.busy)
+                busy.append(monitor._runner.busy)
                 if not beside:
                     assert len(monitor.history) == step + 1
             assert any(busy)
@@ -236,7 +236,7 @@ def test_a_probe_beside_training_reads_the_weights_of_its_step():
     net = conv_net()
     images, labels = torch.randn(30, 3, 8, 8, device="cuda"), torch.arange(30, device="cuda") % 3
     beside, plain = watched(net, images, labels), watched(net, images, labels)
-    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
+    plain._runner.prober = replace(plain._runner.prober, replay=None)
     plain.step(0)
     beside.step(0)
     with torch.no_grad():
@@ -270,10 +270,10 @@ def test_a_network_that_waits_for_the_gpu_is_not_recorded(last):
     net = conv_net(last())
     images, labels = torch.randn(8, 3, 8, 8, device="cuda"), torch.arange(8, device="cuda") % 3
     monitor = watched(net, images, labels)
-    assert monitor._keeper.prober.replay is None
+    assert monitor._runner.prober.replay is None
     assert monitor.step(0)
     nn.functional.cross_entropy(net(images + torch.randn_like(images)), labels).backward()
-    assert watched(conv_net(), images, labels)._keeper.prober.replay is not None
+    assert watched(conv_net(), images, labels)._runner.prober.replay is not None
 
 
 def test_a_store_is_filled_from_the_gpu(tmp_path):

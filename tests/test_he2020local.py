@@ -19,13 +19,13 @@ from local_elasticity.papers.he2020local.clusters import (
     similarities_of,
     simple_baselines,
 )
-from local_elasticity.papers.he2020local.grid import Grid, judge_ahead, judge_gains, judge_likeness, judge_spread
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead, judge_gains, judge_likeness, judge_spread
 from local_elasticity.papers.he2020local.moves import Moves
 from local_elasticity.papers.he2020local.pretrained import triples
 from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
 from local_elasticity.papers.he2020local.stack import initial_weights, loss_gradient
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
-from local_elasticity.papers.he2020local.warm_up import Lesson, Schedule, learn_one, learn_two_layers
+from local_elasticity.papers.he2020local.warm_up import Lesson, WarmUpSchedule, learn_one, learn_two_layers
 from local_elasticity.papers.runner import find_experiment
 from tests.tolerances import SAME_IN_FLOAT64
 
@@ -66,7 +66,7 @@ def plain_sgd(lesson, schedule, width, activation):
 def test_stacked_warm_up_is_plain_sgd(d, activation, loss):
     """In the cheaper coordinates, batches of unequal size among them: the same predictions and the same kernel."""
     lessons = [lesson(20, d, seed) for seed in range(3)]
-    schedule = Schedule(loss, epochs=6, batch_size=8)
+    schedule = WarmUpSchedule(loss, epochs=6, batch_size=8)
     learned = learn_two_layers(lessons, schedule, width=70, activation=activation, device="cpu", dtype=torch.float64)
     for one, found in zip(lessons, learned, strict=True):
         expected = plain_sgd(one, schedule, 70, activation)
@@ -82,7 +82,7 @@ def test_units_that_fall_silent_are_left_out(d):
         replace(one, x=torch.where(one.x == -1, one.x, one.x / 20))
         for one in (lesson(20, d, s, 0.005) for s in range(3))
     ]
-    schedule = Schedule("l2", epochs=6, batch_size=8)
+    schedule = WarmUpSchedule("l2", epochs=6, batch_size=8)
     learned = learn_two_layers(near, schedule, width=300, activation="relu", device="cpu", dtype=torch.float64)
     assert 50 < len(learned[0].net[0].weight) < 250
     for one, found in zip(near, learned, strict=True):
@@ -94,7 +94,7 @@ def test_units_that_fall_silent_are_left_out(d):
 
 def test_a_net_does_not_depend_on_its_company():
     lessons = [lesson(20, 6, seed) for seed in range(4)]
-    schedule = Schedule("l2", epochs=5, batch_size=5)
+    schedule = WarmUpSchedule("l2", epochs=5, batch_size=5)
     options = {"width": 30, "activation": "relu", "device": "cpu", "dtype": torch.float64}
     together = learn_two_layers(lessons, schedule, **options)
     alone = learn_two_layers(lessons[2:3], schedule, **options)[0]
@@ -109,7 +109,7 @@ def test_probabilities_that_round_to_one_have_no_gradient():
 
 def test_any_net_can_be_warmed_up():
     one = lesson(20, 6, 0)
-    schedule = Schedule("l2", epochs=5, batch_size=8)
+    schedule = WarmUpSchedule("l2", epochs=5, batch_size=8)
     before = torch.get_rng_state()
     learned = [learn_one(one, schedule, lambda: fnn(6, width=30).double(), "cpu") for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), before)
@@ -176,7 +176,7 @@ def test_the_sequential_protocol_is_the_frozen_one_for_small_steps():
     """Rows come in the examples' own order, whatever the walk's."""
     one = lesson(20, 6, 0)
     learned = learn_two_layers(
-        [one], Schedule("l2", 5, 8), width=40, activation="relu", device="cpu", dtype=torch.float64
+        [one], WarmUpSchedule("l2", 5, 8), width=40, activation="relu", device="cpu", dtype=torch.float64
     )
     samples = Samples(one.x, torch.arange(12) % 2)
     frozen = similarities_of(learned[0], samples, probabilities=False)
@@ -245,7 +245,9 @@ def test_the_tables_print_the_papers_numbers():
 
 
 def test_claims_are_judged_from_the_grid():
-    grid = Grid({("a", "x"): [60, 70], ("a", "y"): [80, 90], ("b", "x"): [55, 75], ("b", "y"): [70, 80]}, ["x", "y"])
+    grid = TableGrid(
+        {("a", "x"): [60, 70], ("a", "y"): [80, 90], ("b", "x"): [55, 75], ("b", "y"): [70, 80]}, ["x", "y"]
+    )
     claim = Claim("id", "text")
     assert judge_ahead(claim, grid, ["a"], ["b"]).verdict == "holds"
     assert judge_ahead(claim, grid, ["a"], ["b"]).effect == 5
@@ -255,7 +257,7 @@ def test_claims_are_judged_from_the_grid():
     assert judge_likeness(claim, grid, [("a", "b")], within=2).verdict == "depends"
     assert judge_spread(claim, grid, ["a"], least=5).verdict == "holds"
     assert judge_spread(claim, grid, ["b"], least=15).verdict == "fails"
-    missing = Grid({("a", "x"): [float("nan")], ("b", "x"): [50.0]}, ["x"])
+    missing = TableGrid({("a", "x"): [float("nan")], ("b", "x"): [50.0]}, ["x"])
     assert judge_ahead(claim, missing, ["a"], ["b"]).verdict == "not measured"
 
 
@@ -264,17 +266,17 @@ def test_claims_have_the_papers_own_statistic():
     values = {("a", "x"): [60, 70], ("b", "x"): [50, 55], ("c", "x"): [52, 54], ("a", "y"): [70, 80]}
     values |= {("b", "y"): [50, 65], ("c", "y"): [50, 52]}
     paper = {("a", "x"): 66.0, ("a", "y"): 56.0, ("b", "x"): 40.0, ("b", "y"): 50.0, ("c", "x"): 70.0, ("c", "y"): 54.0}
-    claim, grid = Claim("id", "text"), Grid(values, ["x", "y"], paper)
+    claim, grid = Claim("id", "text"), TableGrid(values, ["x", "y"], paper)
     ahead = judge_ahead(claim, grid, ["a"], ["b", "c"])
     assert (ahead.effect, ahead.low, ahead.high, ahead.paper) == (15, 15, 15, -1)
     gains = judge_gains(claim, grid, [("a", "b"), ("a", "c")])
     assert (gains.effect, gains.low, gains.high, gains.paper) == (16.5, 14.5, 18.5, 7.5)
     assert judge_likeness(claim, grid, [("a", "c")], within=2).paper == 3
     assert judge_spread(claim, grid, ["a", "c"], least=5).paper == 13
-    first = Grid(values, ["x"], paper)
+    first = TableGrid(values, ["x"], paper)
     assert judge_ahead(claim, first, ["a"], ["b", "c"]).paper == -4
     assert judge_spread(claim, first, ["a"], least=5).paper == 0
-    unpublished = Grid(values, ["x", "y"], {place: value for place, value in paper.items() if place != ("c", "y")})
+    unpublished = TableGrid(values, ["x", "y"], {place: value for place, value in paper.items() if place != ("c", "y")})
     assert judge_ahead(claim, unpublished, ["a"], ["b", "c"]).paper is None
     assert judge_gains(claim, unpublished, [("a", "b"), ("a", "c")]).paper is None
     assert judge_likeness(claim, unpublished, [("a", "c")], within=2).paper is None
@@ -284,10 +286,10 @@ def test_claims_have_the_papers_own_statistic():
 def test_gains_are_compared_over_the_columns_that_have_values():
     nan = float("nan")
     values = {("a", "x"): [60, 70], ("b", "x"): [50, 50], ("a", "y"): [nan, nan], ("b", "y"): [50, 50]}
-    grid = Grid(values, ["x", "y"], {("a", "x"): 58.0, ("b", "x"): 50.0, ("a", "y"): 90.0, ("b", "y"): 50.0})
+    grid = TableGrid(values, ["x", "y"], {("a", "x"): 58.0, ("b", "x"): 50.0, ("a", "y"): 90.0, ("b", "y"): 50.0})
     gains = judge_gains(Claim("id", "text"), grid, [("a", "b")], everywhere=True)
     assert (gains.effect, gains.paper) == (15, 8)
-    nothing = judge_gains(Claim("id", "text"), Grid(values, ["y"], grid.paper), [("a", "b")])
+    nothing = judge_gains(Claim("id", "text"), TableGrid(values, ["y"], grid.paper), [("a", "b")])
     assert (nothing.verdict, nothing.paper) == ("not measured", None)
 
 
@@ -295,10 +297,10 @@ def test_a_row_without_a_value_in_some_column_has_no_spread():
     nan = float("nan")
     claim, columns = Claim("id", "text"), ["x", "y"]
     values = {("a", "x"): [60, nan, 64], ("a", "y"): [80, 82, nan], ("b", "x"): [nan] * 3, ("b", "y"): [50, 50, 50]}
-    spread = judge_spread(claim, Grid(values, columns), ["a", "b"], least=5)
+    spread = judge_spread(claim, TableGrid(values, columns), ["a", "b"], least=5)
     assert (spread.verdict, spread.effect) == ("holds", 19)
     assert spread.evidence == "a: from 62.0 (x) to 81.0 (y), standard error 1.5"
-    assert judge_spread(claim, Grid(values, columns), ["b"], least=5).verdict == "not measured"
+    assert judge_spread(claim, TableGrid(values, columns), ["b"], least=5).verdict == "not measured"
 
 
 def test_the_tables_hand_on_what_the_paper_printed():

@@ -236,7 +236,7 @@ def test_the_budget_is_kept_by_leaving_probes_out(monkeypatch, caplog):
     clock = Clock()
     net = nn.Linear(3, 1)
     monitor = le.Monitor(net, (torch.randn(4, 3), torch.randn(4)), loss="mse", every=1, budget=0.1)
-    monitor._keeper.budget = Budget(0.1, clock=clock)
+    monitor._runner.budget = Budget(0.1, clock=clock)
     measure = Prober.__call__
 
     def slow(prober):

@@ -167,7 +167,7 @@ def oracle(kind, inputs, labels, step, device):
     rows = []
     for i in range(N):
         model = copied(kind, device)
-        names = problem_of(kind, model).steps
+        names = problem_of(kind, model).stepped
         stepped = [p for name, p in problem_of(kind, model).named_parameters().items() if name in names]
         optimizer = torch.optim.SGD(stepped, lr=step)
         optimizer.zero_grad()
@@ -232,12 +232,12 @@ def test_what_cannot_be_measured_is_refused_in_words(kind):
 
 def test_a_network_that_writes_nothing_is_copied_once():
     net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(6, 4)
-    with le.Problem.of(net, "mse").moment() as moment:
-        check_network(moment, x, None)
-        assert moment.replica.effects == Effects()
-        copied = moment.replica.module_names()
-        moment.predict(moment.params, x)
-        assert moment.replica.module_names() == copied
+    with le.Problem.of(net, "mse").bound() as bound:
+        check_network(bound, x, None)
+        assert bound.replica.effects == Effects()
+        copied = bound.replica.module_names()
+        bound.predict(bound.params, x)
+        assert bound.replica.module_names() == copied
 
 
 @pytest.mark.parametrize("engine", ["auto", "looped", "vmapped"])

@@ -121,7 +121,7 @@ def test_a_replay_is_what_would_be_measured(played, monkeypatch, given):
     replaying = watch(net, sources, targets=targets)
     monkeypatch.setattr(replay, "records_on", lambda device: False)
     measuring = watch(net, sources, targets=targets)
-    assert measuring._keeper.prober.replay is None
+    assert measuring._runner.prober.replay is None
     train(net, sources, (replaying, measuring))
     assert len(played) == len(replaying.history) == 4
     for one, other in zip(replaying.history, measuring.history, strict=True):
@@ -139,7 +139,7 @@ def test_a_network_that_python_code_changes_is_measured_instead(played, monkeypa
     monitor.probe(1)
     monitor.probe(2)
     assert len(played) == 1
-    assert not monitor._keeper.prober.replay.usable
+    assert not monitor._runner.prober.replay.usable
     fresh = watch(net, sources, engine="looped")
     fresh.probe(1)
     assert_same(monitor.history[1], fresh.history[0])
@@ -174,7 +174,7 @@ def test_rows_that_rounding_hides_are_nan_or_computed_again(played, monkeypatch)
         for p in net.parameters():
             p.add_(torch.randn_like(p))
     assert np.isnan(one.history[0].similarity["relative"][0]).all()
-    assert other._keeper.busy
+    assert other._runner.busy
     found, expected = (monitor.history[0].similarity["relative"] for monitor in (other, truth))
     assert abs(found - expected)[1:].max() < 1e-4
     assert len(played) == 2
@@ -182,7 +182,7 @@ def test_rows_that_rounding_hides_are_nan_or_computed_again(played, monkeypatch)
 
 def later(monitor):
     """Its probes are under way until somebody waits for them."""
-    recording = monitor._keeper.prober.replay._recording
+    recording = monitor._runner.prober.replay._recording
     launch = recording.launch
 
     def launched():
@@ -198,18 +198,18 @@ def test_training_goes_on_beside_a_probe(played, monkeypatch):
     """What it finds is what the network was at its step, whenever it is ready."""
     net, sources = Net(), examples()
     beside, plain = watch(net, sources), watch(net, sources)
-    plain._keeper.prober = replace(plain._keeper.prober, replay=None)
+    plain._runner.prober = replace(plain._runner.prober, replay=None)
     recording = later(beside)
     train(net, sources, (beside, plain), steps=1)
-    assert beside._keeper.busy
-    assert len(beside._keeper.history) == 0
+    assert beside._runner.busy
+    assert len(beside._runner.history) == 0
     beside.schedule = plain.schedule = Listed([3])
     train(net, sources, (), steps=1)
     beside.step(1)
-    assert beside._keeper.busy
+    assert beside._runner.busy
     recording.ready = True
     beside.step(2)
-    assert not beside._keeper.busy
+    assert not beside._runner.busy
     assert_same(beside.history[0], plain.history[0])
     assert 0.5 <= beside.history[0].seconds < 5
     with pytest.raises(ValueError, match="given after step 0"):
@@ -231,16 +231,16 @@ def test_whoever_wants_a_probe_waits_for_it(played, read):
     monitor = watch(Net(), examples())
     later(monitor)
     monitor.step(0)
-    assert monitor._keeper.busy
+    assert monitor._runner.busy
     read(monitor)
-    assert len(monitor._keeper.history) == 1
+    assert len(monitor._runner.history) == 1
 
 
 def test_a_probe_beside_training_is_charged_to_the_budget(played):
     """As long as its cost is not known, no other is taken."""
     clock = iter(range(1000))
     monitor = watch(Net(), examples(), budget=0.1)
-    monitor._keeper.budget = Budget(0.1, clock=lambda: next(clock) / 10)
+    monitor._runner.budget = Budget(0.1, clock=lambda: next(clock) / 10)
     recording = later(monitor)
     assert [monitor.step(step) for step in range(3)] == [True, False, False]
     assert monitor.skipped == [1, 2]
@@ -255,7 +255,7 @@ def test_loggers_that_want_steps_in_order_get_them_so(played, logger, waits):
     monitor = watch(Net(), examples(), loggers=[logger])
     later(monitor)
     monitor.step(0)
-    assert monitor._keeper.busy == (not waits)
+    assert monitor._runner.busy == (not waits)
     assert bool(logger.seen) == waits
     monitor.close()
     assert logger.seen == [0]
@@ -269,15 +269,15 @@ def test_a_probe_that_is_interrupted_when_it_is_read_is_read_again(played, monke
         patched.setattr(Player, "wait", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             monitor.frame()
-    assert monitor._keeper.busy
+    assert monitor._runner.busy
     assert monitor.history.steps == [0]
-    assert not monitor._keeper.busy
+    assert not monitor._runner.busy
 
 
 def test_a_probe_without_memory_when_it_is_read_is_told_of(played, monkeypatch):
     monitor = watch(Net(), examples(), loggers=[Ordered()])
     monkeypatch.setattr(Player, "read", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
-    monitor._keeper.prober.replay._look.read = lambda: monitor._keeper.prober.replay._look.found
+    monitor._runner.prober.replay._look.read = lambda: monitor._runner.prober.replay._look.found
     with pytest.warns(le.training.MonitorWarning, match="not enough memory"):
         assert not monitor.step(0)
     assert monitor.skipped == [0]
@@ -290,7 +290,7 @@ def test_predictions_that_are_not_finite_are_no_reason_for_disbelief(played):
         net.body[4].bias[0] = torch.nan
     monitor.step(0)
     assert len(played) == 1
-    assert monitor._keeper.prober.replay.usable
+    assert monitor._runner.prober.replay.usable
 
 
 AT_THE_END = """
@@ -306,7 +306,7 @@ replay.records_on, replay.waits, replay.captured = lambda device: True, lambda w
 monitor = test_replay.watch(test_replay.Net(), test_replay.examples(), store=sys.argv[1])
 test_replay.later(monitor)
 monitor.step(0)
-assert monitor._keeper.busy
+assert monitor._runner.busy
 """
 
 
@@ -342,7 +342,7 @@ def test_auto_keeps_a_recording_that_is_faster_than_the_loop(played, monkeypatch
 
 def test_a_recording_is_timed_against_the_loop(played):
     net, sources = Net(), examples()
-    replayed = watch(net, sources)._keeper.prober.replay
+    replayed = watch(net, sources)._runner.prober.replay
     for seconds in (0.0, 1e9):
         replayed._recording.wait = lambda seconds=seconds: seconds
         assert replayed.beats_the_loop() == (seconds == 0.0)

@@ -26,14 +26,14 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.report import payload
+from local_elasticity.report.diagnostics import examine
 from local_elasticity.report.distance import distances, rank_correlation, scatter
+from local_elasticity.report.embedding import matched, principal_places
 from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.explorer import unpacked
-from local_elasticity.report.health import examine
 from local_elasticity.report.pairs import pairs_of, quantiles
-from local_elasticity.report.places import matched, principal_places
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
-from local_elasticity.report.story import tell
+from local_elasticity.report.summary import tell
 from local_elasticity.report.words import effect, number
 from local_elasticity.report.write import read_examples
 

@@ -29,29 +29,32 @@ def test_a_public_class_is_defined_once():
 def test_a_constant_is_assigned_once(file):
     names = []
     for node in ast.parse(file.read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         for target in targets:
             names += [one.id for one in ast.walk(target) if isinstance(one, ast.Name) and one.id.isupper()]
     assert len(names) == len(set(names))
 
 
-def test_the_map_of_the_package_is_complete():
-    """docs/design.md names every file and folder, and nothing that is not there."""
+def mapped():
+    """The files in the map of docs/design.md: names with .py, under the last folder that is less indented."""
     text = DESIGN.read_text()
     start = text.index("src/local_elasticity/\n")
-    lines = text[start : text.index("```", start)].splitlines()[1:]
-    named, folder = set(), Path()
-    for line in lines:
-        head = re.match(r"^  ((?:\S+/ ?)+|\S+\.py)", line)
-        folders = re.findall(r"^  ((?:[\w/]+/ )+)", line + " ")
-        if folders:
-            folder = Path(folders[0].split()[0])
-            named |= {Path(one) / "__init__.py" for one in folders[0].split()}
-        elif head and head[1].endswith(".py"):
-            folder = Path()
-        words = re.findall(r"[\w]+(?:\.py)?", line)
-        named |= {folder / (word if word.endswith(".py") else f"{word}.py") for word in words}
-        if folders and len(folders[0].split()) > 1:
-            named |= {Path(one) / f"{word}.py" for one in folders[0].split() for word in words}
-    missing = [str(path) for path in (file.relative_to(PACKAGE) for file in FILES) if path not in named]
-    assert not missing
+    found, folders = set(), {0: PACKAGE}
+    for line in text[start : text.index("```", start)].splitlines()[1:]:
+        depth = len(line) - len(line.lstrip())
+        if not depth:
+            break
+        folders = {at: folder for at, folder in folders.items() if at < depth}
+        folder = folders[max(folders)]
+        head = re.match(r"(\w+)/", line.lstrip())
+        if head:
+            folder = folders[depth] = folder / head[1]
+        found |= {folder / name for name in re.findall(r"\w+\.py\b", line)}
+    return found
+
+
+def test_the_map_of_the_package_is_complete():
+    there = {file for file in FILES if file.name != "__init__.py" or file.parent == PACKAGE}
+    assert mapped() == there

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.memory import Live
 from local_elasticity.engine.structured import StructuredRunner, two_layer_runner
-from local_elasticity.engine.two_layer import TwoLayerRunner
 from tests.test_engines import assert_same_rows
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
 
@@ -117,8 +117,8 @@ def test_random_architectures_agree_with_the_loop(drawn, step_size, decay, batch
         return
     x, y, x2 = torch.randn(4, *shape).double(), torch.randn(4, outputs).double(), torch.randn(3, *shape).double()
     problem, update = le.Problem.of(net, "half_mse"), le.SGD(step_size, weight_decay=decay)
-    with problem.moment() as moment:
-        job = Job.read(moment, (x, y), x2, update, source_batch_size=batch)
+    with problem.bound() as bound:
+        job = Job.read(bound, (x, y), x2, update, source_batch_size=batch)
         found = StructuredRunner(job).rows(0, job.n)
     expected = le.respond(problem, (x, y), x2, update=update, engine="looped", source_batch_size=batch)
     rounding = 1e-12 * max(1.0, float(expected.target_before.abs().max()))
@@ -162,8 +162,8 @@ def test_random_two_layer_nets_agree_with_the_loop(width, outputs, relu, sigmoid
     x, x2 = torch.randn(5, 4).double(), torch.randn(3, 4).double()
     problem = le.Problem.of(net, "bce" if sigmoid else "half_mse", params=params)
     sources = x, torch.rand(5, outputs).double()
-    with problem.moment() as moment:
-        job = Job.read(moment, sources, x2, le.SGD(step_size))
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, x2, le.SGD(step_size))
         found = TwoLayerRunner(job).rows(0, 5)
     expected = le.respond(problem, sources, x2, update=le.SGD(step_size), engine="looped")
     error = (found.target_change - expected.target_change).flatten(1).norm(dim=1)
@@ -263,12 +263,12 @@ def test_two_layer_nets_take_the_short_way():
     sources = torch.randn(9, 4).double(), torch.randn(9).double()
     assert "two-layer" in le.respond(problem, sources).notes[0]
     for sized in (None, 4000):
-        with problem.moment() as moment:
-            runner = two_layer_runner(Job.read(moment, sources, None, le.SGD(0.1), memory=sized))
+        with problem.bound() as bound:
+            runner = two_layer_runner(Job.read(bound, sources, None, le.SGD(0.1), memory=sized))
             assert isinstance(runner, TwoLayerRunner)
     deeper = le.Problem.of(le.models.fnn(4, width=8, layers=3).double(), "mse")
-    with deeper.moment() as moment:
-        assert two_layer_runner(Job.read(moment, sources, None, le.SGD(0.1))) is None
+    with deeper.bound() as bound:
+        assert two_layer_runner(Job.read(bound, sources, None, le.SGD(0.1))) is None
 
 
 @pytest.mark.parametrize("memory", [3000, 20_000, 200_000])
@@ -317,8 +317,8 @@ def test_chunks_on_a_gpu_fill_the_memory_and_no_more(make, memory, monkeypatch):
     """Where no cache limits a tile, what rows take is measured; here the CPU stands for such a device."""
     monkeypatch.setattr("local_elasticity.engine.structured.TILE_BYTES", {})
     x, y = torch.randn(200, 1, 28, 28), torch.randn(200)
-    with le.Problem.of(make(), "mse").moment() as moment:
-        runner = StructuredRunner(Job.read(moment, (x, y), x[:20], le.SGD(0.1), memory=memory))
+    with le.Problem.of(make(), "mse").bound() as bound:
+        runner = StructuredRunner(Job.read(bound, (x, y), x[:20], le.SGD(0.1), memory=memory))
         assert 1 < runner.chunk < 200
         with Live() as live:
             chunked = runner.rows(0, runner.chunk).target_change

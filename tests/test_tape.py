@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import explicit_columns
-from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.model_cache import ModelCache
 from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
 from tests.test_engines import assert_same_rows
@@ -14,8 +14,8 @@ from tests.test_engines import assert_same_rows
 
 def layout_of(model, inputs, **options):
     problem = le.Problem.of(model.double(), "mse", **options)
-    with problem.moment() as moment:
-        return Layout.of(moment, inputs)
+    with problem.bound() as bound:
+        return Coverage.of(bound, inputs)
 
 
 class InPlaceRelu(nn.Module):
@@ -45,9 +45,9 @@ UNDERSTOOD = {
 def test_common_layers_are_understood(name):
     make, shape = UNDERSTOOD[name]
     model = make()
-    layout = layout_of(model, torch.randn(4, *shape).double())
-    assert layout.left_over == ()
-    assert set(layout.understood) == {name for name, _ in model.named_parameters()}
+    coverage = layout_of(model, torch.randn(4, *shape).double())
+    assert coverage.unsupported == ()
+    assert set(coverage.understood) == {name for name, _ in model.named_parameters()}
 
 
 LEFT_OVER = {
@@ -82,7 +82,7 @@ LEFT_OVER = {
 @pytest.mark.parametrize("name", LEFT_OVER)
 def test_what_is_not_understood_is_left_over(name):
     make, inputs, expected = LEFT_OVER[name]
-    assert set(layout_of(make(), inputs.double()).left_over) == expected
+    assert set(layout_of(make(), inputs.double()).unsupported) == expected
 
 
 class Twice(nn.Module):
@@ -131,11 +131,11 @@ class Functional(nn.Module):
 
 def test_layers_used_twice_or_oddly_are_left_over():
     x = torch.randn(4, 4).double()
-    assert set(layout_of(Twice(), x).left_over) == {"layer.weight", "layer.bias"}
-    assert set(layout_of(Functional(), x).left_over) == {"other.weight"}
+    assert set(layout_of(Twice(), x).unsupported) == {"layer.weight", "layer.bias"}
+    assert set(layout_of(Functional(), x).unsupported) == {"other.weight"}
     tokens = {"input_ids": torch.randint(0, 7, (4, 5)), "attention_mask": torch.ones(4, 5).double()}
     tied = layout_of(TokenModel(), tokens, output=lambda out: out["logits"])
-    assert tied.left_over == ("embedding.weight",)
+    assert tied.unsupported == ("embedding.weight",)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4])
@@ -163,7 +163,7 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
     problem = case.problem()
     with_tape = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
-    monkeypatch.setattr("local_elasticity.engine.layout._layouts", ModelCache())
+    monkeypatch.setattr("local_elasticity.engine.coverage._layouts", ModelCache())
     without = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
     assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)
@@ -171,13 +171,13 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
 
 def test_linear_layers_are_never_multiplied_out():
     case = CASE_OF["relu net, squared loss"]
-    with case.problem().moment() as moment:
-        layout = Layout.of(moment, case.targets)
-        assert explicit_columns(moment, layout) == 0
+    with case.problem().bound() as bound:
+        coverage = Coverage.of(bound, case.targets)
+        assert explicit_columns(bound, coverage) == 0
     case = CASE_OF["cnn with batch norm and dropout"]
-    with case.problem().moment() as moment:
-        layout = Layout.of(moment, case.targets)
-        assert explicit_columns(moment, layout) == 4 * 9 + 4 + 4 + 4
+    with case.problem().bound() as bound:
+        coverage = Coverage.of(bound, case.targets)
+        assert explicit_columns(bound, coverage) == 4 * 9 + 4 + 4 + 4
 
 
 def test_frozen_parts_of_a_layer_do_not_count():

@@ -40,7 +40,7 @@ RELATIONS = ("same digit", "other digit, same side", "other side")
 
 
 @dataclass(frozen=True)
-class Digits:
+class DemoDigits:
     """Images and two labels each: the digit, and the side that the net is told."""
 
     images: Tensor
@@ -98,17 +98,17 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     return results
 
 
-def _digits() -> tuple[Digits, Digits, str]:
+def _digits() -> tuple[DemoDigits, DemoDigits, str]:
     data = le.data.load("mnist")
     classes = (*ONE_SIDE, *OTHER_SIDE)
     return (
-        Digits(*data.take(classes, TRAIN_PER_DIGIT)),
-        Digits(*data.take(classes, HELD_OUT_PER_DIGIT, split="test")),
+        DemoDigits(*data.take(classes, TRAIN_PER_DIGIT)),
+        DemoDigits(*data.take(classes, HELD_OUT_PER_DIGIT, split="test")),
         data.origin,
     )
 
 
-def _train(net: nn.Module, train: Digits, held_out: Digits, console: Console) -> float:
+def _train(net: nn.Module, train: DemoDigits, held_out: DemoDigits, console: Console) -> float:
     """Plain SGD on the squared loss, seeded; the share of held-out images on the right side."""
     generator = torch.Generator().manual_seed(0)
     for p in net.parameters():
@@ -124,7 +124,7 @@ def _train(net: nn.Module, train: Digits, held_out: Digits, console: Console) ->
         return float(((net(held_out.images)[:, 0] > 0.5) == held_out.sides.bool()).float().mean())
 
 
-def _measure(problem: le.Problem, held_out: Digits, console: Console) -> dict[str, xr.DataArray]:
+def _measure(problem: le.Problem, held_out: DemoDigits, console: Console) -> dict[str, xr.DataArray]:
     results = {}
     with Progress(console=console, transient=True) as bars:
         for measure in ("relative", "kernel"):

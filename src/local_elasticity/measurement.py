@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
-from local_elasticity.engine.problem import Inputs, Moment, Problem
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
@@ -171,10 +171,10 @@ class Measurement:
             progress=progress,
         )
 
-    def job(self, moment: Moment) -> Job:
+    def job(self, bound: BoundProblem) -> Job:
         """The updates to take and targets to read, laid out at one moment of training."""
         return Job.read(
-            moment,
+            bound,
             self.sources,
             self.pair_of_targets,
             self.update,

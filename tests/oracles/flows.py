@@ -57,9 +57,9 @@ def two_layer_velocity(signs, inputs, labels, rate):
     def velocity(w):
         total = np.zeros_like(w)
         for x, y in zip(inputs, labels, strict=True):
-            lifted = np.append(x, 1.0)
-            error = y - signs @ np.maximum(w @ lifted, 0)
-            total += error * np.outer(signs * (w @ lifted >= 0), lifted)
+            promoted = np.append(x, 1.0)
+            error = y - signs @ np.maximum(w @ promoted, 0)
+            total += error * np.outer(signs * (w @ promoted >= 0), promoted)
         return rate * total / len(inputs)
 
     return velocity

@@ -11,11 +11,11 @@ from torch import nn
 
 from local_elasticity.engine.choose import choose, in_words
 from local_elasticity.engine.clock import now
+from local_elasticity.engine.coverage import with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import inner, jacobian_factors
 from local_elasticity.engine.job import Engine, Job, Runner
-from local_elasticity.engine.layout import with_layout
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.noise import Noise
@@ -78,8 +78,8 @@ def estimate(
     """
     problem = as_problem(problem, loss)
     chosen = resolve_engine(engine, approximate)
-    with problem.moment() as moment:
-        job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         reasons, seconds, refine = [], float("inf"), chosen is None
         if chosen is None:
             choice = choose(job)
@@ -97,13 +97,13 @@ def estimate(
             seconds *= 1 + share
             if share:
                 reasons.append(f"about {share:.0%} of the rows are computed again in float64")
-    result = job.n * job.m * job.k * torch.finfo(job.moment.dtype).bits // 8
+    result = job.n * job.m * job.k * torch.finfo(job.bound.dtype).bits // 8
     return Estimate(in_words(chosen), seconds, result + min(runner.bytes, job.memory), "; ".join(reasons))
 
 
 def _hidden_share(job: Job, runner: Runner) -> float:
     """Of the first rows, how many are below the noise of the model's precision."""
-    if job.moment.dtype == torch.float64:
+    if job.bound.dtype == torch.float64:
         return 0.0
     few = job.part(min(job.n, FEW_ROWS))
     noise = Noise.measure(few, runner)
@@ -135,7 +135,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
     few = take(job.target_inputs, slice(0, FEW_ROWS))
     for _ in range(2):
         began = _now(job)
-        factors = with_layout(job.moment, few, lambda layout: jacobian_factors(job.moment, layout, few)[1])
+        factors = with_coverage(job.bound, few, lambda coverage: jacobian_factors(job.bound, coverage, few)[1])
         passes = _now(job) - began
     began = _now(job)
     inner(factors, factors)
@@ -148,7 +148,7 @@ def _linearized(job: Job, runner: LinearizedRunner) -> tuple[float, str]:
 
 
 def _now(job: Job) -> float:
-    return now(job.moment.device)
+    return now(job.bound.device)
 
 
 def seconds_in_words(seconds: float) -> str:

@@ -76,8 +76,8 @@ class Plan:
         """Choose an engine on a block's worth of work where none was asked for, and size blocks by its speed."""
         rows, columns = slice(0, min(self.side, measurement.n)), slice(0, min(self.side, measurement.m))
         part = measurement.part(rows, columns)
-        with part.problem.moment() as moment:
-            job = part.job(moment)
+        with part.problem.bound() as bound:
+            job = part.job(bound)
             plan, seconds, engine = self, math.inf, part.engine
             if engine is None:
                 choice = choose(job)

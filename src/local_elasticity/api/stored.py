@@ -45,7 +45,7 @@ def similarity_in_store(
     """Begin a store or go on with one, and read it back."""
     if side is not None and (not isinstance(side, int) or side < 1):
         raise ValueError(f"block: expected a whole number from 1 on, got {side!r}")
-    problem = measurement.problem.lifted()
+    problem = measurement.problem.promoted()
     grid = Grid(
         measurement.n,
         measurement.m,

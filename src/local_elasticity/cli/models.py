@@ -33,8 +33,8 @@ def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Pro
         net = made_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
     with _said("--model", f"{model} cannot be measured"):
         problem = Problem.of(net.to(device), loss)
-    with _said("--shape", f"{model} does not take inputs of shape {shape}"), problem.moment() as moment:
-        outputs = moment.outputs(moment.params, x[:1]).detach()
+    with _said("--shape", f"{model} does not take inputs of shape {shape}"), problem.bound() as bound:
+        outputs = bound.outputs(bound.params, x[:1]).detach()
     labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
     return problem, (x, labels.to(device))
 

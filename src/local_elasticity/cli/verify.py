@@ -21,7 +21,7 @@ def verify(
     from rich.text import Text
 
     from local_elasticity.papers.certificates.verify import certificates, errata, measured
-    from local_elasticity.store.whole import check_file, write_whole
+    from local_elasticity.store.atomic import check_file, write_whole
 
     if write_errata:
         check_file(write_errata, "--write-errata")

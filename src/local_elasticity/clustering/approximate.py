@@ -10,7 +10,7 @@ import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor, nn
 
-from local_elasticity.clustering.probe import Probe
+from local_elasticity.clustering.probe import SimilarityProbe
 from local_elasticity.engine.memory import budget_of
 from local_elasticity.engine.problem import Problem
 from local_elasticity.scale.landmarks import drawn, inverse_root
@@ -40,7 +40,7 @@ class Features:
     normalised, `usual` stands in for the self-similarity of points that do not move under a step on themselves.
     """
 
-    probe: Probe
+    probe: SimilarityProbe
     net: nn.Module
     count: int
     seed: int
@@ -50,7 +50,15 @@ class Features:
 
     @classmethod
     def of(
-        cls, kind: str, probe: Probe, net: nn.Module, x: Tensor, *, count: int | None, seed: int, usual: float | None
+        cls,
+        kind: str,
+        probe: SimilarityProbe,
+        net: nn.Module,
+        x: Tensor,
+        *,
+        count: int | None,
+        seed: int,
+        usual: float | None,
     ) -> Features:
         """By `"landmarks"` drawn from points x that move under a step on themselves, or a `"sketch"`."""
         count = int(count or COMPONENTS[kind])

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from local_elasticity.clustering.approximate import COMPONENTS
 from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.checks import check_choice, check_count, check_device, check_positive
-from local_elasticity.clustering.clusters import ByFeatures, BySimilarity, Clusters
+from local_elasticity.clustering.fitted import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
-from local_elasticity.clustering.probe import Probe
+from local_elasticity.clustering.probe import SimilarityProbe
 from local_elasticity.clustering.scaling import AsTheyAre, Scaling
-from local_elasticity.clustering.warm_up import History, Training, learn, stable_rate
+from local_elasticity.clustering.warm_up import Training, WarmUpHistory, learn, stable_rate
 
 Array = np.ndarray
 
@@ -185,9 +185,9 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         y[: len(primary)] = 1
         return Training(x, y, self._loss_name, self.epochs, self.batch_size, seed)
 
-    def _warm_up(self, training: Training) -> History:
+    def _warm_up(self, training: Training) -> WarmUpHistory:
         if self.init == "random":
-            return History(self.learning_rate or math.nan)
+            return WarmUpHistory(self.learning_rate or math.nan)
         return learn(self.network_, training, self.learning_rate, progress=bool(self.verbose))
 
     def _probing_step(self, training: Training) -> float | None:
@@ -197,7 +197,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         return single if math.isnan(self.history_.learning_rate) else min(single, self.history_.learning_rate)
 
     def _cluster(self, training: Training, random: np.random.RandomState) -> Clusters:
-        probe = Probe(self.similarity == "relative", self._loss_name, self.step_size_, bool(self.verbose))
+        probe = SimilarityProbe(self.similarity == "relative", self._loss_name, self.step_size_, bool(self.verbose))
         normalises = self.similarity == "normalized_kernel"
         if self.approximation is None:
             passes = self.passes if self.protocol == "sequential" else None

@@ -10,8 +10,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from local_elasticity.clustering.checks import check_choice, check_count
-from local_elasticity.clustering.partitions import Partitions
-from local_elasticity.clustering.single_moves import move_singly
+from local_elasticity.clustering.hartigan import move_singly
+from local_elasticity.clustering.partition import Partitions
 
 Array = np.ndarray
 SYMMETRIC = 1e-4

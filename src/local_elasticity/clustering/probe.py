@@ -24,7 +24,7 @@ TOGETHER = 128
 
 
 @dataclass(frozen=True)
-class Probe:
+class SimilarityProbe:
     """How similarities are read: `relative` or `kernel`, from a step of `step_size` down the loss at the label 1, or
     from the limit of ever smaller steps where it is None.
     """
@@ -40,7 +40,7 @@ class Probe:
 
         >>> import torch
         >>> net, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        >>> Probe(False, "half_mse", None).frozen(net, x).round(decimals=4)  # a linear model: x·x′
+        >>> SimilarityProbe(False, "half_mse", None).frozen(net, x).round(decimals=4)  # a linear model: x·x′
         tensor([[1., 1.],
                 [1., 2.]])
         """
@@ -54,7 +54,7 @@ class Probe:
         >>> import torch
         >>> x, y = torch.eye(2), torch.tensor([1.0, -1.0])
         >>> net = torch.nn.Linear(2, 1, bias=False)
-        >>> Probe(True, "half_mse", 1e-3).in_sequence(net, x, y, orders=torch.tensor([[1, 0]]))
+        >>> SimilarityProbe(True, "half_mse", 1e-3).in_sequence(net, x, y, orders=torch.tensor([[1, 0]]))
         tensor([[1.]])
         """
         if self.step_size is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.clustering.steps_in_place import steps_in_place
+from local_elasticity.clustering.fused_sgd import steps_in_place
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -73,7 +73,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class History:
+class WarmUpHistory:
     """What the warm-up went through: the rate, and the mean loss of every epoch."""
 
     learning_rate: float
@@ -100,7 +100,7 @@ def stable_rate(net: nn.Module, training: Training, *, batch_size: int | None = 
 
 def learn(
     net: nn.Module, training: Training, learning_rate: float | None = None, *, progress: ProgressOption = None
-) -> History:
+) -> WarmUpHistory:
     """The warm-up at a rate of yours, which must not diverge; or else at the largest stable one and, where that
     diverges all the same, from the start again at half of it.
 
@@ -129,9 +129,11 @@ def learn(
     raise ValueError("network: the warm-up diverged at every rate that was tried; is its output finite?")
 
 
-def warm_up(net: nn.Module, training: Training, learning_rate: float, *, progress: ProgressOption = None) -> History:
+def warm_up(
+    net: nn.Module, training: Training, learning_rate: float, *, progress: ProgressOption = None
+) -> WarmUpHistory:
     """Train the network in place, by plain SGD. The history's last loss is NaN or infinite where it diverged."""
-    history = History(learning_rate)
+    history = WarmUpHistory(learning_rate)
     net.eval()
     with (
         Progress(training.epochs, "epochs of warm-up", progress) as bar,

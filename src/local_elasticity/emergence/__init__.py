@@ -7,7 +7,6 @@ network (`feature_extractor`, `stream_features`, `OF_FEATURES`), along its train
 
 from local_elasticity.emergence.activation import ACTIVATIONS, Activation, Moments
 from local_elasticity.emergence.alignment import alignment, alignment_by_class, elasticity, separability
-from local_elasticity.emergence.along import FeatureMeasure
 from local_elasticity.emergence.clusters import ClusterAgreement, cluster_agreement
 from local_elasticity.emergence.designs import (
     DESIGNS,
@@ -19,6 +18,7 @@ from local_elasticity.emergence.designs import (
     unseen_classes,
 )
 from local_elasticity.emergence.equivalent_kernel import equivalent_kernel, equivalent_recall
+from local_elasticity.emergence.feature_measures import FeatureMeasure
 from local_elasticity.emergence.features import FeatureStream, feature_extractor, stream_features
 from local_elasticity.emergence.metric import ProxyLoss, library_loss, library_recall_at_1, triplet_loss
 from local_elasticity.emergence.named import OF_FEATURES

@@ -130,12 +130,12 @@ class Race:
     def _loops(self) -> None:
         """All targets in a pass; on a CPU also fewer, and convolutions with their channels last."""
         self._timed(self.best)
-        if self.job.moment.device.type != "cpu":
+        if self.job.bound.device.type != "cpu":
             return
         few = CACHE_SIZED if self.job.m >= 2 * CACHE_SIZED else None
         if few:
             self._timed(self._trial(Looped(few)))
-        if any(p.ndim == 4 for p in self.job.moment.params.values()):
+        if any(p.ndim == 4 for p in self.job.bound.params.values()):
             self._timed(self._trial(Looped(few, channels_last=True)))
 
     def _differences(self) -> None:
@@ -169,7 +169,7 @@ class Race:
             self._pass_over("vmapped", error)
             return
         runner = VmappedRunner(self.job, target_before=self.best.runner.target_before)
-        share = TRIAL_SHARE[self.job.moment.device.type]
+        share = TRIAL_SHARE[self.job.bound.device.type]
         chunk = max(1, min(runner.chunk, self.left // 4, int(self.job.n * share)))
         while self._timed(Trial(Vmapped(chunk), runner, chunk)):
             larger = min(GROWTH * chunk, runner.chunk, self.left)
@@ -180,7 +180,7 @@ class Race:
     def _timed(self, trial: Trial) -> bool:
         """Time an engine on the next rows, after a first chunk that warms it up where it needs that; whether it is the
         best so far."""
-        warms_up = trial.name == "looped" or self.job.moment.device.type != "cpu"
+        warms_up = trial.name == "looped" or self.job.bound.device.type != "cpu"
         for warming in (True, False) if warms_up else (False,):
             if self._ended():
                 return False
@@ -209,7 +209,7 @@ class Race:
         self.say(f"auto: not {name} ({first_line(error)})")
 
     def _now(self) -> float:
-        return now(self.job.moment.device)
+        return now(self.job.bound.device)
 
 
 def choose(job: Job) -> Choice:
@@ -224,7 +224,7 @@ def choose(job: Job) -> Choice:
 
 def known(job: Job) -> Choice | None:
     """The engine that won before on this model, or that is known to be the fastest for such a network."""
-    choice = _choices.get(job.moment, _key(job))
+    choice = _choices.get(job.bound, _key(job))
     if choice is not None:
         return Choice(choice.engine, f"{choice.reason}, as chosen before", choice.seconds)
     try:
@@ -255,11 +255,11 @@ def short(job: Job) -> Choice | None:
 
 def remember(job: Job, choice: Choice) -> None:
     """For the next job of the same size on this model."""
-    _choices.put(job.moment, _key(job), choice)
+    _choices.put(job.bound, _key(job), choice)
 
 
 def _key(job: Job) -> Any:
-    return job.n, job.m, job.batch, job.moment.dtype, job.moment.device, type(job.update), job.plain
+    return job.n, job.m, job.batch, job.bound.dtype, job.bound.device, type(job.update), job.plain
 
 
 def name_of(engine: Engine) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -101,7 +101,7 @@ def delta_of(x: Any) -> Tensor | None:
 
 
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
-    met = [leaf for leaf in flattened((args, kwargs)) if isinstance(leaf, Difference)]
+    met = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Difference)]
     steps = met[0].steps
     if func in JOINING:
         args, kwargs = tree_map(lambda leaf: _as_constant(leaf, steps), (args, kwargs))
@@ -113,7 +113,7 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
     if moves and func in READ_BY_PYTHON:
         raise UnsupportedModelError(f"{func.__name__} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
-    if not any(isinstance(leaf, Tensor) for leaf in flattened(base)):
+    if not any(isinstance(leaf, Tensor) for leaf in flatten_tree(base)):
         return base
     if not moves:
         return tree_map(lambda leaf: Difference.of(leaf, None, steps), base)
@@ -132,7 +132,7 @@ def _as_constant(leaf: Any, steps: Steps) -> Any:
 
 def applied_to_deltas(func: Any, args: Any, kwargs: Any) -> Any:
     """A linear function of the differences, for every source."""
-    found = [leaf for leaf in flattened((args, kwargs)) if isinstance(leaf, Difference)]
+    found = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Difference)]
     c = next(len(leaf.delta) for leaf in found if leaf.delta is not None)
 
     def of_one(*deltas: Tensor) -> Any:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import Inputs, Moment, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Matrices, Tape, outer_sums
 from local_elasticity.shapes import Float
@@ -111,10 +111,10 @@ class Factors:
         return _total([layer.squares() for layer in self.outer] + [p.square().sum(2) for p in self.explicit.values()])
 
 
-def jacobian_factors(moment: Moment, layout: Layout, inputs: Inputs) -> tuple[Tensor, Factors]:
+def jacobian_factors(bound: BoundProblem, coverage: Coverage, inputs: Inputs) -> tuple[Tensor, Factors]:
     """The outputs [b, …], and J(x) = ∂f(x; w)/∂w of every example along each of the k outputs."""
-    tape = layout.record(moment, inputs)
-    return tape.outputs.detach(), factors_along(moment, layout, tape, inputs, every_output(tape))
+    tape = coverage.record(bound, inputs)
+    return tape.outputs.detach(), factors_along(bound, coverage, tape, inputs, every_output(tape))
 
 
 def every_output(tape: Tape) -> Float[Tensor, "b k k"]:
@@ -124,39 +124,43 @@ def every_output(tape: Tape) -> Float[Tensor, "b k k"]:
 
 
 def factors_along(
-    moment: Moment, layout: Layout, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
+    bound: BoundProblem, coverage: Coverage, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
 ) -> Factors:
     """Jᵀ g of every example, for r cotangents g of its own."""
-    layers = [*_understood(layout, tape, cotangents), *_left_over(moment, layout, inputs, cotangents)]
+    layers = [*_understood(coverage, tape, cotangents), *_left_over(bound, coverage, inputs, cotangents)]
     explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
     return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
 
 
-def _understood(layout: Layout, tape: Tape, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
+def _understood(coverage: Coverage, tape: Tape, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
     """The same for the parameters that the tape understands, a layer at a time."""
     for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
-        if layout.factored.issuperset(use.names):
+        if coverage.low_rank.issuperset(use.names):
             yield Factors((Outer(use.weight, use.bias, *use.places(q)),), {})
         else:
             yield Factors((), use.gradients(q))
 
 
-def _left_over(moment: Moment, layout: Layout, inputs: Inputs, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
+def _left_over(
+    bound: BoundProblem, coverage: Coverage, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
+) -> Iterator[Factors]:
     """The same for those that are left over, where there are any."""
-    if layout.left_over:
-        jacobian = _left_over_jacobian(moment, layout.left_over, inputs)
+    if coverage.unsupported:
+        jacobian = _left_over_jacobian(bound, coverage.unsupported, inputs)
         yield Factors((), {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()})
 
 
-def own_kernel(moment: Moment, layout: Layout, inputs: Inputs, product: Callable[[Factors, Factors], Tensor]) -> Tensor:
+def own_kernel(
+    bound: BoundProblem, coverage: Coverage, inputs: Inputs, product: Callable[[Factors, Factors], Tensor]
+) -> Tensor:
     """Products of the Jacobians of b examples among themselves, `inner_trace` or `inner`. The gradients of one layer
     are held at a time, for a trace along one output where a GPU need not be kept busy; half of a trace is computed."""
-    tape = layout.record(moment, inputs)
+    tape = coverage.record(bound, inputs)
     whole, trace = every_output(tape), product is inner_trace
     one_by_one = trace and whole.device.type == "cpu"
-    understood = (_understood(layout, tape, some) for some in (whole.split(1, dim=1) if one_by_one else (whole,)))
+    understood = (_understood(coverage, tape, some) for some in (whole.split(1, dim=1) if one_by_one else (whole,)))
     total: Tensor | None = None
-    for layer in chain(chain.from_iterable(understood), _left_over(moment, layout, inputs, whole)):
+    for layer in chain(chain.from_iterable(understood), _left_over(bound, coverage, inputs, whole)):
         part = gram(layer) if trace and layer.count >= WORTH_HALVING else product(layer, layer)
         total = part if total is None else total.add_(part)
     assert total is not None
@@ -217,9 +221,9 @@ def contract(moved: Matrices, right: Factors) -> Float[Tensor, "c br rr"]:
     return _total([(moved[name] @ part.flatten(0, 1).T).unflatten(1, (b, r)) for name, part in gradients.items()])
 
 
-def explicit_columns(moment: Moment, layout: Layout) -> int:
+def explicit_columns(bound: BoundProblem, coverage: Coverage) -> int:
     """How many of the p columns `Factors` multiplies out; the rest costs no more than activations."""
-    return sum(p.numel() for name, p in moment.params.items() if name not in layout.factored)
+    return sum(p.numel() for name, p in bound.params.items() if name not in coverage.low_rank)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
@@ -234,12 +238,12 @@ def _total(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def _left_over_jacobian(moment: Moment, names: tuple[str, ...], inputs: Inputs) -> Matrices:
+def _left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inputs) -> Matrices:
     """name → [b, k, p_name] for some parameters, by vmap, or one by one for modules that vmap cannot take."""
-    some = {name: moment.params[name] for name in names}
+    some = {name: bound.params[name] for name in names}
 
     def predict(params: Params, one: Inputs) -> Tensor:
-        return moment.predict({**moment.params, **params}, take(one, None))[0]
+        return bound.predict({**bound.params, **params}, take(one, None))[0]
 
     def by_vmap(one: Inputs) -> Params:
         rows: Params = jacrev(predict)(some, one)

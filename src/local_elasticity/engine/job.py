@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
-from local_elasticity.engine.problem import Inputs, Moment, as_predictions, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
@@ -37,7 +37,7 @@ class Job:
     unless minibatches were asked for. `plain` says whether the step is −η times the gradient and nothing else.
     """
 
-    moment: Moment
+    bound: BoundProblem
     update: Update
     rule: Rule
     plain: bool
@@ -54,7 +54,7 @@ class Job:
     @classmethod
     def read(
         cls,
-        moment: Moment,
+        bound: BoundProblem,
         sources: Any,
         targets: Any,
         update: Update,
@@ -64,28 +64,28 @@ class Job:
     ) -> Job:
         """Read and check everything a user hands in; errors name the argument and say what to do."""
         check_update(update)
-        moment = moment.stepping(stepped_by(update, moment.problem))
-        inputs, labels = read_sources(sources, moment.device, moment.dtype)
+        bound = bound.stepping(stepped_by(update, bound.problem))
+        inputs, labels = read_sources(sources, bound.device, bound.dtype)
         shared = targets is None or given_twice(sources, targets)
-        target_inputs = inputs if shared else read_targets(targets, inputs, moment.device, moment.dtype)[0]
+        target_inputs = inputs if shared else read_targets(targets, inputs, bound.device, bound.dtype)[0]
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
-        outputs, footprint_of_one = check_network(moment, inputs, None if shared else target_inputs)
-        check_labels(moment, labels, outputs)
+        outputs, footprint_of_one = check_network(bound, inputs, None if shared else target_inputs)
+        check_labels(bound, labels, outputs)
         return cls(
-            moment=moment,
+            bound=bound,
             update=update,
-            rule=(rule := rule_of(update, moment)),
-            plain=is_plain(update, rule, moment),
+            rule=(rule := rule_of(update, bound)),
+            plain=is_plain(update, rule, bound),
             source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
             source_labels=labels.unflatten(0, (-1, batch)),
             target_inputs=target_inputs,
             targets_are_sources=source_batch_size is None and shared,
             minibatches=source_batch_size is not None,
-            memory=budget_of(memory, moment.device),
+            memory=budget_of(memory, bound.device),
             footprint=footprint_of_one,
             k=outputs[0].numel(),
-            kind=_kind(moment, outputs),
+            kind=_kind(bound, outputs),
         )
 
     @property
@@ -103,7 +103,7 @@ class Job:
     @property
     def vectorizes(self) -> bool:
         """Whether vmap can take the rule."""
-        return self.update.vectorizes and not self.moment.hooks
+        return self.update.vectorizes and not self.bound.hooks
 
     @cached_property
     def unreached(self) -> list[str]:
@@ -111,9 +111,9 @@ class Job:
         if self.plain or not isinstance(self.update, FromOptimizer):
             return []
         inputs, labels = self.source(0)
-        leaves = {name: p.detach().requires_grad_() for name, p in self.moment.params.items()}
-        outputs = self.moment.outputs(leaves, inputs)
-        along = self.moment.loss_gradients(outputs, labels[None])[0].view_as(outputs)
+        leaves = {name: p.detach().requires_grad_() for name, p in self.bound.params.items()}
+        outputs = self.bound.outputs(leaves, inputs)
+        along = self.bound.loss_gradients(outputs, labels[None])[0].view_as(outputs)
         found = gradient(outputs, leaves, along, reached=True)
         return [name for name in leaves if name not in found]
 
@@ -130,7 +130,7 @@ class Job:
         """Predictions without gradients, at most `at_once` examples in a pass."""
         with torch.no_grad():
             parts = [
-                self.moment.predict(params, take(inputs, slice(i, i + at_once)))
+                self.bound.predict(params, take(inputs, slice(i, i + at_once)))
                 for i in range(0, count(inputs), at_once)
             ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
@@ -140,22 +140,22 @@ class Job:
         alone."""
         if self.m <= COMPANY:
             return
-        ends = torch.tensor([0, self.m - 1], device=self.moment.device)
-        alone = self.predict(self.moment.params, take(self.target_inputs, ends), 1)
+        ends = torch.tensor([0, self.m - 1], device=self.bound.device)
+        alone = self.predict(self.bound.params, take(self.target_inputs, ends), 1)
         if not _equal(alone.to(target_before.dtype), target_before[ends]):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
-    def again(self, moment: Moment, rows: Tensor) -> Job:
+    def again(self, bound: BoundProblem, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
-        moment.replica.effects = self.moment.replica.effects
+        bound.replica.effects = self.bound.replica.effects
 
         def cast(leaf: Tensor) -> Tensor:
-            return leaf.to(moment.dtype) if leaf.is_floating_point() else leaf
+            return leaf.to(bound.dtype) if leaf.is_floating_point() else leaf
 
         return replace(
             self,
-            moment=moment,
-            rule=rule_of(self.update, moment),
+            bound=bound,
+            rule=rule_of(self.update, bound),
             source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
             source_labels=cast(self.source_labels[rows]),
             target_inputs=tree_map(cast, self.target_inputs),
@@ -207,12 +207,12 @@ def _check_batches(n: int, batch: int) -> None:
 
 
 def check_network(
-    moment: Moment, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
+    bound: BoundProblem, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
 ) -> tuple[Tensor, Footprint]:
     """Run a few sources and targets through the network; say plainly what does not fit, by the arguments' names."""
-    outputs, size = _taken(moment, sources, names[0])
+    outputs, size = _taken(bound, sources, names[0])
     if targets is not None:
-        expected, size = _taken(moment, targets, names[1])
+        expected, size = _taken(bound, targets, names[1])
         if outputs.shape[1:] != expected.shape[1:]:
             raise ValueError(
                 f"{names[1]}: outputs have shape {tuple(expected.shape[1:])}, those of {names[0]} "
@@ -221,34 +221,34 @@ def check_network(
     return outputs, size
 
 
-def _taken(moment: Moment, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
+def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
     """The outputs of the first example, which must be the same among others, and what its forward pass took."""
     n = count(inputs)
-    some = torch.linspace(0, n - 1, min(n, COMPANY), device=moment.device).round().long()
+    some = torch.linspace(0, n - 1, min(n, COMPANY), device=bound.device).round().long()
     one = take(inputs, slice(0, 1))
     try:
-        together = moment.watched(take(inputs, some))
+        together = bound.watched(take(inputs, some))
     except Exception as error:
         if may_be_passed_over(error):
-            _alone(moment, one, name)  # says what is wrong where the model does not take even one
+            _alone(bound, one, name)  # says what is wrong where the model does not take even one
         raise
-    outputs, size = _alone(moment, one, name)
+    outputs, size = _alone(bound, one, name)
     if len(together) != len(some):
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
         )
-    _check_alone(moment, one, as_predictions(outputs), together[:1], name)
+    _check_alone(bound, one, as_predictions(outputs), together[:1], name)
     if len(some) > 1:
         last = take(inputs, some[-1:])
         with torch.no_grad():
-            _check_alone(moment, last, moment.predict(moment.params, last), together[-1:], name)
+            _check_alone(bound, last, bound.predict(bound.params, last), together[-1:], name)
     return outputs, size
 
 
-def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
+def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
     try:
-        outputs, size = footprint(moment, one)
+        outputs, size = footprint(bound, one)
     except (KeyError, AttributeError, NameError) as error:
         raise ValueError(
             f"model: its forward pass fails on a private copy of it ({type(error).__name__}: {error}); "
@@ -273,12 +273,12 @@ def _alone(moment: Moment, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
     return outputs, size
 
 
-def _check_alone(moment: Moment, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
+def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
     """An example's prediction is the same alone as among others, and the same twice."""
     if _equal(alone, together):
         return
     with torch.no_grad():
-        again = moment.predict(moment.params, one)
+        again = bound.predict(bound.params, one)
     if not _equal(alone, again):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
     raise ValueError(DEPENDS_ON_BATCH.format(name))
@@ -294,29 +294,29 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().amax() <= torch.finfo(one.dtype).eps ** 0.5 * largest)
 
 
-def check_labels(moment: Moment, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
+def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
     """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
-    _check_classes(moment, labels, outputs, name)
-    _check_loss(moment, labels, outputs)
+    _check_classes(bound, labels, outputs, name)
+    _check_loss(bound, labels, outputs)
 
 
-def _check_loss(moment: Moment, labels: Tensor, outputs: Tensor) -> None:
+def _check_loss(bound: BoundProblem, labels: Tensor, outputs: Tensor) -> None:
     """The loss of two examples is one number that depends on the outputs."""
     two = labels[:2]
     read = torch.cat([outputs.detach()] * len(two)).requires_grad_()
-    loss = moment.watched_loss(read, two)
+    loss = bound.watched_loss(read, two)
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss: it returns {shape} for {len(two)} examples, not a scalar; take the mean, loss.mean()")
-    if not moment.problem.loss_is_named and not _equal(moment.loss(read, two).detach()[None], loss.detach()[None]):
+    if not bound.problem.loss_is_named and not _equal(bound.loss(read, two).detach()[None], loss.detach()[None]):
         raise ValueError("loss: two equal calls give different values; it must follow from outputs and labels alone")
     if not loss.requires_grad:
         raise ValueError("loss: it does not depend on the outputs, or not differentiably, so that no step follows")
 
 
-def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor, name: str) -> None:
+def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str) -> None:
     """Whole-number labels of the cross-entropy name one of the model's outputs, at every place that has a class."""
-    if not moment.problem.classifies or labels.is_floating_point() or outputs.ndim < 2:
+    if not bound.problem.classifies or labels.is_floating_point() or outputs.ndim < 2:
         return
     k, places = outputs.shape[1], outputs.shape[2:]
     if labels.shape[1:] != places:
@@ -333,7 +333,7 @@ def _check_classes(moment: Moment, labels: Tensor, outputs: Tensor, name: str) -
         raise ValueError(f"{name}: an example has the label {IGNORED} at every place, hence no loss; leave it out")
 
 
-def _kind(moment: Moment, outputs: Tensor) -> Kind:
+def _kind(bound: BoundProblem, outputs: Tensor) -> Kind:
     """What the outputs are; logits with several axes are several distributions, of which no measure knows."""
     several = sum(size > 1 for size in outputs.shape[1:]) > 1
-    return "logits_by_place" if moment.problem.kind == "logits" and several else moment.problem.kind
+    return "logits_by_place" if bound.problem.kind == "logits" and several else bound.problem.kind

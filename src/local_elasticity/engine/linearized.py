@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.coverage import Coverage, ReusedParameterError
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import (
     Factors,
@@ -23,7 +24,6 @@ from local_elasticity.engine.jacobian import (
     jacobian_factors,
 )
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
@@ -61,12 +61,12 @@ class LinearizedRunner:
         if job.unreached:
             name = job.unreached[0]
             raise UnsupportedModelError(f"engine: Linearized cannot skip {name}, which a source does not reach")
-        if job.moment.replica.effects is not None and job.moment.replica.effects.tensors & set(job.moment.params):
+        if job.bound.replica.effects is not None and job.bound.replica.effects.tensors & set(job.bound.params):
             raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
-        self.layout = Layout.of(job.moment, job.target_inputs)
-        factored = torch.finfo(job.moment.dtype).bits // 8 * explicit_columns(job.moment, self.layout)
-        columns = factored if job.plain else job.footprint.parameters
+        self.coverage = Coverage.of(job.bound, job.target_inputs)
+        low_rank = torch.finfo(job.bound.dtype).bits // 8 * explicit_columns(job.bound, self.coverage)
+        columns = low_rank if job.plain else job.footprint.parameters
         self.per_example = 3 * job.k * columns + 2 * job.footprint.backward(job.k)
         fitting = max(1, job.memory // 2 // self.per_example)
         self.block = min(job.m, fitting)
@@ -92,8 +92,8 @@ class LinearizedRunner:
     def rows(self, start: int, stop: int) -> Rows:
         try:
             found = (self._shared_rows if self.shared else self._rows)(start, stop)
-        except InPiecesError as error:
-            self.layout, self.kept, self.kernel = self.layout.without(error.names), None, None
+        except ReusedParameterError as error:
+            self.coverage, self.kept, self.kernel = self.coverage.without(error.names), None, None
             return self.rows(start, stop)
         loss_gradient, target_change, source_change = found
         return Rows.of(source_change, target_change, loss_gradient, subtracted=False)
@@ -103,19 +103,19 @@ class LinearizedRunner:
         """Predictions at the targets, with their Jacobians where those are kept; in smaller blocks if memory ends."""
         while self.block == self.job.m:
             try:
-                outputs, self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)
-            except InPiecesError as error:
-                self.layout = self.layout.without(error.names)
+                outputs, self.kept = jacobian_factors(self.job.bound, self.coverage, self.job.target_inputs)
+            except ReusedParameterError as error:
+                self.coverage = self.coverage.without(error.names)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or not self.shrink():
                     raise
             else:
                 return as_predictions(outputs)
-        return self.job.predict(self.job.moment.params, self.job.target_inputs, self.block)
+        return self.job.predict(self.job.bound.params, self.job.target_inputs, self.block)
 
     def _shared_rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         job, jacobians = self.job, self._jacobian_of(slice(None))
-        loss_gradient = job.moment.loss_gradients(self._outputs(start, stop), job.source_labels[start:stop])
+        loss_gradient = job.bound.loss_gradients(self._outputs(start, stop), job.source_labels[start:stop])
         g = loss_gradient[:, 0]
         if job.plain and g.shape[1] == 1:
             if self.kernel is None:
@@ -128,15 +128,15 @@ class LinearizedRunner:
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         job = self.job
         examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
-        tape = self.layout.record(job.moment, examples)
-        loss_gradient = job.moment.loss_gradients(tape.outputs, job.source_labels[start:stop])
+        tape = self.coverage.record(job.bound, examples)
+        loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]
-        along = self._along(factors_along(job.moment, self.layout, tape, examples, cotangents))
+        along = self._along(factors_along(job.bound, self.coverage, tape, examples, cotangents))
         blocks = range(0, job.m, self.block)
         target_change = torch.cat([along(self._jacobian_of(slice(i, i + self.block))) for i in blocks], dim=1)
         if job.targets_are_sources:
             return loss_gradient, target_change, own_change(target_change, start)
-        own = along(factors_along(job.moment, self.layout, tape, examples, every_output(tape)))
+        own = along(factors_along(job.bound, self.coverage, tape, examples, every_output(tape)))
         rows = torch.arange(stop - start, device=own.device)
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
@@ -151,7 +151,7 @@ class LinearizedRunner:
 
     def _moved(self, gradients: Factors) -> Matrices:
         """The displacement that each row's gradient makes under a rule, [c, p_name]."""
-        job, params = self.job, self.job.moment.params
+        job, params = self.job, self.job.bound.params
         summed = {
             name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *params[name].shape)
             for name, part in gradients.matrices().items()
@@ -167,12 +167,12 @@ class LinearizedRunner:
     def _outputs(self, start: int, stop: int) -> Tensor:
         """The sources' outputs in the shape that the loss reads."""
         with torch.no_grad():
-            one = self.job.moment.outputs(self.job.moment.params, take(self.job.target_inputs, slice(0, 1)))
+            one = self.job.bound.outputs(self.job.bound.params, take(self.job.target_inputs, slice(0, 1)))
         return self.target_before[start:stop].reshape(-1, *one.shape[1:])
 
     def _jacobian_of(self, targets: slice) -> Factors:
         if self.block < self.job.m:
-            return jacobian_factors(self.job.moment, self.layout, take(self.job.target_inputs, targets))[1]
+            return jacobian_factors(self.job.bound, self.coverage, take(self.job.target_inputs, targets))[1]
         if self.kept is None:
-            self.kept = jacobian_factors(self.job.moment, self.layout, self.job.target_inputs)[1]
+            self.kept = jacobian_factors(self.job.bound, self.coverage, self.job.target_inputs)[1]
         return self.kept

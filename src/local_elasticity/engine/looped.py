@@ -55,7 +55,7 @@ class LoopedRunner:
         self.fixed = 4 * job.footprint.parameters + job.footprint.backward(job.batch)
         fitting = (job.memory - self.fixed) // job.footprint.forward()
         self.at_once = max(1, min(job.m, fitting, at_once or job.m))
-        self.params = {name: _laid_out(p, channels_last) for name, p in job.moment.params.items()}
+        self.params = {name: _laid_out(p, channels_last) for name, p in job.bound.params.items()}
         self.leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         self.after = {name: torch.empty_like(p) for name, p in self.params.items()}
         self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
@@ -86,12 +86,12 @@ class LoopedRunner:
             if job.targets_are_sources:
                 source_change = target_change[row, None]
             else:
-                source_change = job.moment.predict(self.after, job.source(row)[0]) - before
+                source_change = job.bound.predict(self.after, job.source(row)[0]) - before
         return source_change, target_change, loss_gradient, realized
 
     def _step(self, gradient: Params) -> Tensor:
         """Put w⁺ into the buffers; plain steps in one pass over memory. Returns the share that rounding left of it."""
-        params, job = self.job.moment.left_by_forward(self.params), self.job
+        params, job = self.job.bound.left_by_forward(self.params), self.job
         moved, scale = (gradient, -job.update.step_size) if job.plain else (job.rule(params, gradient), 1.0)
         for name, p in params.items():
             if name in moved:
@@ -103,9 +103,9 @@ class LoopedRunner:
     def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
         """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
         inputs, labels = self.job.source(row)
-        moment = self.job.moment
-        outputs = moment.outputs(self.leaves, inputs)
-        loss_gradient = moment.loss_gradients(outputs, labels[None])[0]
+        bound = self.job.bound
+        outputs = bound.outputs(self.leaves, inputs)
+        loss_gradient = bound.loss_gradients(outputs, labels[None])[0]
         return (
             as_predictions(outputs.detach()),
             loss_gradient,
@@ -117,10 +117,10 @@ def seconds_of_a_row(job: Job) -> float:
     """What a row takes the loop, once it is warm."""
     runner = LoopedRunner(job)
     runner.rows(0, 1)
-    began = now(job.moment.device)
+    began = now(job.bound.device)
     for _ in range(2):
         runner.rows(0, 1)
-    return (now(job.moment.device) - began) / 2
+    return (now(job.bound.device) - began) / 2
 
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:

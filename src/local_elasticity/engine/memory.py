@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.inputs import count
-from local_elasticity.engine.problem import Inputs, Moment
+from local_elasticity.engine.problem import BoundProblem, Inputs
 
 SHARE_OF_FREE = 0.5
 """Of the memory that is free, how much a measurement may use unless `memory=` says otherwise."""
@@ -41,20 +41,20 @@ class Footprint:
         return 2 * self.activations * examples
 
 
-def footprint(moment: Moment, one: Inputs) -> tuple[Tensor, Footprint]:
+def footprint(bound: BoundProblem, one: Inputs) -> tuple[Tensor, Footprint]:
     """The outputs of one example, and what its forward pass took."""
     with torch.no_grad(), _Allocations() as seen:
-        outputs = moment.replica.watch_again(lambda: moment.outputs(moment.params, one)).detach()
-    parameters = sum(p.numel() * p.element_size() for p in moment.params.values())
+        outputs = bound.replica.watch_again(lambda: bound.outputs(bound.params, one)).detach()
+    parameters = sum(p.numel() * p.element_size() for p in bound.params.values())
     return outputs, Footprint(parameters, max(seen.sizes, default=1), max(sum(seen.sizes), 1))
 
 
 def examples_at_once(
-    moment: Moment, inputs: Inputs, size: Footprint, memory: int | None, *, gradients: int = 0, columns: int = 0
+    bound: BoundProblem, inputs: Inputs, size: Footprint, memory: int | None, *, gradients: int = 0, columns: int = 0
 ) -> int:
     """How many examples of this size half the memory holds, with their passes and `gradients` vectors of `columns`."""
-    vectors = 3 * gradients * columns * torch.finfo(moment.dtype).bits // 8
-    budget = budget_of(memory, moment.device) // 2
+    vectors = 3 * gradients * columns * torch.finfo(bound.dtype).bits // 8
+    budget = budget_of(memory, bound.device) // 2
     return max(1, min(count(inputs), budget // (vectors + 2 * size.backward(max(1, gradients)))))
 
 
@@ -109,7 +109,7 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in flattened(result):
+        for leaf in flatten_tree(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf.untyped_storage())
         return result
@@ -134,7 +134,7 @@ class _Allocations(FunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.sizes += [t.numel() * t.element_size() for t in flattened(result) if isinstance(t, Tensor)]
+        self.sizes += [t.numel() * t.element_size() for t in flatten_tree(result) if isinstance(t, Tensor)]
         return result
 
 

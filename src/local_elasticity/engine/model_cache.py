@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from local_elasticity.engine.problem import Moment
+from local_elasticity.engine.problem import BoundProblem
 
 T = TypeVar("T")
 
@@ -23,17 +23,17 @@ class ModelCache(Generic[T]):
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Any, dict[Any, T]] = WeakKeyDictionary()
 
-    def get(self, moment: Moment, circumstances: Any) -> T | None:
-        return self._known(moment).get((moment.made_of, circumstances))
+    def get(self, bound: BoundProblem, circumstances: Any) -> T | None:
+        return self._known(bound).get((bound.made_of, circumstances))
 
-    def put(self, moment: Moment, circumstances: Any, finding: T) -> None:
-        known = self._known(moment)
-        known[moment.made_of, circumstances] = finding
+    def put(self, bound: BoundProblem, circumstances: Any, finding: T) -> None:
+        known = self._known(bound)
+        known[bound.made_of, circumstances] = finding
         while len(known) > MOST_FINDINGS:
             known.pop(next(iter(known)), None)
 
-    def _known(self, moment: Moment) -> dict[Any, T]:
+    def _known(self, bound: BoundProblem) -> dict[Any, T]:
         try:
-            return self._of.setdefault(moment.problem.model, {})
+            return self._of.setdefault(bound.problem.model, {})
         except TypeError:
             return {}

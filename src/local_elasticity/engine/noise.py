@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
-from local_elasticity.engine.problem import Inputs, Moment
+from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.shapes import Bool, Float
@@ -60,15 +60,15 @@ class Noise:
             source_before, source = target_before, target
         else:
             inputs = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
-            source_before = job.predict(job.moment.params, inputs, at_once)
+            source_before = job.predict(job.bound.params, inputs, at_once)
             source = _null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
         batches = (-1, job.batch, target_before.shape[1])
         return cls(
             source_before.reshape(batches),
             (torch.zeros_like(source_before) if source is None else source).reshape(batches),
             torch.zeros_like(target_before) if target is None else target,
-            gradient_cancels(job.moment.problem.loss, job.source_labels),
-            job.moment.replica.effects.coarsest if job.moment.replica.effects else 0.0,
+            gradient_cancels(job.bound.problem.loss, job.source_labels),
+            job.bound.replica.effects.coarsest if job.bound.replica.effects else 0.0,
         )
 
     def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:
@@ -151,21 +151,21 @@ def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once:
     largest = torch.where(finite, before, 0).abs().amax()
     scale = largest.clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
     for _ in range(steps):
-        moved = job.predict(_rounded_otherwise(job.moment, generator), inputs, at_once)
+        moved = job.predict(_rounded_otherwise(job.bound, generator), inputs, at_once)
         squares += torch.where(finite, (moved - before) / scale, 0).square()
     own = (squares / steps).sqrt()
     typical = (squares.sum() / steps / finite.sum().clamp_min(1)).sqrt()
     return scale * own.clamp_min(typical)
 
 
-def _rounded_otherwise(moment: Moment, generator: torch.Generator) -> Params:
+def _rounded_otherwise(bound: BoundProblem, generator: torch.Generator) -> Params:
     """Every weight up, down or not at all by one unit, the coarsest of any weight or of anything computed; a long
     random pattern, repeated, is random enough."""
     moved = {}
-    floating = [p for p in (*moment.params.values(), *moment.constants.values()) if p.is_floating_point()]
-    effects = moment.replica.effects
+    floating = [p for p in (*bound.params.values(), *bound.constants.values()) if p.is_floating_point()]
+    effects = bound.replica.effects
     unit = max(*(torch.finfo(p.dtype).eps for p in floating), effects.coarsest if effects else 0.0)
-    for name, p in moment.params.items():
+    for name, p in bound.params.items():
         pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
         units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)
         moved[name] = p * (1 + unit * units)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,10 +38,10 @@ class Problem:
     loss_name: str
     loss: LossFunction
     kind: Kind
-    steps: tuple[str, ...]
+    stepped: tuple[str, ...]
     mode: Mode = "eval"
     output: Callable[[Any], Tensor] | None = None
-    given: Mapping[str, Tensor] | None = None
+    params: Mapping[str, Tensor] | None = None
     dtype: torch.dtype | None = None
     weights: Mapping[str, Tensor] | None = None
     by_default: bool = False
@@ -75,7 +76,7 @@ class Problem:
 
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(3, 2), "cross_entropy")
-        >>> problem.kind, problem.steps
+        >>> problem.kind, problem.stepped
         ('logits', ('weight', 'bias'))
         """
         model = unwrapped(model)
@@ -93,8 +94,14 @@ class Problem:
         given = params if isinstance(params, Mapping) else None
         steps = selected(model, params)
         problem = cls(model, name, function, kind, steps, mode, output, given, by_default=params is None)
-        refuse_unsupported(model, problem.named_tensors(), problem.steps)
+        refuse_unsupported(model, problem.named_tensors(), problem.stepped)
         return problem
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Deprecated name of `stepped`."""
+        warnings.warn("problem.steps is called problem.stepped now", DeprecationWarning, stacklevel=2)
+        return self.stepped
 
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem computed in another precision; the model itself stays as it is."""
@@ -104,7 +111,7 @@ class Problem:
         """The same problem with other weights: parameters and buffers by name, for those that the model has now."""
         return replace(self, weights=weights)
 
-    def lifted(self) -> Problem:
+    def promoted(self) -> Problem:
         """In float32, where part of the model is in half precision and none was asked for: steps would drown in it."""
         tensors = list(self.named_parameters().values())
         if isinstance(self.model, nn.Module):
@@ -132,7 +139,7 @@ class Problem:
     def notes(self) -> list[str]:
         """What is worth saying of how the model is run."""
         found = []
-        if self.lifted() is not self:
+        if self.promoted() is not self:
             found.append("the model is in half precision; it is measured in float32")
         training = self.mode == "train"
         for module in self.model.modules() if isinstance(self.model, nn.Module) else ():
@@ -148,13 +155,13 @@ class Problem:
     def check(self) -> None:
         """Raise a ValueError or TypeError where the model cannot be measured as it is now."""
         own = self.named_parameters()
-        gone = [name for name in self.steps if name not in own]
+        gone = [name for name in self.stepped if name not in own]
         if gone:
             raise ParametersChangedError(
                 f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
                 "build a new one with le.Problem.of"
             )
-        refuse_unsupported(self.model, self.named_tensors(), self.steps)
+        refuse_unsupported(self.model, self.named_tensors(), self.stepped)
 
     @property
     def device(self) -> torch.device:
@@ -164,14 +171,14 @@ class Problem:
     @property
     def precision(self) -> torch.dtype:
         """What inputs are cast to and predictions computed in."""
-        stepped = self.named_parameters()[self.steps[0]].dtype
-        return self.lifted().dtype or stepped.to_real()
+        stepped = self.named_parameters()[self.stepped[0]].dtype
+        return self.promoted().dtype or stepped.to_real()
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The live parameters by name, those that do not step included."""
         if isinstance(self.model, nn.Module):
             return dict(self.model.named_parameters())
-        return dict(self.given or {})
+        return dict(self.params or {})
 
     def named_tensors(self) -> dict[str, Tensor]:
         """The live parameters and buffers by name."""
@@ -179,25 +186,32 @@ class Problem:
         return {**self.named_parameters(), **dict(buffers)}
 
     @contextmanager
-    def moment(self) -> Iterator[Moment]:
-        """The problem at this moment of training, for as long as the context lasts; `lifted` where it is in half."""
+    def bound(self) -> Iterator[BoundProblem]:
+        """The problem at this moment of training, for as long as the context lasts; `promoted` where it is in half."""
         self.check()
-        problem, other, own, tensors = self.lifted(), self.weights or {}, self.named_parameters(), self.named_tensors()
+        problem, other, own, tensors = (
+            self.promoted(),
+            self.weights or {},
+            self.named_parameters(),
+            self.named_tensors(),
+        )
         device = self.device
         with isolated(device, self.model):
             parameters = {name: problem._cast(other.get(name, p).data) for name, p in own.items()}
-            params = {name: as_real(parameters[name]) for name in self.steps}
+            params = {name: as_real(parameters[name]) for name in self.stepped}
             constants = {name: p for name, p in parameters.items() if name not in params}
             buffers = {name: other.get(name, b) for name, b in tensors.items() if name not in own}
             constants |= {name: problem._cast(b.data).clone() for name, b in buffers.items()}
             names = {id(tensor): name for name, tensor in tensors.items()}
             replica = Replica(self.model, names, constants, training=self.mode == "train", dtype=problem.dtype)
-            hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.steps}
+            hooks = {name: list((own[name]._backward_hooks or {}).values()) for name in self.stepped}
             hooks = {name: found for name, found in hooks.items() if found}
-            pairs = frozenset(name for name in self.steps if own[name].is_complex())
+            pairs = frozenset(name for name in self.stepped if own[name].is_complex())
             loss, output = replica.copies_of(None if self.loss_is_named else self.loss, self.output)
             problem = problem if loss is None else replace(problem, loss=loss)
-            yield Moment(problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs, output)
+            yield BoundProblem(
+                problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs, output
+            )
 
     def _cast(self, tensor: Tensor) -> Tensor:
         """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""
@@ -209,7 +223,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Moment:
+class BoundProblem:
     """A problem with its weights read: the pure functions that engines differentiate and evaluate.
 
     `hooks` are those on stepped parameters (`Tensor.register_hook`), which change the gradient before a step. Complex
@@ -231,20 +245,20 @@ class Moment:
         """What findings about a network depend on, its weights aside. It keeps nothing of the user's alive."""
         problem = self.problem
         shapes = tuple(p.shape for p in self.params.values())
-        return traits(problem.model), problem.steps, stand_in(problem.output), shapes, problem.mode
+        return traits(problem.model), problem.stepped, stand_in(problem.output), shapes, problem.mode
 
     @property
     def constants(self) -> Params:
         """The parameters that do not step, and the buffers."""
         return self.replica.constants
 
-    def stepping(self, names: Collection[str]) -> Moment:
+    def stepping(self, names: Collection[str]) -> BoundProblem:
         """The same moment with only these of its parameters stepping."""
         if len(names) == len(self.params):
             return self
         params = {name: p for name, p in self.params.items() if name in names}
         stay = {name: p for name, p in self._as_stored(self.params).items() if name not in names}
-        problem = replace(self.problem, steps=tuple(params))
+        problem = replace(self.problem, stepped=tuple(params))
         hooks = {name: found for name, found in self.hooks.items() if name in names}
         replica = self.replica.having({**self.constants, **stay})
         return replace(self, problem=problem, params=params, replica=replica, hooks=hooks)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import StructuralCopy
-from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode
 
 Params = dict[str, Tensor]
@@ -208,7 +208,7 @@ class Reads(FunctionMode):
         self.outside, self.words = outside, words
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in flattened((args, kwargs)):
+        for leaf in flatten_tree((args, kwargs)):
             if id(leaf) in self.outside:
                 raise ValueError(self.words.format(self.outside[id(leaf)]))
         return func(*args, **(kwargs or {}))
@@ -241,7 +241,7 @@ class _Writes(TorchDispatchMode):
         return found
 
     def _instead(self, value: Any) -> Any:
-        written = {_storage(leaf) for leaf in flattened(value) if isinstance(leaf, Tensor)} & set(self.protected)
+        written = {_storage(leaf) for leaf in flatten_tree(value) if isinstance(leaf, Tensor)} & set(self.protected)
         if not written:
             return value
         self.seen |= written

@@ -121,8 +121,8 @@ def response_of(
 ) -> Response:
     """The response by an engine, or by the one that is chosen where it is None; with `refine`, rows that rounding hides
     are computed again, and an engine that cannot take the model is replaced."""
-    with problem.moment() as moment:
-        job = Job.read(moment, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
         with Progress(job.n, "updates", progress) as bar:
             if refine or engine is None:
                 response = _auto(job, engine, bar)
@@ -190,11 +190,11 @@ def _refined(
     chunk: int | None = None,
 ) -> Response:
     """All rows; those whose change is not clear of the noise again in float64, or without subtraction."""
-    in_float64 = job.moment.dtype == torch.float64
+    in_float64 = job.bound.dtype == torch.float64
     rows = Rows.empty(job, runner.target_before.shape[1]) if rows is None else rows
     enough = None if in_float64 else _hopeless(job, runner, noise)
     collect(job, runner, rows, bar.advance, chunk=chunk, enough=enough)
-    hidden = torch.ones(job.n, dtype=torch.bool, device=job.moment.device)
+    hidden = torch.ones(job.n, dtype=torch.bool, device=job.bound.device)
     hidden[: rows.done] = ~clear_rows(job, runner, noise, rows)
     again = torch.nonzero(hidden).flatten()
     if in_float64 or not len(again):
@@ -232,8 +232,8 @@ def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
 
 def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
     """Some rows in float64; a RuntimeError or TypeError where the network does not take that."""
-    with job.moment.problem.to(torch.float64).moment() as moment:
-        higher = job.again(moment, rows)
+    with job.bound.problem.to(torch.float64).bound() as bound:
+        higher = job.again(bound, rows)
         inside = _rounding_inside(higher)
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = engine.runner(higher), noise.again(rows, torch.float64, inside)
@@ -250,10 +250,10 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
 def _rounding_inside(job: Job) -> float:
     """The unit of the coarsest numbers that the network computes with in this precision; raises a RuntimeError where it
     cannot be run in it."""
-    replica = job.moment.replica
+    replica = job.bound.replica
     replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
     try:
-        job.moment.watched(take(job.target_inputs, slice(0, 1)))
+        job.bound.watched(take(job.target_inputs, slice(0, 1)))
     except Exception as error:  # whatever a forward pass raises that was not made for float64
         if not may_be_passed_over(error):
             raise
@@ -266,7 +266,7 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
     """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
     if not len(rows):
         return response
-    few, finer = job.again(job.moment, rows), noise.again(rows, job.moment.dtype)
+    few, finer = job.again(job.bound, rows), noise.again(rows, job.bound.dtype)
     bar.total += len(rows)
     try:
         runner = differences_runner(few)
@@ -300,7 +300,7 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
 
 def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...]) -> Response:
     """The labelled whole: predictions, changes, noise and how they came about."""
-    dtype = torch.float64 if job.moment.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
 
     def shaped(source: Tensor) -> Tensor:
         return (source if job.minibatches else source.flatten(0, 1)).to(dtype)
@@ -311,18 +311,18 @@ def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, n
         source_change=shaped(rows.source_change),
         target_change=rows.target_change.to(dtype),
         loss_gradient=shaped(rows.loss_gradient),
-        step_size=torch.full((job.n,), job.update.step_size, dtype=dtype, device=job.moment.device),
+        step_size=torch.full((job.n,), job.update.step_size, dtype=dtype, device=job.bound.device),
         source_noise=shaped(noise.of_rows(rows)),
         target_noise=noise.target.to(dtype),
         noise_scale=rows.subtracted.to(dtype),
         kind=job.kind,
         update=job.update,
         engine=name,
-        policy=job.moment.problem.policy,
+        policy=job.bound.problem.policy,
         targets_are_sources=job.targets_are_sources,
         notes=notes,
     )
 
 
 def _name(job: Job) -> str:
-    return str(job.moment.dtype).removeprefix("torch.")
+    return str(job.bound.dtype).removeprefix("torch.")

@@ -55,7 +55,7 @@ class Rows:
         """All rows of a job, none of them known."""
 
         def unknown(*shape: int) -> Tensor:
-            return torch.full(shape, torch.nan, dtype=job.moment.dtype, device=job.moment.device)
+            return torch.full(shape, torch.nan, dtype=job.bound.dtype, device=job.bound.device)
 
         own, each = unknown(job.n, job.batch, k), unknown(job.n)
         return cls(own, unknown(job.n, job.m, k), own.clone(), each, each.clone(), 0)
@@ -130,7 +130,7 @@ def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tenso
 
 
 def _make_room(job: Job, runner: Runner, error: BaseException) -> None:
-    if job.moment.device.type == "cuda":
+    if job.bound.device.type == "cuda":
         torch.cuda.empty_cache()
     if not runner.shrink():
         raise MemoryError(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
@@ -27,7 +28,6 @@ from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
 from local_elasticity.engine.structured import two_layer_runner
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.two_layer import TwoLayerRunner
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 
 ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
@@ -73,8 +73,8 @@ def respond_in_sequence(
         raise ValueError(
             f"update: a walk takes steps of le.SGD, which has no state that would move along, not {update!r}"
         )
-    with problem.moment() as moment:
-        job = Job.read(moment, stream, targets, update, memory=memory)
+    with problem.bound() as bound:
+        job = Job.read(bound, stream, targets, update, memory=memory)
         recorded = _checked_record(record, job)
         with torch.no_grad(), Progress(job.n, "steps", progress) as bar:
             net = _two_layers(job)
@@ -91,7 +91,7 @@ def respond_in_sequence(
 
 
 @dataclass(frozen=True)
-class Step:
+class WalkStep:
     """What one recorded step did: at its source [1, k], at the targets [m, k]."""
 
     source_before: Tensor
@@ -102,7 +102,7 @@ class Step:
     realized: Tensor
 
 
-def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[Step | None]:
+def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[WalkStep | None]:
     """Gradient, step, predict, subtract."""
     params = runner.params
     before: Tensor | None = runner.target_before
@@ -121,8 +121,8 @@ def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[S
             yield None
             continue
         predictions = job.predict(params, job.target_inputs, runner.at_once)
-        change = job.moment.predict(params, job.source(row)[0]) - at_source
-        yield Step(at_source, before, change, predictions - before, loss_gradient, realized)
+        change = job.bound.predict(params, job.source(row)[0]) - at_source
+        yield WalkStep(at_source, before, change, predictions - before, loss_gradient, realized)
         before = predictions
 
 
@@ -147,17 +147,17 @@ class _TwoLayerWalk:
         self.c = self.V.new_zeros(len(self.V)) if self.net.c is None else self.net.c.clone()
         self.shape = passes[0].outputs.shape[1:]
 
-    def steps(self) -> Iterator[Step | None]:
+    def steps(self) -> Iterator[WalkStep | None]:
         for row in range(self.job.n):
             yield self._step(row)
 
-    def _step(self, row: int) -> Step | None:
+    def _step(self, row: int) -> WalkStep | None:
         net, rate = self.net, self.job.update.step_size
         hidden = self._hidden(self.Z[row])
         top = F.linear(hidden, self.V, self.c)[None]
         outputs = torch.sigmoid(top) if net.sigmoid else top
         labels = self.job.source_labels[row : row + 1]
-        loss_gradient = self.job.moment.loss_gradients(outputs.reshape(1, *self.shape), labels)[:, 0]
+        loss_gradient = self.job.bound.loss_gradients(outputs.reshape(1, *self.shape), labels)[:, 0]
         g = loss_gradient * outputs * (1 - outputs) if net.sigmoid else loss_gradient
         u = (g @ self.V)[0]
         u = u * (self.Z[row] > 0) if net.relu else u
@@ -176,7 +176,7 @@ class _TwoLayerWalk:
 
     def _read(
         self, row: int, s: Tensor, u: Tensor, moved_V: Tensor, moved_c: Tensor, before: Tensor, loss_gradient: Tensor
-    ) -> Step:
+    ) -> WalkStep:
         """The change of the source and of every target, block by block."""
         at_once = ROWS_AT_ONCE.get(s.device.type, ROWS_AT_ONCE["cpu"])
         blocks = [slice(row, row + 1)]
@@ -192,7 +192,7 @@ class _TwoLayerWalk:
         predictions = torch.sigmoid(top) if self.net.sigmoid else top
         change = sigmoid_change(top, change) if self.net.sigmoid else change
         one = torch.ones((), dtype=s.dtype, device=s.device)
-        return Step(before, predictions[1:], change[:1], change[1:], loss_gradient, one)
+        return WalkStep(before, predictions[1:], change[:1], change[1:], loss_gradient, one)
 
     def _move(self, s: Tensor, u: Tensor) -> None:
         at_once = ROWS_AT_ONCE.get(s.device.type, ROWS_AT_ONCE["cpu"])
@@ -204,9 +204,9 @@ class _TwoLayerWalk:
 
 
 def _response(
-    job: Job, recorded: Tensor, walk: Iterator[Step | None], noise: Noise | None, name: str, bar: Progress
+    job: Job, recorded: Tensor, walk: Iterator[WalkStep | None], noise: Noise | None, name: str, bar: Progress
 ) -> Response:
-    steps: list[Step] = []
+    steps: list[WalkStep] = []
     for step in walk:
         if step is not None:
             steps.append(step)
@@ -221,22 +221,22 @@ def _response(
     before = torch.stack([step.source_before for step in steps])
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
     at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
-    cancels = gradient_cancels(job.moment.problem.loss, job.source_labels)
-    dtype = torch.float64 if job.moment.dtype == torch.float64 else torch.float32
+    cancels = gradient_cancels(job.bound.problem.loss, job.source_labels)
+    dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
     return Response(
         source_before=before[:, 0].to(dtype),
         target_before=torch.stack([step.target_before for step in steps]).to(dtype),
         source_change=measured.source_change[:, 0].to(dtype),
         target_change=measured.target_change.to(dtype),
         loss_gradient=measured.loss_gradient[:, 0].to(dtype),
-        step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.moment.device),
+        step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.bound.device),
         source_noise=Noise(before, at_sources, at_targets, cancels).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
         kind=job.kind,
         update=job.update,
         engine=name,
-        policy=job.moment.problem.policy,
+        policy=job.bound.problem.policy,
         targets_are_sources=False,
     )
 

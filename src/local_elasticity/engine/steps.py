@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.layout import Layout
 from local_elasticity.engine.tape import Use
 from local_elasticity.shapes import Float
 
@@ -53,16 +53,16 @@ class Steps:
     loss_gradient: Float[Tensor, "c batch k"]
 
     @classmethod
-    def on(cls, job: Job, layout: Layout, start: int, stop: int) -> Steps:
+    def on(cls, job: Job, coverage: Coverage, start: int, stop: int) -> Steps:
         """One backward pass over the sources start … stop − 1."""
-        moment, c = job.moment, stop - start
+        bound, c = job.bound, stop - start
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
-        tape = layout.record(moment, inputs)
-        loss_gradient = moment.loss_gradients(tape.outputs, job.source_labels[start:stop])
+        tape = coverage.record(bound, inputs)
+        loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         of_tensor: dict[int, Step] = {}
         for use, q in zip(tape.uses, tape.gradients_at_uses(loss_gradient.flatten(0, 1)[:, None]), strict=True):
             step = _step(job, use, q[:, 0], c)
-            of_tensor |= {id(moment.params[name]): step for name in use.names}
+            of_tensor |= {id(bound.params[name]): step for name in use.names}
         return cls(of_tensor, loss_gradient)
 
 
@@ -80,7 +80,7 @@ def _scale_step(job: Job, use: Use, q: Tensor, c: int, rate: float, decay: float
     def moved(name: str | None) -> Tensor | None:
         if name is None:
             return None
-        p = job.moment.params[name]
+        p = job.bound.params[name]
         return -rate * gradients[name].reshape(c, job.batch, *p.shape).sum(1) - decay * p
 
     return ScaleStep(moved(use.weight), moved(use.bias))

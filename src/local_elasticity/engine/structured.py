@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from local_elasticity.engine.coverage import Coverage, ReusedParameterError
 from local_elasticity.engine.difference import Difference
+from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Job, Runner
-from local_elasticity.engine.layout import InPiecesError, Layout
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import Live, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
@@ -29,7 +30,6 @@ from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, shapes
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.update import SGD
 
 logger = logging.getLogger("local_elasticity")
@@ -99,28 +99,28 @@ class StructuredRunner:
     subtracts = False
 
     def __init__(self, job: Job) -> None:
-        if job.moment.hooks:
+        if job.bound.hooks:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
         if not (job.plain or isinstance(job.update, SGD)):
             raise UnsupportedModelError(
                 f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}"
             )
         self.job = job
-        self.layout = Layout.of(job.moment, job.target_inputs)
-        if self.layout.left_over:
+        self.coverage = Coverage.of(job.bound, job.target_inputs)
+        if self.coverage.unsupported:
             raise UnsupportedModelError(
-                f"engine: Structured cannot follow the parameter {self.layout.left_over[0]}, which is not the weight "
-                "or bias of one linear layer, convolution or batch norm; use engine='auto'"
+                f"engine: Structured does not support the parameter {self.coverage.unsupported[0]}, which is not the "
+                "weight or bias of one linear layer, convolution or batch norm; use engine='auto'"
             )
         fitting = max(1, job.memory // job.footprint.forward())
-        self.target_before = job.predict(job.moment.params, job.target_inputs, min(job.m, fitting, 1024))
+        self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
-        few = max(pairs // job.n, math.isqrt(pairs)) if job.moment.device.type in TILE_BYTES else pairs
+        few = max(pairs // job.n, math.isqrt(pairs)) if job.bound.device.type in TILE_BYTES else pairs
         self.at_once = min(job.m, few, MOST_TARGETS)
         self.fixed_bytes, self.row_bytes = 0, self.at_once * pair
         self.chunk = self._fitting(tile)
-        if self.chunk < job.n and job.moment.device.type not in TILE_BYTES:
+        if self.chunk < job.n and job.bound.device.type not in TILE_BYTES:
             self.fixed_bytes, self.row_bytes = self._measured_bytes()
             self.chunk = max(self.chunk, self._fitting(int(MEASURED_SHARE * job.memory)))
 
@@ -136,14 +136,14 @@ class StructuredRunner:
         """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
         or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
         """
-        what = _shapes(self.job), self.at_once, self.job.batch, self.job.moment.dtype
-        known = _bytes_taken.get(self.job.moment, what)
+        what = _shapes(self.job), self.at_once, self.job.batch, self.job.bound.dtype
+        known = _bytes_taken.get(self.job.bound, what)
         if known is None:
             many = min(self.job.n, max(2, self.chunk))
             few = many // 2
             each = -(-(self._live(many) - (less := self._live(few))) // (many - few))
             known = max(0, less - few * each), max(1, each)
-            _bytes_taken.put(self.job.moment, what, known)
+            _bytes_taken.put(self.job.bound, what, known)
         return known
 
     def _live(self, sources: int) -> int:
@@ -162,8 +162,8 @@ class StructuredRunner:
     def rows(self, start: int, stop: int) -> Rows:
         job = self.job
         try:
-            steps = Steps.on(job, self.layout, start, stop)
-        except InPiecesError as error:
+            steps = Steps.on(job, self.coverage, start, stop)
+        except ReusedParameterError as error:
             raise UnsupportedModelError(f"{error}, which Structured cannot follow; use engine='auto'") from error
         with torch.no_grad():
             target_change = self._changes(steps, job.target_inputs)
@@ -193,7 +193,7 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     """How the predictions at `inputs` change with each step: [c, b, k]."""
     differences = tree_map(lambda leaf: Difference.of(leaf, None, steps), inputs)
     try:
-        out = job.moment.predict(job.moment.params, differences)
+        out = job.bound.predict(job.bound.params, differences)
     except Exception as error:  # whatever a forward pass raises that was not made for differences
         if not may_be_passed_over(error):
             raise
@@ -215,11 +215,11 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
     differ."""
     what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
     at_its_own = (*what, job.update.step_size)
-    if _proved.get(job.moment, what) or _proved.get(job.moment, at_its_own):
+    if _proved.get(job.bound, what) or _proved.get(job.bound, at_its_own):
         return
     try:
         if _agrees(job, kind, PROOF_STEP, PROVED, PROOF_ROUNDING):
-            _proved.put(job.moment, what, True)
+            _proved.put(job.bound, what, True)
             return
         agrees = _agrees(job, kind, job.update.step_size, PROVED_AT_ITS_OWN, 0.0)
     except UnsupportedModelError:
@@ -230,18 +230,18 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
         raise UnsupportedModelError(f"engine: {name} could not be checked against the loop ({reason})") from reason
     if not agrees:
         raise UnsupportedModelError(f"engine: {name} differs from the loop on this model; use engine='auto'")
-    _proved.put(job.moment, at_its_own, True)
+    _proved.put(job.bound, at_its_own, True)
 
 
 def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: float, of_largest: float) -> bool:
     """Whether a few pairs differ from the loop's by less than these shares of the row's norm and of the largest
     prediction, in float64 where that is possible.
     """
-    rows = torch.arange(min(PROOF_SOURCES, job.n), device=job.moment.device)
+    rows = torch.arange(min(PROOF_SOURCES, job.n), device=job.bound.device)
     update = SGD(step_size, getattr(job.update, "weight_decay", 0.0))
-    dtype = torch.float32 if job.moment.device.type == "mps" else torch.float64
-    with job.moment.problem.to(dtype).moment() as moment:
-        few = replace(job, update=update, plain=update.plain).again(moment, rows)
+    dtype = torch.float32 if job.bound.device.type == "mps" else torch.float64
+    with job.bound.problem.to(dtype).bound() as bound:
+        few = replace(job, update=update, plain=update.plain).again(bound, rows)
         few = replace(few, target_inputs=take(few.target_inputs, slice(0, PROOF_TARGETS)))
         looped = LoopedRunner(few)
         expected = looped.rows(0, len(rows)).target_change.flatten(1)
@@ -261,12 +261,12 @@ def _shapes(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 def _tile_bytes(job: Job) -> int:
-    return min(TILE_BYTES.get(job.moment.device.type, job.memory // 2), job.memory // 2)
+    return min(TILE_BYTES.get(job.bound.device.type, job.memory // 2), job.memory // 2)
 
 
 def _where(job: Job, trace: TracebackType | None) -> str:
     """The innermost module in a traceback, by its name in the model."""
-    names, found = job.moment.replica.module_names(), ""
+    names, found = job.bound.replica.module_names(), ""
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from local_elasticity.engine.flattened import flattened
+from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.patches import patches
-from local_elasticity.engine.problem import Inputs, Moment, as_predictions
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions
 from local_elasticity.engine.replica import Params
 
 PATCH_BYTES = {"cpu": 1 << 24}
@@ -146,8 +146,8 @@ class _Recorder(FunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        names = [self.names[id(leaf)] for leaf in flattened((args, kwargs)) if id(leaf) in self.names]
-        if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in flattened(result)):
+        names = [self.names[id(leaf)] for leaf in flatten_tree((args, kwargs)) if id(leaf) in self.names]
+        if names and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in flatten_tree(result)):
             self.met.update(names)
             if func in _READERS:
                 if result._is_view():  # what is written into a view in place passes by the edge
@@ -162,10 +162,10 @@ def leaves_of(params: Params) -> Params:
     return {name: p.detach().requires_grad_() for name, p in params.items()}
 
 
-def record(moment: Moment, leaves: Params, inputs: Inputs, known: Collection[str] | None = None) -> Tape:
+def record(bound: BoundProblem, leaves: Params, inputs: Inputs, known: Collection[str] | None = None) -> Tape:
     """Run the network on a batch and keep every use of the `known` parameters, or of all, that is their only one."""
     with torch.enable_grad(), _Recorder(leaves) as recorder:
-        outputs = moment.outputs(leaves, inputs)
+        outputs = bound.outputs(leaves, inputs)
     uses = [
         use
         for use in recorder.uses

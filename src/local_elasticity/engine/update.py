@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from local_elasticity.engine.copying import without_finalizer
-from local_elasticity.engine.problem import Moment, Problem, as_real
+from local_elasticity.engine.problem import BoundProblem, Problem, as_real
 from local_elasticity.engine.replica import Params
 
 Rule = Callable[[Params, Params], Params]
@@ -56,33 +56,33 @@ def check_update(update: Any) -> None:
 
 def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
     """The parameters that an update moves: those of the problem's that an optimizer holds, or all."""
-    return update.held(problem) if isinstance(update, FromOptimizer) else problem.steps
+    return update.held(problem) if isinstance(update, FromOptimizer) else problem.stepped
 
 
-def rule_of(update: Update, moment: Moment) -> Rule:
+def rule_of(update: Update, bound: BoundProblem) -> Rule:
     """The update's rule, after the hooks that the user registered on parameters have seen the gradient."""
-    rule = update.rule(moment.problem)
-    if not moment.hooks:
+    rule = update.rule(bound.problem)
+    if not bound.hooks:
         return rule
 
     def displacement(params: Params, gradient: Params) -> Params:
-        hooks = moment.copied_hooks()
-        seen = {name: _hooked(g, hooks.get(name, ()), name in moment.pairs) for name, g in gradient.items()}
+        hooks = bound.copied_hooks()
+        seen = {name: _hooked(g, hooks.get(name, ()), name in bound.pairs) for name, g in gradient.items()}
         return rule(params, seen)
 
     return displacement
 
 
-def is_plain(update: Update, rule: Rule, moment: Moment) -> bool:
+def is_plain(update: Update, rule: Rule, bound: BoundProblem) -> bool:
     """Whether the displacement is −η times the gradient and nothing else. An update of the user's or of an optimizer is
     asked for one displacement.
     """
-    if not update.plain or moment.hooks:
+    if not update.plain or bound.hooks:
         return False
     if isinstance(update, SGD):
         return True
-    gradient = {name: torch.full_like(p, 0.5) for name, p in moment.params.items()}
-    moved = rule(moment.params, gradient)
+    gradient = {name: torch.full_like(p, 0.5) for name, p in bound.params.items()}
+    moved = rule(bound.params, gradient)
     return all(torch.allclose(moved[name], -update.step_size * g, rtol=1e-5, atol=0) for name, g in gradient.items())
 
 
@@ -236,7 +236,7 @@ class FromOptimizer:
         """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
         self._refuse_hooks()  # some may have come since it was made
         own = problem.named_parameters()
-        names = {id(own[name]): name for name in problem.steps}
+        names = {id(own[name]): name for name in problem.stepped}
         settings: dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]] = {}
         for i, group in enumerate(self.optimizer.param_groups):
             for j, p in enumerate(group["params"]):
@@ -246,7 +246,7 @@ class FromOptimizer:
                     settings[names[id(p)]] = ((i, j), group, {key: _cast(value, dtype) for key, value in state.items()})
         if not settings:
             raise ValueError("optimizer: it holds none of the parameters that the problem steps; pass the model's own")
-        return {name: settings[name] for name in problem.steps if name in settings}
+        return {name: settings[name] for name in problem.stepped if name in settings}
 
 
 def _sgd(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:

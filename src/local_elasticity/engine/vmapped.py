@@ -38,7 +38,7 @@ class Vmapped:
         return True
 
     def runner(self, job: Job) -> VmappedRunner:
-        if job.moment.hooks:
+        if job.bound.hooks:
             raise UnsupportedModelError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
         if not job.vectorizes:
             raise ValueError(
@@ -50,7 +50,7 @@ class Vmapped:
 
 def check_vmap(job: Job) -> None:
     """Raise an UnsupportedModelError where vmap cannot take the network or the step, or differs from the loop."""
-    effects = job.moment.replica.effects
+    effects = job.bound.replica.effects
     if effects is None or effects.tensors:
         raise UnsupportedModelError("engine: Vmapped cannot follow a forward pass that writes weights or buffers")
     if job.unreached:
@@ -72,7 +72,7 @@ class VmappedRunner:
         fitting = max(1, job.memory // (self.per_source + size.forward(self.at_once)))
         self.chunk = min(job.n, fitting, chunk or job.n)
         if target_before is None:
-            target_before = job.predict(job.moment.params, job.target_inputs, self.at_once)
+            target_before = job.predict(job.bound.params, job.target_inputs, self.at_once)
         self.target_before = target_before
 
     @property
@@ -100,20 +100,20 @@ class VmappedRunner:
 
     def _step(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Params]:
         """One source: its loss gradient, its own change, the share of the step that was realized, and w⁺."""
-        moment, params = self.job.moment, self.job.moment.params
+        bound, params = self.job.bound, self.job.bound.params
         gradient, (before, loss_gradient) = grad(self._loss, has_aux=True)(params, inputs, labels)
         moved = self.job.rule(params, gradient)
         after = {name: p + moved[name] for name, p in params.items()}
-        change = moment.predict(after, inputs) - before
+        change = bound.predict(after, inputs) - before
         return loss_gradient, change, realized_step(params, after, gradient, moved), after
 
     def _loss(self, params: Params, inputs: Inputs, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        moment = self.job.moment
-        outputs = moment.outputs(params, inputs)
-        loss_of_outputs: Callable[[Tensor], Tensor] = lambda read: moment.loss(read, labels)
+        bound = self.job.bound
+        outputs = bound.outputs(params, inputs)
+        loss_of_outputs: Callable[[Tensor], Tensor] = lambda read: bound.loss(read, labels)
         loss_gradient = grad(loss_of_outputs)(outputs)
         batch = len(outputs)
-        return moment.loss(outputs, labels), (outputs.reshape(batch, -1), loss_gradient.reshape(batch, -1))
+        return bound.loss(outputs, labels), (outputs.reshape(batch, -1), loss_gradient.reshape(batch, -1))
 
     def _target_change(self, after: Params) -> Tensor:
         job = self.job
@@ -121,6 +121,6 @@ class VmappedRunner:
         for i in range(0, job.m, self.at_once):
             block = slice(i, i + self.at_once)
             inputs = take(job.target_inputs, block)
-            predictions = vmap(job.moment.predict, in_dims=(0, None))(after, inputs)
+            predictions = vmap(job.bound.predict, in_dims=(0, None))(after, inputs)
             parts.append(predictions - self.target_before[block])
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -11,7 +11,7 @@ from local_elasticity.engine.guard import FunctionMode, untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.memory import Footprint, examples_at_once
-from local_elasticity.engine.problem import Moment, Problem
+from local_elasticity.engine.problem import BoundProblem, Problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.measures.measure import Measure
 from local_elasticity.shapes import Float
@@ -39,28 +39,28 @@ def activation(
             [1., 1.]])
     """
     problem = model if isinstance(model, Problem) else Problem.of(model, "mse", params=".*")
-    with problem.moment() as moment:
-        left = read_inputs(x, moment.device, moment.dtype, "x")
-        right = left if x2 is None else read_inputs(x2, moment.device, moment.dtype, "x2")
-        _, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
+    with problem.bound() as bound:
+        left = read_inputs(x, bound.device, bound.dtype, "x")
+        right = left if x2 is None else read_inputs(x2, bound.device, bound.dtype, "x2")
+        _, size = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
         total = count(left) + (0 if x2 is None else count(right))
         with Progress(total, "examples", progress) as bar:
-            one = _patterns(moment, left, size, memory, bar)
-            other = one if x2 is None else _patterns(moment, right, size, memory, bar)
+            one = _patterns(bound, left, size, memory, bar)
+            other = one if x2 is None else _patterns(bound, right, size, memory, bar)
         return one @ other.T / (one.sum(1)[:, None] * other.sum(1)).sqrt()
 
 
 def _patterns(
-    moment: Moment, inputs: Any, size: Footprint, memory: int | None, bar: Progress
+    bound: BoundProblem, inputs: Any, size: Footprint, memory: int | None, bar: Progress
 ) -> Float[Tensor, "b units"]:
-    at_once = examples_at_once(moment, inputs, size, memory)
+    at_once = examples_at_once(bound, inputs, size, memory)
     parts = []
     for i in range(0, count(inputs), at_once):
         with torch.no_grad(), _Patterns() as seen:
-            moment.outputs(moment.params, take(inputs, slice(i, i + at_once)))
+            bound.outputs(bound.params, take(inputs, slice(i, i + at_once)))
         if not seen.patterns:
             raise ValueError("model: no ReLU was met in its forward pass, so there is no activation pattern")
-        parts.append(torch.cat([pattern.flatten(1) for pattern in seen.patterns], dim=1).to(moment.dtype))
+        parts.append(torch.cat([pattern.flatten(1) for pattern in seen.patterns], dim=1).to(bound.dtype))
         bar.advance(len(parts[-1]))
     return torch.cat(parts)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.jacobian import (
@@ -19,7 +20,6 @@ from local_elasticity.engine.jacobian import (
     own_kernel,
 )
 from local_elasticity.engine.job import check_network
-from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -133,31 +133,31 @@ def ntk(
     if reduce not in ("trace", None):
         raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
     problem = problem if isinstance(problem, Problem) else as_problem(problem, "mse")
-    with problem.moment() as moment:
-        left = read_inputs(x, moment.device, moment.dtype, "x")
-        right = left if x2 is None else read_inputs(x2, moment.device, moment.dtype, "x2")
-        outputs, size = check_network(moment, left, None if x2 is None else right, ("x", "x2"))
+    with problem.bound() as bound:
+        left = read_inputs(x, bound.device, bound.dtype, "x")
+        right = left if x2 is None else read_inputs(x2, bound.device, bound.dtype, "x2")
+        outputs, size = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
         square = x2 is None
 
-        def kernel_with(layout: Layout) -> Tensor:
-            k, columns = outputs[0].numel(), explicit_columns(moment, layout)
-            rows = examples_at_once(moment, left, size, memory, gradients=k, columns=columns)
+        def kernel_with(coverage: Coverage) -> Tensor:
+            k, columns = outputs[0].numel(), explicit_columns(bound, coverage)
+            rows = examples_at_once(bound, left, size, memory, gradients=k, columns=columns)
             if square and rows >= count(left):
-                whole = own_kernel(moment, layout, left, inner_trace if reduce == "trace" else inner)
+                whole = own_kernel(bound, coverage, left, inner_trace if reduce == "trace" else inner)
                 return from_upper([whole if reduce == "trace" else whole.transpose(1, 2)], rows)
             strips = []
             with Progress(count(left), "rows", progress) as bar:
                 for i in range(0, count(left), rows):
-                    J = jacobian_factors(moment, layout, take(left, slice(i, i + rows)))[1]
+                    J = jacobian_factors(bound, coverage, take(left, slice(i, i + rows)))[1]
                     strip = [_products(J, J, reduce)] if square else []
                     for j in range(i + rows if square else 0, count(right), rows):
-                        other = jacobian_factors(moment, layout, take(right, slice(j, j + rows)))[1]
+                        other = jacobian_factors(bound, coverage, take(right, slice(j, j + rows)))[1]
                         strip.append(_products(J, other, reduce))
                     strips.append(torch.cat(strip, dim=1))
                     bar.advance(len(strips[-1]))
             return from_upper(strips, rows) if square else torch.cat(strips)
 
-        return with_layout(moment, left, kernel_with)
+        return with_coverage(bound, left, kernel_with)
 
 
 def _products(one: Factors, other: Factors, reduce: str | None) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.job import check_labels, check_network
-from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem, as_problem
@@ -50,22 +50,22 @@ def stiffness(
     if form not in ("cos", "sign"):
         raise ValueError(f'form: "cos" or "sign", not {form!r}')
     problem = as_problem(problem, loss)
-    with problem.moment() as moment:
-        left = read_sources(sources, moment.device, moment.dtype)
-        right = left if targets is None else read_sources(targets, moment.device, moment.dtype, "targets")
-        outputs, size = check_network(moment, left[0], None if targets is None else right[0])
-        check_labels(moment, left[1], outputs)
-        check_labels(moment, right[1], outputs, "targets")
+    with problem.bound() as bound:
+        left = read_sources(sources, bound.device, bound.dtype)
+        right = left if targets is None else read_sources(targets, bound.device, bound.dtype, "targets")
+        outputs, size = check_network(bound, left[0], None if targets is None else right[0])
+        check_labels(bound, left[1], outputs)
+        check_labels(bound, right[1], outputs, "targets")
 
-        def cosine_with(layout: Layout) -> Tensor:
-            columns = explicit_columns(moment, layout)
-            rows = examples_at_once(moment, left[0], size, memory, gradients=1, columns=columns)
+        def cosine_with(coverage: Coverage) -> Tensor:
+            columns = explicit_columns(bound, coverage)
+            rows = examples_at_once(bound, left[0], size, memory, gradients=1, columns=columns)
 
             def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
                 inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
-                tape = layout.record(moment, inputs)
-                cotangents = moment.loss_gradients(tape.outputs, labels[:, None])
-                return factors_along(moment, layout, tape, inputs, cotangents)
+                tape = coverage.record(bound, inputs)
+                cotangents = bound.loss_gradients(tape.outputs, labels[:, None])
+                return factors_along(bound, coverage, tape, inputs, cotangents)
 
             strips = []
             with Progress(count(left[0]), "rows", progress) as bar:
@@ -76,7 +76,7 @@ def stiffness(
                     bar.advance(len(strips[-1]))
             return torch.cat(strips)
 
-        cosine = with_layout(moment, left[0], cosine_with)
+        cosine = with_coverage(bound, left[0], cosine_with)
     return cosine if form == "cos" else cosine.sign()
 
 

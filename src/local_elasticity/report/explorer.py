@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import local_elasticity
+from local_elasticity.report.diagnostics import Finding, examine
 from local_elasticity.report.distance import scatter
-from local_elasticity.report.health import Finding, examine
+from local_elasticity.report.embedding import Matched, matched, principal_places
 from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
-from local_elasticity.report.places import Matched, matched, principal_places
 from local_elasticity.report.run import (
     EXACT_NUMBERS,
     Panel,
@@ -32,7 +32,7 @@ from local_elasticity.report.run import (
     shown,
     side_for,
 )
-from local_elasticity.report.story import tell, tell_clusters, tell_missing
+from local_elasticity.report.summary import tell, tell_clusters, tell_missing
 from local_elasticity.statistics.change_point import half_life
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from local_elasticity.measures.registry import is_ratio
-from local_elasticity.store.whole import write_whole
+from local_elasticity.store.atomic import write_whole
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from local_elasticity.report.paper import MARKS
 from local_elasticity.report.words import effect, number
-from local_elasticity.store.whole import write_whole
+from local_elasticity.store.atomic import write_whole
 
 GRID_COLUMNS = 3
 """Cells are laid out as a table from so many columns on."""

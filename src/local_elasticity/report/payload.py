@@ -11,8 +11,8 @@ import numpy as np
 
 from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.distance import Scatter
+from local_elasticity.report.embedding import Matched, Places
 from local_elasticity.report.pairs import Pairs
-from local_elasticity.report.places import Matched, Places
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
 from local_elasticity.statistics.locality import quotient
 

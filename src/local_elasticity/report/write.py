@@ -23,7 +23,7 @@ from local_elasticity.report.results import (
     with_examples,
 )
 from local_elasticity.report.run import Run, Unshown
-from local_elasticity.store.whole import check_file, plainly, write_whole
+from local_elasticity.store.atomic import check_file, plainly, write_whole
 
 logger = logging.getLogger("local_elasticity")
 

@@ -81,11 +81,11 @@ class Cost:
         True
         """
         began = time.monotonic()
-        with problem.moment() as moment:
-            inputs, labels = read_sources(sources, moment.device, moment.dtype)
+        with problem.bound() as bound:
+            inputs, labels = read_sources(sources, bound.device, bound.dtype)
             asked = resolve_engine(engine, False)
             few = take(inputs, slice(0, RACED))
-            chosen = asked or choose(Job.read(moment, (inputs, labels), (few, None), update)).engine
+            chosen = asked or choose(Job.read(bound, (inputs, labels), (few, None), update)).engine
         measured: list[tuple[int, int, float]] = []
         for n, m in SIZES:
             left = SECONDS_TO_MEASURE - (time.monotonic() - began)

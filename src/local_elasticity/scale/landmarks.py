@@ -41,8 +41,8 @@ def landmark_features(
     """
     if not isinstance(landmarks, Integral) or landmarks < 1:
         raise ValueError(f"landmarks: a whole number from 1 on is wanted, not {landmarks!r}")
-    with problem.moment() as moment:
-        inputs = read_inputs(x, moment.device, moment.dtype, "x")
+    with problem.bound() as bound:
+        inputs = read_inputs(x, bound.device, bound.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))
     return ntk(problem, inputs, few, memory=memory) @ inverse_root(ntk(problem, few, memory=memory))
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
 from local_elasticity.engine.job import check_network
-from local_elasticity.engine.layout import Layout, with_layout
 from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem
 from local_elasticity.shapes import Float
@@ -52,22 +52,22 @@ def gradient_sketch(
     """
     if not isinstance(dimension, Integral) or dimension < 2:
         raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
-    with problem.moment() as moment:
-        inputs = read_inputs(x, moment.device, moment.dtype, "x")
-        outputs, size = check_network(moment, inputs, None, ("x",))
+    with problem.bound() as bound:
+        inputs = read_inputs(x, bound.device, bound.dtype, "x")
+        outputs, size = check_network(bound, inputs, None, ("x",))
 
-        def sketched_with(layout: Layout) -> Tensor:
-            columns = explicit_columns(moment, layout) + 2 * dimension
+        def sketched_with(coverage: Coverage) -> Tensor:
+            columns = explicit_columns(bound, coverage) + 2 * dimension
             k = outputs[0].numel()
-            rows = examples_at_once(moment, inputs, size, memory, gradients=k, columns=columns)
+            rows = examples_at_once(bound, inputs, size, memory, gradients=k, columns=columns)
             sketch = Sketch(dimension, seed)
             parts = [
-                sketch(jacobian_factors(moment, layout, take(inputs, slice(i, i + rows)))[1])
+                sketch(jacobian_factors(bound, coverage, take(inputs, slice(i, i + rows)))[1])
                 for i in range(0, count(inputs), rows)
             ]
             return torch.cat(parts)
 
-        return with_layout(moment, inputs, sketched_with)
+        return with_coverage(bound, inputs, sketched_with)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from local_elasticity.store.atomic import plainly
 from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_regular, check_shape, chunk_file, whole_number
-from local_elasticity.store.whole import plainly
 
 SCHEMA = 2
 OURS = "local_elasticity"

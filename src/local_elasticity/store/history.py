@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from local_elasticity.store.atomic import whole_folder, write_whole
 from local_elasticity.store.sizes import check_chunk, check_regular, check_shape
-from local_elasticity.store.whole import whole_folder, write_whole
 
 NOT_WRITTEN = -1
 """The step of a probe that was not finished."""

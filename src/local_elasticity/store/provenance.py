@@ -31,7 +31,7 @@ def of_problem(problem: Problem) -> Fingerprints:
     return {
         "network": fingerprint(model, apart=tensors.values()),
         "weights": fingerprint(tensors),
-        "params": fingerprint(problem.steps),
+        "params": fingerprint(problem.stepped),
         "loss": problem.loss_name if problem.loss_is_named else of_function(problem.loss),
         "outputs": problem.kind,
         "output": "" if problem.output is None else of_function(problem.output),

@@ -14,9 +14,9 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
+from local_elasticity.store.atomic import whole_folder
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
 from local_elasticity.store.sizes import SHARE_OF_FREE, check_affordable
-from local_elasticity.store.whole import whole_folder
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""

@@ -12,9 +12,9 @@ import xarray as xr
 
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.scale.workers import current_workers
+from local_elasticity.store.atomic import whole_folder
 from local_elasticity.store.blocks import At, BlockStore, Grid, alone
 from local_elasticity.store.provenance import Fingerprints, different, in_words
-from local_elasticity.store.whole import whole_folder
 
 logger = logging.getLogger("local_elasticity")
 

@@ -98,8 +98,8 @@ class PenalisedFeatures:
     @cached_property
     def second_moment(self) -> Array:
         """(1/N) Σ h hᵀ, [p, p]."""
-        moment: Array = self._features.T @ self._features / len(self._features)
-        return moment
+        bound: Array = self._features.T @ self._features / len(self._features)
+        return bound
 
     @cached_property
     def class_sums(self) -> Array:

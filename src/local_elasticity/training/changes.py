@@ -25,7 +25,7 @@ class Standing:
     @classmethod
     def of(cls, problem: Problem) -> Standing:
         parameters = problem.named_parameters()
-        stepped = {name: parameters[name] for name in problem.steps}
+        stepped = {name: parameters[name] for name in problem.stepped}
         some = next(iter(stepped.values()))
         return cls({name: tuple(p.shape) for name, p in stepped.items()}, some.device, some.dtype)
 
@@ -65,9 +65,9 @@ def at_present(problem: Problem) -> Problem:
     if problem.by_default:
         steps = selected(problem.model, None)
         refuse_unsupported(problem.model, problem.named_tensors(), steps)
-        return replace(problem, steps=steps)
+        return replace(problem, stepped=steps)
     parameters = problem.named_parameters()
-    missing = [name for name in problem.steps if name not in parameters]
+    missing = [name for name in problem.stepped if name not in parameters]
     if missing:
         raise ValueError(
             f"params: the selected parameters {_listed(missing)} are no longer in the model; make a new Monitor to "

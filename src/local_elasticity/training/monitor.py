@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from local_elasticity.emergence.along import FeatureMeasure
+from local_elasticity.emergence.feature_measures import FeatureMeasure
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
@@ -23,9 +23,9 @@ from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
-from local_elasticity.training.keeper import Keeper
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.probe import Prober
+from local_elasticity.training.probe_runner import ProbeRunner
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Monitor:
                 "versions": versions(),
             },
         )
-        self._keeper = Keeper(prober, history, Budget(budget), told)
+        self._runner = ProbeRunner(prober, history, Budget(budget), told)
         self._asked = every is not None or schedule is not None
         self._resumed = len(history) == 0
         self._seen: int | None = None
@@ -137,13 +137,13 @@ class Monitor:
     @property
     def history(self) -> History:
         """All probes so far; one that a GPU is still at is waited for."""
-        self._keeper.finish()
-        return self._keeper.history
+        self._runner.finish()
+        return self._runner.history
 
     @property
     def budget(self) -> Budget:
         """What probes may take of the training time, and what they took."""
-        return self._keeper.budget
+        return self._runner.budget
 
     @property
     def skipped(self) -> list[int]:
@@ -153,7 +153,7 @@ class Monitor:
     @property
     def stopped(self) -> str | None:
         """Why and since when nothing is probed, after three failures in a row; None while probing goes on."""
-        return self._keeper.failures.stopped
+        return self._runner.failures.stopped
 
     @untouched
     def step(self, step: int) -> bool:
@@ -161,9 +161,9 @@ class Monitor:
 
         A probe that fails is reported and skipped.
         """
-        self._keeper.look()
+        self._runner.look()
         number = self._checked(step)
-        return self._keeper.safely(number, lambda: self._wanted(number) and self._keeper.take(number))
+        return self._runner.safely(number, lambda: self._wanted(number) and self._runner.take(number))
 
     def _wanted(self, step: int) -> bool:
         """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about.
@@ -173,18 +173,18 @@ class Monitor:
         known = isinstance(self.schedule, OF_STEPS_ALONE)
         if known and not self.schedule.due(step):
             return False
-        return decided(first() and self.stopped is None and self._keeper.safely(step, lambda: self._due(step)))
+        return decided(first() and self.stopped is None and self._runner.safely(step, lambda: self._due(step)))
 
     def _due(self, step: int) -> bool:
         due = bool(self.schedule.due(step))
-        return due and self.budget.affords(step, busy=self._keeper.busy, asked=self._asked)
+        return due and self.budget.affords(step, busy=self._runner.busy, asked=self._asked)
 
     @untouched
     def probe(self, step: int) -> bool:
         """Probe now, whatever the schedule and the budget say; False where memory did not suffice. What else goes wrong
         is raised. On a GPU that has recorded the probe, training may go on beside it.
         """
-        return self._keeper.take(self._checked(step))
+        return self._runner.take(self._checked(step))
 
     def frame(self, **options: Any) -> pd.DataFrame:
         """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
@@ -220,7 +220,7 @@ class Monitor:
             "taken": len(history),
             "probes": [] if history.stored else history.state(),
             "notes": dict(history.notes),
-            "of_features": {name: one.state() for name, one in self._keeper.prober.of_features.items()},
+            "of_features": {name: one.state() for name, one in self._runner.prober.of_features.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,18 +240,18 @@ class Monitor:
             )
         self.budget.load(state["budget"])
         for name, one in state["of_features"].items():
-            self._keeper.prober.of_features[name].load(one)
+            self._runner.prober.of_features[name].load(one)
         self._seen, self._resumed = int(state["step"]), True
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise a ValueError where a state is damaged, before any of it is taken over."""
-        prober = self._keeper.prober
+        prober = self._runner.prober
         try:
             int(state["step"])
             self.budget.check(state["budget"])
             for probe in state["probes"]:
                 int(probe["step"]), float(probe["seconds"]), str(probe["engine"])
-                shapes = {tuple(probe["similarity"][name].shape) for name in self._keeper.history.measures}
+                shapes = {tuple(probe["similarity"][name].shape) for name in self._runner.history.measures}
                 if shapes - {(prober.n, prober.m)}:
                     raise ValueError(f"similarities of shape {shapes.pop()}, not {(prober.n, prober.m)}")
             for name in state["of_features"]:
@@ -297,7 +297,7 @@ class Monitor:
             number: int = operator.index(step)
         except TypeError:
             raise TypeError(f"step: a whole number is wanted, not {step!r}") from None
-        last = self._keeper.last_step
+        last = self._runner.last_step
         if number <= last and not self._resumed:
             raise ValueError(
                 f"store: it holds {len(self.history)} probes up to step {last}, and training is at "

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.emergence.along import ALONG, FeatureMeasure, Gathered
+from local_elasticity.emergence.feature_measures import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.choose import short
+from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
 from local_elasticity.engine.guard import isolated
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.replay import Launched, Replay, recorded
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.engine.update import Update
@@ -90,8 +90,8 @@ class Prober:
             memory=memory,
         )
         measurement = _with_examples(_own, measurement)
-        with problem.moment() as moment:
-            measurement.job(moment)
+        with problem.bound() as bound:
+            measurement.job(bound)
         prober = cls(measurement, of_features, Standing.of(problem))
         for error in prober.numbers()[1].values():
             raise error
@@ -126,7 +126,7 @@ class Prober:
         standing = Standing.of(problem)
         if standing == self.standing:
             return self
-        same = problem.steps == self.measurement.problem.steps and standing.device == self.standing.device
+        same = problem.stepped == self.measurement.problem.stepped and standing.device == self.standing.device
         moved = _with_examples(lambda leaf: leaf.to(standing.device), replace(self.measurement, problem=problem))
         return replace(self, measurement=moved, standing=standing, replay=self.replay if same else None)
 
@@ -217,8 +217,8 @@ class Prober:
         asked = self.measurement
         if asked.engine is not None or not asked.takes_steps:
             return asked.engine
-        with asked.problem.moment() as moment:
-            found = short(asked.job(moment))
+        with asked.problem.bound() as bound:
+            found = short(asked.job(bound))
         return None if found is None else found.engine
 
     def _respond(self) -> Response:

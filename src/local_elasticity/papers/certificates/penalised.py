@@ -102,14 +102,14 @@ def _theorem_3_1() -> Certificate:
     for seed in range(4):
         flow = _flow(seed, "as_printed")
         ridge = len(np.asarray(flow.features)) * flow.penalty / flow.classes
-        moment = ridge * np.eye(4) + sum(np.outer(h, h) for h in np.asarray(flow.features)) / 30
+        bound = ridge * np.eye(4) + sum(np.outer(h, h) for h in np.asarray(flow.features)) / 30
         u = np.stack([np.asarray(flow.features)[np.asarray(flow.labels) == q].sum(0) / 30 for q in range(3)])
         times = TIMES / 10
-        loss = lambda w, m=moment, u=u: 0.5 * (w @ tensor(m) * w).sum() - (tensor(u) * w).sum()
+        loss = lambda w, m=bound, u=u: 0.5 * (w @ tensor(m) * w).sum() - (tensor(u) * w).sum()
         numbers = integrate(Descent(loss, flow.rate, flow.start), flow.start, times)
         ode = max(ode, relative_error(flow.w(times), numbers))
         first = max(first, relative_error(flow.w(0.0), flow.start))
-        late = max(late, relative_error(flow.w(1e6), np.linalg.solve(moment, u.T).T))
+        late = max(late, relative_error(flow.w(1e6), np.linalg.solve(bound, u.T).T))
     checks = [
         Check("the ODE of Definition 4 by numbers", 4 * len(TIMES), ode),
         Check("t = 0", 4, first),

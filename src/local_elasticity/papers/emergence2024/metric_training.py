@@ -31,18 +31,18 @@ MEASURES: dict[str, Measure] = {
 
 
 @dataclass(frozen=True)
-class Images:
+class MetricImages:
     """Images and labels of the classes trained on, and of sets of classes that are not, by name."""
 
     seen: tuple[Tensor, Tensor]
     unseen: dict[str, tuple[Tensor, Tensor]]
 
-    def to(self, device: str) -> Images:
+    def to(self, device: str) -> MetricImages:
         unseen = {name: (x.to(device), y.to(device)) for name, (x, y) in self.unseen.items()}
-        return Images((self.seen[0].to(device), self.seen[1].to(device)), unseen)
+        return MetricImages((self.seen[0].to(device), self.seen[1].to(device)), unseen)
 
 
-def digits(settings: Settings, noise: float, seed: int) -> Images:
+def digits(settings: Settings, noise: float, seed: int) -> MetricImages:
     """MNIST: five digits drawn by the seed are trained on, the other five are not."""
     seen, others = _split(range(10), seed)
     images = load("mnist")
@@ -50,16 +50,16 @@ def digits(settings: Settings, noise: float, seed: int) -> Images:
     unseen = images.take(others, settings["unseen"], split="test", seed=seed, low=0.0)
     generator = generator_for("pixels", seed)
     x, other = (part + noise * torch.randn(part.shape, generator=generator) for part in (x, unseen[0]))
-    return Images((x, _from_zero(y)), {"unseen digits": (other, unseen[1])})
+    return MetricImages((x, _from_zero(y)), {"unseen digits": (other, unseen[1])})
 
 
-def photographs(settings: Settings, seed: int) -> Images:
+def photographs(settings: Settings, seed: int) -> MetricImages:
     """CIFAR-10: five classes drawn by the seed are trained on; the other five, and ten of CIFAR-100, are not."""
     seen, others = _split(range(10), seed)
     images, hundred = load("cifar10"), load("cifar100")
     x, y = images.take(seen, settings["per_class"], seed=seed)
     names = hundred.y_test.unique().tolist()[:10]
-    return Images(
+    return MetricImages(
         (x, _from_zero(y)),
         {
             "unseen classes": images.take(others, settings["unseen"], seed=seed),
@@ -103,7 +103,7 @@ def loss_named(name: str, classes: int, seed: int, device: str) -> tuple[Loss, l
 
 
 def train_and_watch(
-    net: nn.Module, loss: Loss, more: list[nn.Parameter], images: Images, *, steps: int, batch: int, seed: int
+    net: nn.Module, loss: Loss, more: list[nn.Parameter], images: MetricImages, *, steps: int, batch: int, seed: int
 ) -> dict[str, dict[str, list[float]]]:
     """Adam on the seen classes; the measures on every unseen set at steps spaced evenly in their logarithm."""
     optimizer = torch.optim.Adam([*net.parameters(), *more], lr=1e-3)
@@ -126,7 +126,7 @@ def _note(
     found: dict[str, dict[str, list[float]]],
     extract: Callable[[Tensor], Tensor],
     starts: dict[str, Tensor],
-    images: Images,
+    images: MetricImages,
     step: int,
 ) -> None:
     for name, (x, labels) in images.unseen.items():

@@ -11,7 +11,7 @@ from local_elasticity.papers.experiment import Claim
 
 
 @dataclass(frozen=True)
-class Grid:
+class TableGrid:
     """Accuracy in percent by (row, column), one for every seed, NaN where there is none; and what the paper printed."""
 
     values: Mapping[tuple[str, str], Sequence[float]]
@@ -43,18 +43,18 @@ class Grid:
         """The average of the best of `rows` less that of the best of `others`, [seeds]."""
         return np.asarray(self.average(self.best(rows)) - self.average(self.best(others)))
 
-    def printed(self, rows: Sequence[str], statistic: Callable[[Grid], float]) -> float | None:
+    def printed(self, rows: Sequence[str], statistic: Callable[[TableGrid], float]) -> float | None:
         """A statistic of the paper's own table, a grid of one seed with the columns that are here; None where the paper
         prints no such row, or nothing of it was measured.
         """
         places = [(row, column) for row in rows for column in self.columns]
         if not all(place in self.paper for place in places):
             return None
-        found = statistic(Grid({place: [self.paper[place]] for place in places}, self.columns))
+        found = statistic(TableGrid({place: [self.paper[place]] for place in places}, self.columns))
         return None if np.isnan(found) else found
 
 
-def judge_ahead(claim: Claim, grid: Grid, rows: Sequence[str], others: Sequence[str]) -> Claim:
+def judge_ahead(claim: Claim, grid: TableGrid, rows: Sequence[str], others: Sequence[str]) -> Claim:
     """That the best of `rows` is ahead of the best of `others`, on average over the pairs, at every seed. The paper's
     best rows may be others than ours.
     """
@@ -71,7 +71,7 @@ def judge_ahead(claim: Claim, grid: Grid, rows: Sequence[str], others: Sequence[
 
 
 def judge_gains(
-    claim: Claim, grid: Grid, pairs: Sequence[tuple[str, str]], *, everywhere: bool = False, unit: str = " points"
+    claim: Claim, grid: TableGrid, pairs: Sequence[tuple[str, str]], *, everywhere: bool = False, unit: str = " points"
 ) -> Claim:
     """That the first row of every pair is ahead of the second: on average over the columns at every seed, or, where the
     sentence says always, in every column on average over the seeds.
@@ -92,7 +92,7 @@ def judge_gains(
     return claim.judged([bool(one) for found in outcomes for one in found], map(_mean, every.T), said, paper)
 
 
-def judge_likeness(claim: Claim, grid: Grid, pairs: Sequence[tuple[str, str]], *, within: float) -> Claim:
+def judge_likeness(claim: Claim, grid: TableGrid, pairs: Sequence[tuple[str, str]], *, within: float) -> Claim:
     """That two rows are the same up to `within` points, in every column on average over the seeds."""
     gaps = [np.abs(grid.gain(*pair).mean(1)) for pair in pairs]
     said = "; ".join(
@@ -108,7 +108,7 @@ def judge_likeness(claim: Claim, grid: Grid, pairs: Sequence[tuple[str, str]], *
     return claim.judged([bool(gap <= within) for gap in every[there]], _mean(every), said, paper)
 
 
-def judge_spread(claim: Claim, grid: Grid, rows: Sequence[str], *, least: float) -> Claim:
+def judge_spread(claim: Claim, grid: TableGrid, rows: Sequence[str], *, least: float) -> Claim:
     """That the column matters: means over seeds range over more than `least` points and three standard errors; a row
     without a value in some column is not judged.
     """
@@ -127,7 +127,7 @@ def judge_spread(claim: Claim, grid: Grid, rows: Sequence[str], *, least: float)
     return claim.judged(outcomes, _mean(np.array(spreads)), "; ".join(said), paper)
 
 
-def judge_below(claim: Claim, grid: Grid, rows: Sequence[str], bound: float) -> Claim:
+def judge_below(claim: Claim, grid: TableGrid, rows: Sequence[str], bound: float) -> Claim:
     """That every value of these rows is below a bound."""
     values = _known(np.concatenate([grid.of(row).ravel() for row in rows]))
     said = f"at most {values.max():.2g} in {len(values)} nets" if len(values) else ""

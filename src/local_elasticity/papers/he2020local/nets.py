@@ -15,7 +15,7 @@ from local_elasticity.papers.he2020local.task import Samples, Task
 from local_elasticity.papers.he2020local.warm_up import (
     Learned,
     Lesson,
-    Schedule,
+    WarmUpSchedule,
     learn_one,
     learn_two_layers,
 )
@@ -44,14 +44,14 @@ KINDS = {
 }
 
 
-def schedule(task: Task, kind: Kind, settings: Settings, reading: Reading) -> Schedule:
+def schedule(task: Task, kind: Kind, settings: Settings, reading: Reading) -> WarmUpSchedule:
     """A quarter of the epochs for BCE on MNIST; batches of 500 on CIFAR-10, for CNN and ResNet and for 3 vs 5, else of
     50. As released, BCE is nn.BCELoss after a sigmoid.
     """
     large = task.dataset == "cifar10" or kind.network in ("cnn", "resnet") or task.primary == (3, 5)
     shorter = 4 if kind.loss == "bce" and task.dataset == "mnist" else 1
     loss: Loss = "l2" if kind.loss == "l2" else "bce of probabilities" if reading == "as_released" else "bce"
-    return Schedule(
+    return WarmUpSchedule(
         loss=loss,
         epochs=settings["epochs"] // shorter if kind.trained else 0,
         batch_size=500 if large else 50,
@@ -72,7 +72,7 @@ def learn(
     kind: Kind,
     together: Sequence[Samples],
     names: Sequence[str],
-    plan: Schedule,
+    plan: WarmUpSchedule,
     *,
     settings: Settings,
     reading: Reading,

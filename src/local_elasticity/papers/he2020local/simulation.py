@@ -25,7 +25,7 @@ from local_elasticity.papers.he2020local.stack import Activation
 from local_elasticity.papers.he2020local.warm_up import (
     Learned,
     Lesson,
-    Schedule,
+    WarmUpSchedule,
     learn_one,
     learn_two_layers,
 )
@@ -91,23 +91,23 @@ class Simulation(Experiment):
         learn = _learn_three_layers if name in DEEPER else _learn_two_layers
         start = _Start(points, units, settings, device, learn)
         rates = [RELEASED_RATE] * len(units) if bce else start.stable_rates(activation)
-        schedule = Schedule("bce of probabilities" if bce else "l2", settings["epochs"], len(points[0].points))
+        schedule = WarmUpSchedule("bce of probabilities" if bce else "l2", settings["epochs"], len(points[0].points))
         learned = learn(start.lessons(rates), schedule, activation, settings, device)
         for unit, one, drawn, rate in zip(units, learned, points, rates, strict=True):
             yield unit, _found(unit, one, drawn, rate, bce)
 
 
-Learn = Callable[[Sequence[Lesson], Schedule, Activation, Settings, str], list[Learned]]
+Learn = Callable[[Sequence[Lesson], WarmUpSchedule, Activation, Settings, str], list[Learned]]
 
 
 def _learn_two_layers(
-    lessons: Sequence[Lesson], schedule: Schedule, activation: Activation, settings: Settings, device: str
+    lessons: Sequence[Lesson], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
 ) -> list[Learned]:
     return learn_two_layers(lessons, schedule, width=settings["width"], activation=activation, device=device)
 
 
 def _learn_three_layers(
-    lessons: Sequence[Lesson], schedule: Schedule, activation: Activation, settings: Settings, device: str
+    lessons: Sequence[Lesson], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
 ) -> list[Learned]:
     def make() -> nn.Module:
         return fnn(lessons[0].x.shape[1], width=settings["deeper width"], layers=3, activation=activation)
@@ -136,7 +136,7 @@ class _Start:
         the start; the smaller one of ReLU and linear nets for both.
         """
         kinds: tuple[Activation, ...] = ("sigmoid",) if activation == "sigmoid" else ("relu", "linear")
-        untrained = Schedule("l2", epochs=0, batch_size=len(self.points[0].points))
+        untrained = WarmUpSchedule("l2", epochs=0, batch_size=len(self.points[0].points))
         lessons = self.lessons([0.0] * len(self.units))
         starts = [self.learn(lessons, untrained, kind, self.settings, self.device) for kind in kinds]
         return [1 / max(map(_curvature, nets)) for nets in zip(*starts, strict=True)]

@@ -29,7 +29,7 @@ from local_elasticity.papers.experiment import (
     Unit,
 )
 from local_elasticity.papers.he2020local import clusters, nets
-from local_elasticity.papers.he2020local.grid import Grid
+from local_elasticity.papers.he2020local.grid import TableGrid
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
 from local_elasticity.papers.he2020local.warm_up import Learned
 
@@ -101,7 +101,7 @@ class ClusteringTable(Experiment):
     scales = SCALES
 
     @abstractmethod
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         """The claims with their verdicts."""
 
     def parts(self, settings: Settings) -> list[str]:
@@ -181,7 +181,7 @@ class ClusteringTable(Experiment):
                 there = tuple(value for value in found if value is not None)
                 reason = _reason([measured.get(unit) for unit in units], len(there))
                 cells.append(Cell(name, task.heading, paper, there, TOLERANCE, SEEDS, reason))
-        return Findings(cells, self.judge(Grid(values, [task.heading for task in tasks], printed)))
+        return Findings(cells, self.judge(TableGrid(values, [task.heading for task in tasks], printed)))
 
 
 def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, str]]:

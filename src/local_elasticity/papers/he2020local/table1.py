@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local.clusters import BEST
-from local_elasticity.papers.he2020local.grid import Grid, judge_ahead, judge_likeness
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead, judge_likeness
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -53,7 +53,7 @@ class Table1(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (*SIMPLE, *LINEAR, *OURS, *REGRESSION, *ABOUT)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         """Alike: by the best of ten starts in either reading, because one start is a draw of its own."""
         others = [row.name for row in (*SIMPLE, *LINEAR)]
         ours = [row.name for row in OURS]

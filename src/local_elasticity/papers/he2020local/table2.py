@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from local_elasticity.papers.experiment import Claim
-from local_elasticity.papers.he2020local.grid import Grid, judge_ahead
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.table1 import ABOUT, REGRESSION
 from local_elasticity.papers.he2020local.task import CIFAR10_TASKS
@@ -37,7 +37,7 @@ class Table2(ClusteringTable):
     tasks = CIFAR10_TASKS
     rows = (*OTHERS, *OURS, *REGRESSION, *ABOUT)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         others, ours = [row.name for row in OTHERS], [row.name for row in OURS]
         rest = [name for name in (*others, *ours) if name != RELATIVE.name]
         return [judge_ahead(RELATIVE_BEST, grid, [RELATIVE.name], rest), judge_ahead(AHEAD, grid, ours, others)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import Grid, judge_ahead
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -32,7 +32,7 @@ class Table3(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (*FNN, CNN_RELATIVE, CNN_KERNELIZED, *RESNET)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         """High: ahead of all others. Not captured: behind the plain net of as many layers less one."""
         fnn, resnet = [row.name for row in FNN], [row.name for row in RESNET]
         return [

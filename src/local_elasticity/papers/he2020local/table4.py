@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table3
-from local_elasticity.papers.he2020local.grid import Grid, judge_gains
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_gains
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -35,7 +35,7 @@ class Table4(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (AUTOENCODER, RESNET152, EFFICIENTNET, RELATIVE, KERNELIZED)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         """Worst: behind each of the others. In some cases: ahead in some columns and behind in others is agreement."""
         worst = judge_gains(
             AUTOENCODER_WORST, grid, [(row.name, AUTOENCODER.name) for row in (EFFICIENTNET, RELATIVE, KERNELIZED)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import Grid, judge_gains
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_gains
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -24,6 +24,6 @@ class Table5(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (*RANDOM, *TRAINED)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         pairs = [(trained.name, random.name) for trained, random in zip(TRAINED, RANDOM, strict=True)]
         return [judge_gains(TRAINED_AHEAD, grid, pairs, everywhere=True)]

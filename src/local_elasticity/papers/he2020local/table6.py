@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import Grid, judge_spread
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_spread
 from local_elasticity.papers.he2020local.table import ClusteringTable
 from local_elasticity.papers.he2020local.task import AUXILIARY_TASKS
 
@@ -28,5 +28,5 @@ class Table6(ClusteringTable):
     tasks = AUXILIARY_TASKS
     rows = ROWS
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         return [judge_spread(CRUCIAL, grid, [row.name for row in ROWS[:2]], least=5.0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import Grid, judge_gains
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_gains
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -26,7 +26,7 @@ class Table7(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (table1.KERNELIZED, table1.BCE_KERNELIZED, NORMALIZED, BCE_NORMALIZED)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         return [
             judge_gains(HELPS, grid, [(NORMALIZED.name, table1.KERNELIZED.name)]),
             judge_gains(NOT_BCE, grid, [(table1.BCE_KERNELIZED.name, BCE_NORMALIZED.name)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import Grid, judge_below, judge_gains
+from local_elasticity.papers.he2020local.grid import TableGrid, judge_below, judge_gains
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
 
@@ -35,7 +35,7 @@ class Table8(ClusteringTable):
     tasks = MNIST_TASKS
     rows = (*UNNORMALIZED, *table1.OURS, *NORMALIZED_ABOUT, *UNNORMALIZED_ABOUT)
 
-    def judge(self, grid: Grid) -> list[Claim]:
+    def judge(self, grid: TableGrid) -> list[Claim]:
         pairs = [(ours.name, other.name) for ours, other in zip(table1.OURS[:2], UNNORMALIZED[:2], strict=True)]
         (step, spread, _), (other_step, other_spread, _) = NORMALIZED_ABOUT, UNNORMALIZED_ABOUT
         return [

@@ -38,7 +38,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class WarmUpSchedule:
     """How all nets of a stack learn."""
 
     loss: Loss
@@ -56,7 +56,7 @@ class Learned:
 
 def learn_two_layers(
     lessons: Sequence[Lesson],
-    schedule: Schedule,
+    schedule: WarmUpSchedule,
     *,
     width: int,
     activation: Activation,
@@ -67,7 +67,7 @@ def learn_two_layers(
 
     >>> x, y = torch.eye(4, 3), torch.tensor([1.0, 1.0, 0.0, 0.0])
     >>> lessons = [Lesson(x, y, rate=0.1, seed=seed) for seed in (0, 1)]
-    >>> schedule = Schedule("l2", epochs=300, batch_size=2)
+    >>> schedule = WarmUpSchedule("l2", epochs=300, batch_size=2)
     >>> learned = learn_two_layers(lessons, schedule, width=64, activation="relu", device="cpu")
     >>> [(one.net(one.x)[:, 0] > 0.5).tolist() for one in learned]
     [[True, True, False, False], [True, True, False, False]]
@@ -89,11 +89,11 @@ def learn_two_layers(
         return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i]) for i in range(len(lessons))]
 
 
-def learn_one(lesson: Lesson, schedule: Schedule, make: Callable[[], nn.Module], device: str) -> Learned:
+def learn_one(lesson: Lesson, schedule: WarmUpSchedule, make: Callable[[], nn.Module], device: str) -> Learned:
     """Train any net on one lesson, by PyTorch's own SGD from PyTorch's own initial weights for the lesson's seed.
 
     >>> lesson = Lesson(torch.eye(2), torch.tensor([1.0, 0.0]), rate=0.5, seed=0)
-    >>> learned = learn_one(lesson, Schedule("l2", epochs=99, batch_size=2), lambda: nn.Linear(2, 1), "cpu")
+    >>> learned = learn_one(lesson, WarmUpSchedule("l2", epochs=99, batch_size=2), lambda: nn.Linear(2, 1), "cpu")
     >>> learned.net(learned.x)[:, 0].round(decimals=2).tolist()
     [1.0, 0.0]
     """
@@ -128,7 +128,7 @@ def _stacked(
     return x, W, torch.stack([start[1] for start in starts]), torch.stack([start[2] for start in starts])
 
 
-def _epochs(lessons: Sequence[Lesson], schedule: Schedule, device: str) -> list[tuple[Tensor, ...]]:
+def _epochs(lessons: Sequence[Lesson], schedule: WarmUpSchedule, device: str) -> list[tuple[Tensor, ...]]:
     """The rows [s, B] of every step of every epoch: a new random order each time, each net's own; or all at once."""
     n = len(lessons[0].x)
     if schedule.batch_size >= n:

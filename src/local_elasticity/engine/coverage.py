@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import Inputs, Moment, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Tape, Use, leaves_of, record
@@ -31,22 +31,22 @@ COMPARED = 1 << 20
 
 
 @dataclass(frozen=True)
-class Layout:
+class Coverage:
     """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
 
     understood: tuple[str, ...]
-    left_over: tuple[str, ...]
-    factored: frozenset[str]
+    unsupported: tuple[str, ...]
+    low_rank: frozenset[str]
     """Those whose gradients are kept as vectors, because there are few places or they are large."""
 
     @classmethod
-    def of(cls, moment: Moment, inputs: Inputs) -> Layout:
+    def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
         """The layout of this network for such inputs, found once and remembered."""
         shapes = _shapes(inputs)
-        found = _layouts.get(moment, shapes)
+        found = _coverages.get(bound, shapes)
         if found is None:
             try:
-                found = cls._found(moment, inputs)
+                found = cls._found(bound, inputs)
             except RuntimeError as error:
                 if "vmapped" not in str(error) or not may_be_passed_over(error):
                     raise
@@ -54,28 +54,28 @@ class Layout:
                     "model: its forward pass uses torch.func, inside of which gradients cannot be recorded; only "
                     "le.respond and measures of a response can take it"
                 ) from error
-            _layouts.put(moment, shapes, found)
+            _coverages.put(bound, shapes, found)
         return found
 
     @classmethod
-    def _found(cls, moment: Moment, inputs: Inputs) -> Layout:
+    def _found(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
         """Record three examples, and compare the gradients of the middle one with autograd's own; and a few together
         with each of them alone.
 
         This catches inputs whose first axis is not the examples, functions that mix examples, and networks that sort
         their batch.
         """
-        if moment.replica.effects is None:
-            moment.watched(take(inputs, slice(0, 1)))
-        if moment.replica.effects is not None and moment.replica.effects.coarsest:
+        if bound.replica.effects is None:
+            bound.watched(take(inputs, slice(0, 1)))
+        if bound.replica.effects is not None and bound.replica.effects.coarsest:
             raise UnsupportedModelError(
                 "model: its forward pass computes in half precision, as under autocast, so that gradients are rough; "
                 "pass problem.to(torch.float64), which autocast leaves alone"
             )
-        some = _finite(moment, inputs)
-        leaves = leaves_of(moment.params)
-        tape = record(moment, leaves, take(inputs, _three(some)))
-        misplaced = _misplaced(moment, inputs, some)
+        some = _finite(bound, inputs)
+        leaves = leaves_of(bound.params)
+        tape = record(bound, leaves, take(inputs, _three(some)))
+        misplaced = _misplaced(bound, inputs, some)
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
@@ -84,25 +84,25 @@ class Layout:
         in_place = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if misplaced.isdisjoint(use.names)]
         read = [(use, q) for use, q in in_place if _is_right(use, q, right)]
         understood = [name for use, _ in read for name in use.names]
-        factored = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
-        left_over = tuple(name for name in leaves if name not in understood)
-        return cls(tuple(understood), left_over, frozenset(factored))
+        low_rank = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
+        unsupported = tuple(name for name in leaves if name not in understood)
+        return cls(tuple(understood), unsupported, frozenset(low_rank))
 
-    def without(self, names: frozenset[str]) -> Layout:
+    def without(self, names: frozenset[str]) -> Coverage:
         """The same with some parameters left over."""
         understood = tuple(name for name in self.understood if name not in names)
-        return Layout(understood, (*self.left_over, *names), self.factored - names)
+        return Coverage(understood, (*self.unsupported, *names), self.low_rank - names)
 
-    def record(self, moment: Moment, inputs: Inputs) -> Tape:
+    def record(self, bound: BoundProblem, inputs: Inputs) -> Tape:
         """Run the network on a batch and keep what its gradients need."""
-        tape = record(moment, leaves_of(moment.params), inputs, self.understood)
+        tape = record(bound, leaves_of(bound.params), inputs, self.understood)
         in_pieces = frozenset(self.understood) - {name for use in tape.uses for name in use.names}
         if in_pieces:
-            raise InPiecesError(in_pieces)
+            raise ReusedParameterError(in_pieces)
         return tape
 
 
-class InPiecesError(RuntimeError):
+class ReusedParameterError(RuntimeError):
     """Parameters that a few examples meet once, and a larger batch in pieces: they must be left over."""
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -110,18 +110,18 @@ class InPiecesError(RuntimeError):
         self.names = names
 
 
-def with_layout(moment: Moment, inputs: Inputs, work: Callable[[Layout], T]) -> T:
+def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage], T]) -> T:
     """What `work` makes with the layout of this network; again with fewer parameters where it meets some in pieces."""
-    layout = Layout.of(moment, inputs)
+    coverage = Coverage.of(bound, inputs)
     while True:
         try:
-            return work(layout)
-        except InPiecesError as error:
-            layout = layout.without(error.names)
-            _layouts.put(moment, _shapes(inputs), layout)
+            return work(coverage)
+        except ReusedParameterError as error:
+            coverage = coverage.without(error.names)
+            _coverages.put(bound, _shapes(inputs), coverage)
 
 
-_layouts: ModelCache[Layout] = ModelCache()
+_coverages: ModelCache[Coverage] = ModelCache()
 
 
 def _shapes(inputs: Inputs) -> Any:
@@ -129,12 +129,12 @@ def _shapes(inputs: Inputs) -> Any:
     return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
 
 
-def _finite(moment: Moment, inputs: Inputs) -> Tensor:
+def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
     """A few examples, far apart, whose predictions are finite, where there are such."""
     n = count(inputs)
     with torch.no_grad():
-        some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=moment.device).round().long()
-        finite = some[moment.predict(moment.params, take(inputs, some)).isfinite().all(1)]
+        some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=bound.device).round().long()
+        finite = some[bound.predict(bound.params, take(inputs, some)).isfinite().all(1)]
     return finite if len(finite) else some
 
 
@@ -142,12 +142,12 @@ def _three(some: Tensor) -> Tensor:
     return some[torch.linspace(0, len(some) - 1, 3, device=some.device).round().long()]
 
 
-def _misplaced(moment: Moment, inputs: Inputs, some: Tensor) -> set[str]:
+def _misplaced(bound: BoundProblem, inputs: Inputs, some: Tensor) -> set[str]:
     """The parameters whose layer gets examples in another order than they came in."""
-    together = record(moment, leaves_of(moment.params), take(inputs, some)).uses
+    together = record(bound, leaves_of(bound.params), take(inputs, some)).uses
     found: set[str] = set()
     for place, i in enumerate(some.tolist()):
-        alone = record(moment, leaves_of(moment.params), take(inputs, slice(i, i + 1))).uses
+        alone = record(bound, leaves_of(bound.params), take(inputs, slice(i, i + 1))).uses
         one = {name: use.a[0] for use in alone for name in use.names}
         for use in together:
             found |= {name for name in use.names if name not in one or not _like(use.a[place], one[name])}

@@ -13,19 +13,22 @@ from local_elasticity.report.words import number
 
 Level = Literal["good", "careful", "bad", "unknown"]
 
-FEW, MANY = 0.01, 0.2
+UNRESOLVED_CAREFUL_SHARE, UNRESOLVED_BAD_SHARE = 0.01, 0.2
 """Shares of unresolved pairs from which on to be careful, and not to believe a summary."""
 
-UNEVEN = 100
-"""A largest similarity so many times the median rules any mean."""
+EXTREME_TIMES_MEDIAN = 100
+"""A similarity so many times the median is extreme: it rules any mean."""
 
-MANY = 0.05
+MANY_EXTREMES_SHARE = 0.05
 """A share of extreme pairs that is no longer a few."""
 
-SMALL = 0.01
+SMALL_DENOMINATOR_SHARE = 0.01
 """A denominator below this share of the median one is called small."""
 
-MARKED = 2
+SELF_DEVIATION = 0.01
+"""By how much an example may differ from 1 with itself."""
+
+LARGE_ROWS_TIMES = 2
 """Rows whose median is so many times that of the others are called large."""
 
 
@@ -56,8 +59,8 @@ def _unresolved(panel: Panel) -> Finding:
         )
     if share == 0:
         return Finding("good", "Every pair was resolved", "No similarity drowned in rounding noise." + over_time)
-    level: Level = "careful" if share < MANY else "bad"
-    level = "good" if share < FEW else level
+    level: Level = "careful" if share < UNRESOLVED_BAD_SHARE else "bad"
+    level = "good" if share < UNRESOLVED_CAREFUL_SHARE else level
     return Finding(
         level,
         f"{share:.1%} of the pairs are unresolved",
@@ -68,16 +71,17 @@ def _unresolved(panel: Panel) -> Finding:
 
 def _denominators(panel: Panel) -> Finding:
     if not is_ratio(panel.measure):
-        return Finding("good", "No denominators", f"{panel.measure} is no ratio: nothing small is divided by.")
+        return Finding("good", "No denominators", f"{panel.measure} has no denominator.")
     if panel.own is None or not (own := panel.own[np.isfinite(panel.own) & (panel.own > 0)]).size:
         return Finding("unknown", "Denominators were not kept", "le.similarity keeps them; a history does not.")
-    small = panel.own < SMALL * np.median(own)
+    small = panel.own < SMALL_DENOMINATOR_SHARE * np.median(own)
     words = (
         f"A similarity is divided by how far its source moved: {number(float(np.median(own)))} in the median, from "
         f"{number(float(own.min()))} to {number(float(own.max()))}. "
     )
     if small.any():
-        words += f"{small.mean():.1%} of the sources moved less than {SMALL:.0%} of the median; {_rows(panel, small)}."
+        words += f"{small.mean():.1%} of the sources moved less than {SMALL_DENOMINATOR_SHARE:.0%} of the median; "
+        words += f"{_rows(panel, small)}."
         return Finding("careful", "Some denominators are small", words)
     return Finding("good", "Denominators are of one size", words + "None is far below the rest.")
 
@@ -88,7 +92,9 @@ def _rows(panel: Panel, small: np.ndarray) -> str:
     if not np.isfinite(theirs):
         return "none of their pairs was resolved"
     found = f"the median similarity in their rows is {number(theirs)}, in the others {number(others)}"
-    return found + (": trust medians, not means" if theirs > MARKED * others else ", so their rows are not larger")
+    return found + (
+        ": trust medians, not means" if theirs > LARGE_ROWS_TIMES * others else ", so their rows are not larger"
+    )
 
 
 def _median(values: np.ndarray) -> float:
@@ -116,11 +122,13 @@ def _extremes(panel: Panel) -> Finding:
         return Finding("unknown", "Extremes", "There is nothing to compare them with.")
     times = float(known.max() / np.median(known))
     words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
-    if times > UNEVEN:
-        share = float((known > UNEVEN * np.median(known)).mean())
-        words += f" {share:.1%} of the pairs are over {UNEVEN:g} times the median."
+    if times > EXTREME_TIMES_MEDIAN:
+        share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
+        words += f" {share:.1%} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
         words += " A mean would be theirs alone; medians are shown."
-        return Finding("careful", "Many pairs are extreme" if share > MANY else "A few pairs are extreme", words)
+        return Finding(
+            "careful", "Many pairs are extreme" if share > MANY_EXTREMES_SHARE else "A few pairs are extreme", words
+        )
     return Finding("good", "No pair rules the rest", words)
 
 
@@ -132,6 +140,6 @@ def _itself(run: Run, panel: Panel) -> list[Finding]:
     if not off.size:
         return []
     words = f"An example with itself must have 1; the largest deviation is {float(off.max()):.1e}."
-    if off.max() < SMALL:
+    if off.max() < SELF_DEVIATION:
         return [Finding("good", "Each example moves as far as itself", words)]
     return [Finding("bad", "Some examples do not move as far as themselves", words + " Something is wrong here.")]

@@ -132,7 +132,7 @@ def tiles(of: Float[Tensor, "b h"]) -> Iterator[slice]:
 def _on_gpu() -> Any:
     """The Triton kernel, where Triton is installed, as it is beside torch for CUDA."""
     try:
-        from local_elasticity.engine.flips_triton import flips_on_gpu
+        from local_elasticity.engine.fast_paths.flips_triton import flips_on_gpu
     except ImportError:
         return None
     return flips_on_gpu

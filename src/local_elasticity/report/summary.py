@@ -6,9 +6,9 @@ import numpy as np
 
 from local_elasticity.measures.registry import is_ratio, words_of
 from local_elasticity.report.distance import MOST_PAIRS
+from local_elasticity.report.embedding import Matched
 from local_elasticity.report.examples import is_picture
 from local_elasticity.report.pairs import Pairs
-from local_elasticity.report.places import Matched
 from local_elasticity.report.run import Panel, Run, Side, in_order
 from local_elasticity.report.words import number
 from local_elasticity.statistics.locality import LOCAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def flattened(value: Any) -> list[Any]:
+def flatten_tree(value: Any) -> list[Any]:
     """What tuples, lists and dicts hold, however nested; anything else is itself.
 
     >>> flattened(((1, [2, 3]), {"stride": (4, 5)}))
@@ -18,7 +18,7 @@ def flattened(value: Any) -> list[Any]:
     found = []
     for one in value:
         if isinstance(one, (tuple, list, dict)):
-            found += flattened(one)
+            found += flatten_tree(one)
         else:
             found.append(one)
     return found

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from local_elasticity.engine.clock import wait_for
+from local_elasticity.engine.fast_paths.replay import Launched
 from local_elasticity.engine.guard import interruption
-from local_elasticity.engine.replay import Launched
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
 from local_elasticity.training.failures import Failures, MonitorWarning, first_line, tell
@@ -37,7 +37,7 @@ class UnderWay:
     numbers: dict[str, float]
 
 
-class Keeper:
+class ProbeRunner:
     """Takes probes, one at a time, within a budget's accounts, for a history and for loggers.
 
     `take` raises what goes wrong with a probe. `safely` reports it instead, for training that must go on.

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.flattened import flattened
-from local_elasticity.engine.flips import flips, tiles
+from local_elasticity.engine.fast_paths.flips import flips, tiles
+from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
@@ -76,7 +76,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Step:
+class HiddenStep:
     """Sources: inputs x, hidden activations H, and the loss gradients g at the top."""
 
     x: Tensor
@@ -94,7 +94,7 @@ class _Watch(FunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = torch.relu(args[0]) if func in _RELUS else func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, Tensor) for leaf in flattened(result)) and func not in _RESHAPES:
+        if any(isinstance(leaf, Tensor) for leaf in flatten_tree(result)) and func not in _RESHAPES:
             self.names.append(_name(func))
             if func is F.linear:
                 self.linear.append((*_linear_arguments(*args, **(kwargs or {})), result))
@@ -110,7 +110,7 @@ class TwoLayerRunner:
         self.job = job
         one = take(job.target_inputs, slice(0, 1))
         with torch.no_grad(), _Watch() as seen:
-            job.moment.outputs(job.moment.params, one)
+            job.bound.outputs(job.bound.params, one)
         kind = _KINDS.get(tuple(seen.names))
         if kind is None or not job.plain or job.batch > 1 or any(x.ndim != 2 for x, *_ in seen.linear):
             raise NotTwoLayersError
@@ -118,7 +118,7 @@ class TwoLayerRunner:
         (_, self.W, self.b, _), (_, self.V, self.c, _) = seen.linear
         if self.W is self.V or (self.b is not None and self.b is self.c):
             raise NotTwoLayersError
-        stepping = {id(p) for p in job.moment.params.values()}
+        stepping = {id(p) for p in job.bound.params.values()}
         self.W_steps, self.b_steps, self.V_steps, self.c_steps = (
             id(part) in stepping for part in (self.W, self.b, self.V, self.c)
         )
@@ -147,7 +147,7 @@ class TwoLayerRunner:
         with torch.no_grad():
             source = self._source(start, stop)
             loss_gradient, g = self._gradients(source, job.source_labels[start:stop])
-            step = Step(source.x, source.H, g)
+            step = HiddenStep(source.x, source.H, g)
             parts = [
                 self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
             ]
@@ -155,12 +155,12 @@ class TwoLayerRunner:
             own = own_change(target_change, start) if job.targets_are_sources else self._own_changes(step, source)
         return Rows.of(own, target_change, loss_gradient, subtracted=False)
 
-    def _own_changes(self, step: Step, source: Pass) -> Tensor:
+    def _own_changes(self, step: HiddenStep, source: Pass) -> Tensor:
         """Each source's change at itself, [c, 1, k], from the pairs among a few sources at a time."""
         parts = []
         for i in range(0, len(step.x), OWN_AT_ONCE):
             some = slice(i, i + OWN_AT_ONCE)
-            few = Step(*(part[some] for part in (step.x, step.H, step.g)))
+            few = HiddenStep(*(part[some] for part in (step.x, step.H, step.g)))
             at = Pass(*(part[some] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
             parts.append(own_change(self._changes(few, at), 0))
         return torch.cat(parts)
@@ -183,7 +183,7 @@ class TwoLayerRunner:
     def run(self, inputs: Inputs) -> Pass:
         """A forward pass, watched."""
         with _Watch() as seen:
-            outputs = self.job.moment.outputs(self.job.moment.params, inputs)
+            outputs = self.job.bound.outputs(self.job.bound.params, inputs)
         (x, _, _, Z), (H, _, _, top) = seen.linear
         return Pass(x, Z, H, top, outputs)
 
@@ -196,7 +196,7 @@ class TwoLayerRunner:
         summed = torch.cat([source.H[rows].square() @ squares for rows in tiles(source.H)]).sqrt()
         rounding = FORWARD_ROUNDING * torch.finfo(g.dtype).eps * summed
         small = ~(rounding < RIGHT * g.norm(dim=1))
-        rows = torch.nonzero(small if self.job.moment.problem.loss_is_named else torch.ones_like(small)).flatten()
+        rows = torch.nonzero(small if self.job.bound.problem.loss_is_named else torch.ones_like(small)).flatten()
         if len(rows):
             some = Pass(*(part[rows] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
             precise = self._gradients_at(self._precise_top(some.x), some, labels[rows])
@@ -209,7 +209,7 @@ class TwoLayerRunner:
     def _gradients_at(self, top: Tensor, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
         outputs = torch.sigmoid(top) if self.sigmoid else top
         labels = labels.to(top.dtype) if labels.is_floating_point() else labels
-        loss_gradient = self.job.moment.loss_gradients(outputs.reshape(source.outputs.shape), labels)
+        loss_gradient = self.job.bound.loss_gradients(outputs.reshape(source.outputs.shape), labels)
         g = loss_gradient[:, 0]
         return loss_gradient, g * outputs * (1 - outputs) if self.sigmoid else g
 
@@ -225,7 +225,7 @@ class TwoLayerRunner:
             top.addmm_(Z.relu_() if self.relu else Z, self.V[:, units].double().T)
         return top
 
-    def _changes(self, step: Step, target: Pass) -> Tensor:
+    def _changes(self, step: HiddenStep, target: Pass) -> Tensor:
         """Δ [c, t, k] of the predictions at a block of targets."""
         rate = self.job.update.step_size
         shape = len(step.x), len(target.x)
@@ -239,7 +239,7 @@ class TwoLayerRunner:
                 delta += flips(target.Z, s, step.H, self.V, step.g, rate if self.V_steps else 0.0)
         return sigmoid_change(target.top, delta) if self.sigmoid else delta
 
-    def _through_hidden(self, step: Step, target: Pass) -> Tensor:
+    def _through_hidden(self, step: HiddenStep, target: Pass) -> Tensor:
         """Σ_r (V_kr − η g_ik H_ir) u_ir M_jr, [c, t, k]; without ReLUs all units are on."""
         moved = (self._moved(step, k) for k in range(len(self.V)))
         if self.relu:
@@ -247,7 +247,7 @@ class TwoLayerRunner:
             return torch.stack([one @ on for one in moved], dim=2)
         return torch.stack([one.sum(1) for one in moved], dim=1)[:, None].expand(-1, len(target.x), -1)
 
-    def _moved(self, step: Step, k: int) -> Tensor:
+    def _moved(self, step: HiddenStep, k: int) -> Tensor:
         """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)

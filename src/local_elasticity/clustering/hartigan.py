@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from local_elasticity.clustering.partitions import Partitions
+from local_elasticity.clustering.partition import Partitions
 
 Array = np.ndarray
 LEAST_GAIN = 1e-10
@@ -27,7 +27,7 @@ def move_singly(K: Array, labels: Array, n_clusters: int, *, max_moves: int) -> 
     found = labels.copy()
     least = LEAST_GAIN * np.abs(K.diagonal()).sum()
     active = np.arange(len(labels))
-    moves = Moves(K, labels, n_clusters)
+    moves = SingleMoves(K, labels, n_clusters)
     for _ in range(max_moves):
         change, point, to = moves.best()
         going = change < -least
@@ -42,7 +42,7 @@ def move_singly(K: Array, labels: Array, n_clusters: int, *, max_moves: int) -> 
     return found
 
 
-class Moves(Partitions):
+class SingleMoves(Partitions):
     """Partitions that also know the price of entering a cluster [s, c, n], infinite for one's own, and what leaving
     one's own saves [s, n]. A move touches two clusters, and so does its bookkeeping.
     """

@@ -23,7 +23,7 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Inputs, Moment, Problem
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.respond import as_response, clear_rows
 from local_elasticity.engine.response import Response
@@ -93,16 +93,16 @@ class Replay:
 
     def __init__(self, problem: Problem, job: Job, similarities: OfResponse) -> None:
         self.problem, self.job = problem, job
-        self.made_of = job.moment.made_of
+        self.made_of = job.bound.made_of
         self.usable = True
         self._few = take(job.target_inputs, slice(0, LOOKED_AT))
-        works = [lambda: _predicted(job.moment, self._few), lambda: _measured(job, similarities)]
-        self._look, self._recording = captured(works, job.moment.device)
+        works = [lambda: _predicted(job.bound, self._few), lambda: _measured(job, similarities)]
+        self._look, self._recording = captured(works, job.bound.device)
 
     @property
     def weights(self) -> Params:
         """The parameters and buffers of the moment that was launched last."""
-        return {**self.job.moment.params, **self.job.moment.constants}
+        return {**self.job.bound.params, **self.job.bound.constants}
 
     def launched(self) -> Launched | None:
         """Measure what the network is now, while the caller goes on; None where the graph is not to be believed. One at
@@ -110,9 +110,9 @@ class Replay:
         """
         if not self.usable:
             return None
-        with self.problem.moment() as moment:
-            moment.replica.effects = self.job.moment.replica.effects
-            self.usable = self._put(moment) and self._believed(moment)
+        with self.problem.bound() as bound:
+            bound.replica.effects = self.job.bound.replica.effects
+            self.usable = self._put(bound) and self._believed(bound)
             return self._recording.launch() if self.usable else None
 
     def found(self) -> tuple[dict[str, Tensor], bool]:
@@ -122,23 +122,23 @@ class Replay:
 
     def beats_the_loop(self) -> bool:
         """Whether it takes less time than `Looped` would."""
-        with self.problem.moment():
+        with self.problem.bound():
             return self._recording.launch().wait() < seconds_of_a_row(self.job) * self.job.n
 
-    def _put(self, moment: Moment) -> bool:
+    def _put(self, bound: BoundProblem) -> bool:
         """Copy the weights of this moment to where the graph reads them; False where they do not fit."""
-        kept, new = self.weights, {**moment.params, **moment.constants}
-        fits = moment.made_of == self.made_of and list(kept) == list(new)
+        kept, new = self.weights, {**bound.params, **bound.constants}
+        fits = bound.made_of == self.made_of and list(kept) == list(new)
         if not fits or any(_like(kept[name]) != _like(new[name]) for name in kept):
             return False
         with torch.no_grad():
             torch._foreach_copy_(list(kept.values()), list(new.values()))
         return True
 
-    def _believed(self, moment: Moment) -> bool:
+    def _believed(self, bound: BoundProblem) -> bool:
         """Whether a few predictions are still those that the graph makes."""
         launched = self._look.launch()
-        expected = _predicted(moment, self._few)
+        expected = _predicted(bound, self._few)
         launched.wait()
         believed = _same(self._look.read(), expected.cpu())
         if not believed:
@@ -152,12 +152,12 @@ def recorded(
     """A recording of what `Structured` does; None, with the reason in the log, where that would not be the same at
     another moment, does not fit in one chunk or waits for the GPU. Nets of two layers have a shorter way.
     """
-    with problem.moment() as present:
+    with problem.bound() as present:
         if not (records_on(present.device) and isinstance(update, SGD) and problem.loss_is_named):
             return None
         replica = present.replica.having(_copies(present.constants))
-        moment = replace(present, params=_copies(present.params), replica=replica)
-        job = Job.read(moment, sources, targets, update, memory=memory)
+        bound = replace(present, params=_copies(present.params), replica=replica)
+        job = Job.read(bound, sources, targets, update, memory=memory)
         try:
             if two_layer_runner(job) is not None:
                 return None
@@ -236,9 +236,9 @@ def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, Tensor], Te
     return similarities(response), clear
 
 
-def _predicted(moment: Moment, inputs: Inputs) -> Tensor:
+def _predicted(bound: BoundProblem, inputs: Inputs) -> Tensor:
     with torch.no_grad():
-        return moment.predict(moment.params, inputs)
+        return bound.predict(bound.params, inputs)
 
 
 def _copies(tensors: Params) -> Params:

@@ -11,9 +11,9 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from local_elasticity.clustering.approximate import Features, clustered
-from local_elasticity.clustering.grouping import Grouping, check_moved
+from local_elasticity.clustering.from_similarity import Grouping, check_moved
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
-from local_elasticity.clustering.probe import Probe
+from local_elasticity.clustering.probe import SimilarityProbe
 from local_elasticity.clustering.warm_up import Training
 
 Array = np.ndarray
@@ -36,7 +36,7 @@ class Clusters(Protocol):
 class BySimilarity:
     """Clusters by the similarities of all n points x, which a probe reads off a network."""
 
-    probe: Probe
+    probe: SimilarityProbe
     net: nn.Module
     x: Tensor
     grouping: Grouping
@@ -44,7 +44,7 @@ class BySimilarity:
     @classmethod
     def of(
         cls,
-        probe: Probe,
+        probe: SimilarityProbe,
         net: nn.Module,
         training: Training,
         clusterer: KMeans | KernelKMeans,
@@ -102,7 +102,7 @@ class ByFeatures:
     def of(
         cls,
         kind: str,
-        probe: Probe,
+        probe: SimilarityProbe,
         net: nn.Module,
         x: Tensor,
         clusterer: KMeans,
