@@ -18,7 +18,7 @@ install_import_hook(
     [
         # Triton compiles its functions from their source and their module's names, which a wrapper does not have.
         *[f"local_elasticity.engine.{part.stem}" for part in ENGINE.iterdir() if part.stem != "flips_triton"],
-        "local_elasticity.measures.change",
+        "local_elasticity.measures.relative",
         "local_elasticity.measures.relative",
         "local_elasticity.measures.kernel",
         "local_elasticity.measures.stiffness",

@@ -13,6 +13,7 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity import measurement
 from local_elasticity.emergence import FeatureMeasure, stream_features
+from local_elasticity.engine.respond import response_of
 
 MEASURES = ("relative", "kl", "normalized_kernel", "stiffness_cos", "activation")
 
@@ -33,11 +34,11 @@ def out_of_memory_once(rank):
         asked.append(args)
         if dist.get_rank() == rank and len(asked) == 3:
             raise torch.OutOfMemoryError("no memory, on purpose")
-        return le.respond(*args, **options)
+        return response_of(*args, **options)
 
-    measurement.respond = respond
+    measurement.response_of = respond
     yield
-    measurement.respond = le.respond
+    measurement.response_of = response_of
 
 
 def train(store, *, budget=None, distract=False, sources=7, schedule=None):

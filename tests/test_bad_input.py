@@ -138,7 +138,9 @@ def test_problem_says_what_is_wrong(name):
 
 def test_parameters_that_need_no_gradient_can_be_stepped_on_demand():
     frozen = le.Problem.of(net().requires_grad_(False), "mse", params=".*")
-    assert len(frozen.steps) == 4
+    assert len(frozen.stepped) == 4
+    with pytest.warns(DeprecationWarning, match="problem.stepped"):
+        assert frozen.steps == frozen.stepped
     assert le.respond(frozen, (x, y)).target_change.abs().sum() > 0
 
 
@@ -243,8 +245,8 @@ def test_auto_falls_back_to_the_loop_and_says_so(model, caplog):
     with caplog.at_level("INFO", logger="local_elasticity"):
         response = le.respond(odd, sources)
     assert response.engine == "looped"
-    assert any("vmapped cannot take this model" in note for note in response.notes)
-    assert "vmapped cannot take this model" in caplog.text
+    assert any("auto: not vmapped (" in note for note in response.notes)
+    assert "auto: not vmapped (" in caplog.text
     assert torch.allclose(response.target_change, le.respond(odd, sources, engine="looped").target_change, atol=1e-6)
 
 

@@ -75,8 +75,8 @@ def test_the_tutorial_prints_what_it_says(tmp_path, monkeypatch):
     assert 0.6 < logits[0] < 0.7
     assert logits[100] < 0.5
     assert logits.diff().max() < 0.01
-    assert probabilities.min() < probabilities[0] / 2
-    assert probabilities[100] > 1.5 * probabilities.min()
+    assert 0.35 < probabilities[0] < 0.5
+    assert probabilities[100] < 0.1
     zeros, ones, twos = (names["sure"][names["kinds"] == digit].median() for digit in range(3))
     assert min(zeros, twos) > 0.99
     assert ones < 0.5
@@ -164,7 +164,7 @@ ELSEWHERE = [
 def test_every_public_name_is_in_the_reference(room):
     reference = (ROOT / "docs" / "api.md").read_text()
     names = getattr(le, room).__all__ if room else [name for name in le.__all__ if name not in ("__version__", *ROOMS)]
-    place = rf"local_elasticity\.{room}\S*" if room else r"\S+"
+    place = rf"local_elasticity\.(?:{room}|statistics)\S*" if room else r"\S+"
     missing = [name for name in names if not re.search(rf"^::: {place}\.{name}$", reference, re.MULTILINE)]
     assert not missing
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local_elasticity.measures.change import kl
+from local_elasticity.measures.relative import kl
 from tests.tolerances import ROUNDING
 
 mpmath.mp.dps = 60

@@ -497,7 +497,7 @@ def test_a_way_that_no_longer_goes_is_left():
 def test_a_monitor_is_made_where_memory_is_short(monkeypatch):
     """Its probes may find more."""
     monkeypatch.setattr(
-        Prober, "settled", lambda prober: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory for it"))
+        Prober, "chosen", lambda prober: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory for it"))
     )
     monitor = small_monitor()
     assert monitor.step(0)

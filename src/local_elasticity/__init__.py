@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
     from local_elasticity.measures.activation import activation as activation
-    from local_elasticity.measures.change import euclidean as euclidean
-    from local_elasticity.measures.change import kl as kl
-    from local_elasticity.measures.change import manhattan as manhattan
     from local_elasticity.measures.kernel import kernel as kernel
     from local_elasticity.measures.kernel import normalized as normalized
     from local_elasticity.measures.kernel import ntk as ntk
@@ -48,6 +45,9 @@ if TYPE_CHECKING:
     from local_elasticity.measures.measure import Measure as Measure
     from local_elasticity.measures.measure import Scores as Scores
     from local_elasticity.measures.registry import measure as measure
+    from local_elasticity.measures.relative import euclidean as euclidean
+    from local_elasticity.measures.relative import kl as kl
+    from local_elasticity.measures.relative import manhattan as manhattan
     from local_elasticity.measures.relative import noise_floor as noise_floor
     from local_elasticity.measures.relative import relative as relative
     from local_elasticity.measures.relative import source_change as source_change
@@ -65,8 +65,7 @@ _PLACES = {
     "engine": (
         "Problem SGD Adam FromOptimizer respond respond_in_sequence Response Looped Vmapped Structured Linearized"
     ),
-    "measures.change": "euclidean manhattan kl",
-    "measures.relative": "relative source_change noise_floor",
+    "measures.relative": "euclidean manhattan kl relative source_change noise_floor",
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from local_elasticity.engine.choose import choose, in_words
-from local_elasticity.engine.clock import now
 from local_elasticity.engine.coverage import with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import take
@@ -20,6 +19,7 @@ from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_problem
+from local_elasticity.engine.progress import now
 from local_elasticity.engine.respond import clear_rows, resolve_engine
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update

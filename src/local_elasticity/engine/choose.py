@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from local_elasticity.engine.clock import now
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.looped import Looped, seconds_of_a_row
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.progress import now
 from local_elasticity.engine.rows import Counted, Rows, collect
 from local_elasticity.engine.structured import Structured, StructuredRunner, spot_check, two_layer_runner
 from local_elasticity.engine.supported import UnsupportedModelError

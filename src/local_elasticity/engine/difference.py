@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.flatten_tree import flatten_tree
+from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 

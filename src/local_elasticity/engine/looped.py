@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.clock import now
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.problem import as_predictions, gradient
+from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer

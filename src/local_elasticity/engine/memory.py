@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.problem import BoundProblem, Inputs
+from local_elasticity.engine.replica import flatten_tree
 
 SHARE_OF_FREE = 0.5
 """Of the memory that is free, how much a measurement may use unless `memory=` says otherwise."""

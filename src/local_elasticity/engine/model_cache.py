@@ -1,11 +1,19 @@
-"""What was found out about a model, so that watching a training run does not find it out anew at every step."""
+"""What was found out about a model, so that watching a training run does not find it out again at every step; and the
+traits of a model that such findings hold for."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from local_elasticity.engine.problem import BoundProblem
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from local_elasticity.engine.problem import BoundProblem
 
 T = TypeVar("T")
 
@@ -17,7 +25,7 @@ class ModelCache(Generic[T]):
     """Findings by model and circumstances; they go when the model does.
 
     They hold for as long as the model is made of the same modules, steps the same parameters and is read by the same
-    output function; weights may differ. A model that cannot be hashed is found out about anew each time.
+    output function; weights may differ. Unhashable models are not cached.
     """
 
     def __init__(self) -> None:
@@ -37,3 +45,68 @@ class ModelCache(Generic[T]):
             return self._of.setdefault(bound.problem.model, {})
         except TypeError:
             return {}
+
+
+MOST_ENTRIES = 64
+"""Longer containers count by their length alone."""
+
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+
+def traits(model: Callable[..., Any]) -> Hashable:
+    """The classes of all modules and the attributes and hooks that decide what their forward pass does.
+
+    It is equal as long as these stay the same, and keeps nothing alive.
+    """
+    return tuple(_of_module(module) for module in model.modules()) if isinstance(model, nn.Module) else ()
+
+
+def _of_module(module: nn.Module) -> Hashable:
+    own = tuple((key, stand_in(value)) for key, value in vars(module).items() if key not in _OF_EVERY_MODULE)
+    switches = tuple((key, b.item()) for key, b in module._buffers.items() if b is not None and _is_switch(b))
+    hooks = tuple(stand_in(hook) for name in _HOOKS for hook in getattr(module, name).values())
+    return type(module), _of_class(type(module)), own, switches, hooks
+
+
+def _of_class(kind: type) -> Hashable:
+    """Numbers and words that are attributes of the user's own classes."""
+    users = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins"))]
+    return tuple((key, value) for base in users for key, value in vars(base).items() if isinstance(value, _VALUES))
+
+
+def _is_switch(buffer: Tensor) -> bool:
+    """Whether a buffer is one number that can be read without waiting for a GPU, and no count of batches."""
+    return buffer.device.type == "cpu" and buffer.numel() == 1 and buffer.dtype == torch.bool
+
+
+def stand_in(value: Any, depth: int = 4) -> Hashable:
+    """Equal for as long as a value is the same: itself for numbers and words, a weak reference to a function, the
+    contents of a container or object.
+
+    >>> stand_in([1, "a"]) == stand_in([1, "a"]), stand_in([1]) == stand_in([True])
+    (True, False)
+    """
+    if isinstance(value, _VALUES):
+        return type(value), value
+    if isinstance(value, Tensor):
+        return Tensor, tuple(value.shape), value.dtype
+    if isinstance(value, (list, tuple, dict)):
+        parts = list(value.items()) if isinstance(value, dict) else list(value)
+        inside = parts if depth and len(parts) <= MOST_ENTRIES else []
+        return type(value), len(parts), tuple(stand_in(part, depth - 1) for part in inside)
+    if callable(value):
+        return _reference(value)
+    return type(value), stand_in(vars(value), depth - 1) if depth and hasattr(value, "__dict__") else None
+
+
+def _reference(value: Any) -> Hashable:
+    if isinstance(value, types.MethodType):
+        return _reference(value.__self__), _reference(value.__func__)
+    try:
+        reference = weakref.ref(value)
+        hash(reference)
+    except TypeError:
+        return type(value).__qualname__
+    return reference

@@ -1,4 +1,5 @@
-"""Progress of long work: a bar on a terminal, lines elsewhere, or a function of yours; silent when quick."""
+"""Progress of long work: a bar on a terminal, lines elsewhere, or a function of yours; silent when quick. And the clock
+that engines are timed by, which waits for a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+import torch
 
 logger = logging.getLogger("local_elasticity")
 
@@ -75,3 +78,15 @@ def _rich_bar() -> Any:
         return None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Bar(*columns, console=Console(stderr=True), transient=True)
+
+
+def now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was given."""
+    wait_for(device)
+    return time.perf_counter()
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

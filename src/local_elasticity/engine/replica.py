@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import StructuralCopy
-from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode
 
 Params = dict[str, Tensor]
@@ -256,3 +255,22 @@ def _written_arguments(func: Any) -> frozenset[int | str]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             found |= {i, argument.name}
     return frozenset(found)
+
+
+def flatten_tree(value: Any) -> list[Any]:
+    """What tuples, lists and dicts hold, however nested; anything else is itself.
+
+    >>> flatten_tree(((1, [2, 3]), {"stride": (4, 5)}))
+    [1, 2, 3, 4, 5]
+    """
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, (tuple, list)):
+        return [value]
+    found = []
+    for one in value:
+        if isinstance(one, (tuple, list, dict)):
+            found += flatten_tree(one)
+        else:
+            found.append(one)
+    return found

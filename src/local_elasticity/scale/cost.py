@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.engine.choose import choose, name_of
-from local_elasticity.engine.clock import now
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.progress import now
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 

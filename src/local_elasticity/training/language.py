@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.response import Response
-from local_elasticity.measures.change import kl
-from local_elasticity.measures.relative import relative
+from local_elasticity.measures.relative import kl, relative
 
 
 def sequences(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:

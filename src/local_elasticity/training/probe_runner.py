@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from local_elasticity.engine.clock import wait_for
 from local_elasticity.engine.fast_paths.replay import Launched
 from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.progress import wait_for
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
 from local_elasticity.training.failures import Failures, MonitorWarning, first_line, tell

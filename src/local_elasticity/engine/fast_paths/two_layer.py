@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.fast_paths.flips import flips, tiles
-from local_elasticity.engine.flatten_tree import flatten_tree
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.problem import Inputs, as_predictions
+from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules.elementwise import sigmoid_change
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import Pair, base_of, delta_of, parametric_rule
-from local_elasticity.engine.patches import patches
 from local_elasticity.engine.steps import LayerStep, ScaleStep, Steps
 from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import patches
 
 
 @parametric_rule(F.linear)

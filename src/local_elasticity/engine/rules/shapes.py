@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import LINEAR, Pair, applied_to_deltas, base_of, delta_of, rule
-from local_elasticity.engine.patches import two
 from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import two
 
 LINEAR.update(
     {
