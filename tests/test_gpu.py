@@ -28,7 +28,7 @@ def on_gpu(tree, dtype=torch.float64):
 def response_on_gpu(case, engine, dtype=torch.float64, **options):
     model = copy.deepcopy(case.model).to("cuda", dtype)
     problem = le.Problem.of(model, case.loss, **case.options)
-    return le.respond(problem, on_gpu(case.sources, dtype), on_gpu(case.targets, dtype), engine=engine, **options)
+    return le.respond(problem, on_gpu(case.sources, dtype), on_gpu((case.targets, None), dtype), engine=engine, **options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -38,7 +38,7 @@ def test_cuda_agrees_with_the_cpu_in_float64(case, engine):
         pytest.skip("vmap cannot take this case")
     if engine == "structured" and not case.structured:
         pytest.skip("Structured cannot read this case")
-    expected = le.respond(case.problem(), case.sources, case.targets, update=le.SGD(0.05), engine=engine)
+    expected = le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD(0.05), engine=engine)
     response = response_on_gpu(case, engine, update=le.SGD(0.05))
     assert response.target_change.is_cuda
     rows = expected.target_change.flatten(1).norm(dim=1)
@@ -50,7 +50,7 @@ def test_cuda_agrees_with_the_cpu_in_float64(case, engine):
 @pytest.mark.parametrize("step_size", [1e-6, 1e-3, 1e-1])
 def test_float32_on_cuda_keeps_its_promise(case, step_size):
     """What auto calls resolved in float32 on the GPU is right to one percent of float64 on the CPU."""
-    truth = le.relative(le.respond(case.problem(), case.sources, case.targets, update=le.SGD(step_size)))
+    truth = le.relative(le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD(step_size)))
     response = response_on_gpu(case, "auto", torch.float32, update=le.SGD(step_size))
     S = le.relative(response).cpu().double()
     known = S.isfinite() & truth.isfinite()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import local_elasticity as le
-from local_elasticity.engine import replay
+from local_elasticity.engine.fast_paths import replay
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.history import History
 from local_elasticity.training.schedule import Listed
@@ -297,7 +297,7 @@ AT_THE_END = """
 import sys, torch
 import local_elasticity as le
 from tests import test_replay
-from local_elasticity.engine import replay
+from local_elasticity.engine.fast_paths import replay
 
 def captured(works, device):
     return [test_replay.Player(work, []) for work in works]
