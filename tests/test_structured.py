@@ -332,7 +332,7 @@ def test_chunks_on_a_gpu_fill_the_memory_and_no_more(make, memory, monkeypatch):
     [
         (lambda: nn.Sequential(nn.Linear(3, 3), Softmaxed()), "cannot read softmax in 1 .Softmaxed."),
         (Branches, "cannot read .* in the model .Branches."),
-        (Learned, "cannot follow the parameter scale"),
+        (Learned, "does not support the parameter scale"),
     ],
 )
 def test_what_cannot_be_read_is_named_and_auto_goes_on(make, words, caplog):
@@ -350,7 +350,7 @@ def test_auto_says_why_it_is_not_structured():
     problem = le.Problem.of(Learned().double(), "mse")
     response = le.respond(problem, (torch.randn(40, 3).double(), torch.randn(40, 2).double()))
     assert any(
-        "not structured (engine: Structured cannot follow the parameter scale" in note for note in response.notes
+        "not structured (engine: Structured does not support the parameter scale" in note for note in response.notes
     )
 
 

@@ -163,7 +163,7 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
     problem = case.problem()
     with_tape = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
-    monkeypatch.setattr("local_elasticity.engine.coverage._layouts", ModelCache())
+    monkeypatch.setattr("local_elasticity.engine.coverage._coverages", ModelCache())
     without = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)
     assert torch.allclose(with_tape.source_change, without.source_change, rtol=1e-9, atol=1e-15)

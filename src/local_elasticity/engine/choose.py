@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +57,8 @@ class Choice:
     engine: Engine
     reason: str
     seconds: float = float("inf")
+    runner: Runner | None = field(default=None, compare=False)
+    """One that was made for the job while it was looked at."""
 
 
 _choices: ModelCache[Choice] = ModelCache()
@@ -214,25 +216,30 @@ class Race:
 
 def choose(job: Job) -> Choice:
     """The engine for a job, known or found by a race whose rows are forgotten."""
-    found = known(job)
+    notes: list[str] = []
+    found = known(job, notes)
     if found is not None:
         return found
     race = Race(job, keep=False)
     best = race.run()
-    return Choice(best.engine, "; ".join(race.notes) or f"auto: {name_of(best.engine)}", best.seconds)
+    return Choice(best.engine, "; ".join([*notes, *race.notes]) or f"auto: {name_of(best.engine)}", best.seconds)
 
 
-def known(job: Job) -> Choice | None:
-    """The engine that won before on this model, or that is known to be the fastest for such a network."""
+def known(job: Job, notes: list[str]) -> Choice | None:
+    """The engine that won before on this model, or that is known to be the fastest for such a network. `notes` gets the
+    reason why a shorter way cannot be taken."""
     choice = _choices.get(job.bound, _key(job))
     if choice is not None:
         return Choice(choice.engine, f"{choice.reason}, as chosen before", choice.seconds)
     try:
-        if two_layer_runner(job) is not None:
-            return Choice(Structured(), "auto: structured, all pairs of a two-layer net from a few matrix products")
+        runner = two_layer_runner(job)
+        if runner is not None:
+            reason = "auto: structured, all pairs of a two-layer net from a few matrix products"
+            return Choice(Structured(), reason, runner=runner)
     except UNSUPPORTED as error:
         if not may_be_passed_over(error):
             raise
+        notes.append(f"auto: not structured ({first_line(error)})")
     return None
 
 

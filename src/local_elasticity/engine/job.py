@@ -237,11 +237,10 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
         )
-    _check_alone(bound, one, as_predictions(outputs), together[:1], name)
-    if len(some) > 1:
-        last = take(inputs, some[-1:])
-        with torch.no_grad():
-            _check_alone(bound, last, bound.predict(bound.params, last), together[-1:], name)
+    with torch.no_grad():
+        last = bound.predict(bound.params, take(inputs, some[-1:]))
+    alone = torch.cat([as_predictions(outputs).detach(), last])
+    _check_alone(bound, one, alone, together[[0, -1]], name)
     return outputs, size
 
 
@@ -274,12 +273,12 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
 
 
 def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
-    """An example's prediction is the same alone as among others, and the same twice."""
+    """The predictions of the first and the last example are the same alone as among others, and the same twice."""
     if _equal(alone, together):
         return
     with torch.no_grad():
         again = bound.predict(bound.params, one)
-    if not _equal(alone, again):
+    if not _equal(alone[:1], again):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
     raise ValueError(DEPENDS_ON_BATCH.format(name))
 

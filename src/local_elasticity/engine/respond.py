@@ -159,10 +159,10 @@ def _overflows(response: Response) -> list[str]:
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
     notes: list[str] = []
-    choice = known(job) if engine is None else Choice(engine, "")
+    choice = known(job, notes) if engine is None else Choice(engine, "")
     if choice is not None:
         try:
-            runner = choice.engine.runner(job)
+            runner = choice.runner or choice.engine.runner(job)
             said = [choice.reason] if choice.reason else []
             return _refined(job, choice.engine, runner, Noise.measure(job, runner), said, bar)
         except UNSUPPORTED as error:
@@ -170,7 +170,7 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
                 raise
             bar.done = 0
             what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
-            notes = [f"auto: {what} ({first_line(error)})"]
+            notes.append(f"auto: {what} ({first_line(error)})")
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
     best = race.run(_hopeless(job, race.best.runner, noise))

@@ -79,17 +79,21 @@ class Structured:
 
 
 def two_layer_runner(job: Job) -> TwoLayerRunner | None:
-    """A proved runner for a net that is one of two layers; None for any other."""
+    """A checked runner for a net that is one of two layers; None for any other."""
+    what = _shapes(job), job.plain, job.batch
+    if _not_two_layers.get(job.bound, what):
+        return None
     try:
         runner = TwoLayerRunner(job)
     except NotTwoLayersError:
+        _not_two_layers.put(job.bound, what, True)
         return None
     spot_check(job, TwoLayerRunner)
     return runner
 
 
 def differences_runner(job: Job) -> StructuredRunner:
-    """A proved runner for any net that can be read; an UnsupportedModelError says what cannot."""
+    """A checked runner for any net that can be read; an UnsupportedModelError says what cannot."""
     runner = StructuredRunner(job)
     spot_check(job, StructuredRunner)
     return runner
@@ -208,6 +212,7 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
 
 _proved: ModelCache[bool] = ModelCache()
 _bytes_taken: ModelCache[tuple[int, int]] = ModelCache()
+_not_two_layers: ModelCache[bool] = ModelCache()
 
 
 def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
