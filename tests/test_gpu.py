@@ -28,7 +28,8 @@ def on_gpu(tree, dtype=torch.float64):
 def response_on_gpu(case, engine, dtype=torch.float64, **options):
     model = copy.deepcopy(case.model).to("cuda", dtype)
     problem = le.Problem.of(model, case.loss, **case.options)
-    return le.respond(problem, on_gpu(case.sources, dtype), on_gpu((case.targets, None), dtype), engine=engine, **options)
+    targets = on_gpu(case.targets, dtype), None
+    return le.respond(problem, on_gpu(case.sources, dtype), targets, engine=engine, **options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
