@@ -17,8 +17,8 @@ ENGINE = Path(__file__).parents[1] / "src" / "local_elasticity" / "engine"
 install_import_hook(
     [
         # Triton compiles its functions from their source and their module's names, which a wrapper does not have.
-        *[f"local_elasticity.engine.{part.stem}" for part in ENGINE.iterdir() if part.stem != "flips_triton"],
-        "local_elasticity.measures.relative",
+        *[f"local_elasticity.engine.{part.stem}" for part in ENGINE.iterdir() if part.stem != "fast_paths"],
+        *[f"local_elasticity.engine.fast_paths.{name}" for name in ("flips", "replay", "two_layer")],
         "local_elasticity.measures.relative",
         "local_elasticity.measures.kernel",
         "local_elasticity.measures.stiffness",
