@@ -54,7 +54,7 @@ $(VENV)/.python:
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.python
 	@echo "installing (about two minutes the first time)"
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
 	touch $@
 
 # The tools that are compared with bring a torchvision that does not import beside a CPU build of torch.

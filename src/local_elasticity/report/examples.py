@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from local_elasticity.extras import extra
+
 LARGEST_SIDE = 48
 """Pixels; larger pictures are made smaller."""
 
@@ -73,7 +75,8 @@ def is_picture(kept: str) -> bool:
 
 def encoded(picture: np.ndarray) -> str:
     """A picture [H, W] or [H, W, 3] of uint8 as a data URI: PNG without colour, WebP with it."""
-    from PIL import Image
+    with extra("report"):
+        from PIL import Image
 
     image = Image.fromarray(picture)
     image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import local_elasticity
+from local_elasticity.extras import extra
 from local_elasticity.report.diagnostics import Finding, examine
 from local_elasticity.report.distance import scatter
 from local_elasticity.report.embedding import Matched, matched, principal_places
@@ -140,7 +141,8 @@ def _lines(about: Mapping[str, Any]) -> dict[str, str]:
 
 def _environment() -> Any:
     """Every value is escaped; a name that is not given is an error."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    with extra("report"):
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     return Environment(
         loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -152,7 +154,8 @@ def _asset(name: str) -> str:
 
 
 def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
+    with extra("report"):
+        from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()
     return script

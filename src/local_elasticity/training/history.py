@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
 from local_elasticity.statistics.locality import Locality, locality
@@ -119,7 +120,8 @@ class History:
         """A small card for notebooks: the last probe, and whether to believe it."""
         from local_elasticity.report.card import history_card
 
-        return history_card(self)._repr_html_()
+        with extra("report"):
+            return history_card(self)._repr_html_()
 
     @property
     def steps(self) -> list[int]:
@@ -274,7 +276,8 @@ class History:
     def plot(self, columns: int = 2) -> Figure:
         """The curves of all class pairs with their bands; with many classes, those within and between classes. As wide
         as one column of print or two."""
-        from local_elasticity.report.curves import history_figure
+        with extra("report"):
+            from local_elasticity.report.curves import history_figure
 
         return history_figure(self.frame(), self.numbers, columns)
 
