@@ -208,8 +208,8 @@ def test_a_step_size_is_kept_to_by_landmarks():
         ({"approximation": "sketch", "similarity": "relative"}, "use approximation='landmarks'"),
         ({"approximation": "sketch", "step_size": 1e-3}, "use approximation='landmarks'"),
         ({"approximation": "landmarks", "protocol": "sequential"}, "use protocol='frozen'"),
-        ({"approximation": "landmarks", "n_components": 0}, "n_components: a whole number of at least 1"),
-        ({"approximation": "sketch", "n_components": 1}, "n_components: a whole number of at least 2"),
+        ({"approximation": "landmarks", "n_components": 0}, "n_components: expected a whole number of at least 1"),
+        ({"approximation": "sketch", "n_components": 1}, "n_components: expected a whole number of at least 2"),
     ],
 )
 def test_what_cannot_be_approximated_is_refused(options, words):

@@ -33,7 +33,7 @@ BAD_MEASUREMENTS = {
     "no targets": ((x, y), x[:0], {}, ValueError, "targets: there are no examples"),
     "an empty list of targets": ((x, y), [], {}, ValueError, "targets: there are no examples"),
     "a source short": ((x, y[:5]), None, {}, ValueError, "sources: 6 inputs but labels"),
-    "not a pair": (x, None, {}, TypeError, "sources: a pair"),
+    "not a pair": (x, None, {}, TypeError, "sources: expected a pair"),
     "strings": ((["a"], y), None, {}, TypeError, "sources: inputs must be"),
     "no label tensor": ((x, [1, 2, 3]), None, {}, TypeError, "labels must be a tensor"),
     "uneven pytree": (((x, x[:3]), y), None, {}, ValueError, "sources: inputs of shapes"),
@@ -46,17 +46,35 @@ BAD_MEASUREMENTS = {
     "other device for targets": ((x, y), x.to("meta"), {}, ValueError, "targets: inputs are on meta"),
     "unknown engine": ((x, y), None, {"engine": "warp"}, ValueError, "engine: 'warp'"),
     "no engine": ((x, y), None, {"engine": 3}, TypeError, "engine"),
-    "no update": ((x, y), None, {"update": 0.1}, TypeError, "update: le.SGD"),
+    "no update": ((x, y), None, {"update": 0.1}, TypeError, "update: expected le.SGD"),
     "uneven batches": ((x, y), None, {"source_batch_size": 4}, ValueError, "leave 2 out"),
     "empty batches": ((x, y), None, {"source_batch_size": 0}, ValueError, "source_batch_size"),
-    "batches of a float": ((x, y), None, {"source_batch_size": 2.0}, ValueError, "source_batch_size: a positive whole"),
+    "batches of a float": (
+        (x, y),
+        None,
+        {"source_batch_size": 2.0},
+        ValueError,
+        "source_batch_size: expected a positive whole",
+    ),
     "no memory": ((x, y), None, {"memory": 0}, ValueError, "memory"),
-    "memory in words": ((x, y), None, {"memory": "2GB"}, ValueError, "memory: a positive number of bytes"),
-    "memory not a number": ((x, y), None, {"memory": float("nan")}, ValueError, "memory: a positive number of bytes"),
+    "memory in words": ((x, y), None, {"memory": "2GB"}, ValueError, "memory: expected a positive number of bytes"),
+    "memory not a number": (
+        (x, y),
+        None,
+        {"memory": float("nan")},
+        ValueError,
+        "memory: expected a positive number of bytes",
+    ),
     "whole numbers": ((x.long(), y), None, {}, ValueError, "sources: the model does not take one example of int64"),
     "wrong features": ((x[:, :2], y), None, {}, ValueError, r"sources: the model does not take .* float32 \(1, 2\)"),
     "wrong features of targets": ((x, y), x[:, :2], {}, ValueError, "targets: the model does not take"),
-    "an engine's class": ((x, y), None, {"engine": le.Looped}, TypeError, "engine: a name or an engine such as"),
+    "an engine's class": (
+        (x, y),
+        None,
+        {"engine": le.Looped},
+        TypeError,
+        "engine: expected a name or an engine such as",
+    ),
 }
 
 
@@ -108,8 +126,8 @@ def test_measures_of_the_network_say_what_is_wrong(name):
 
 BAD_PROBLEMS = {
     "unknown loss": (lambda: le.Problem.of(net(), "hinge"), ValueError, "loss: 'hinge'"),
-    "no loss": (lambda: le.Problem.of(net(), 3), TypeError, "loss: a name"),
-    "no model": (lambda: le.Problem.of("net", "mse"), TypeError, "model: an nn.Module"),
+    "no loss": (lambda: le.Problem.of(net(), 3), TypeError, "loss: expected a name"),
+    "no model": (lambda: le.Problem.of("net", "mse"), TypeError, "model: expected an nn.Module"),
     "no gradient": (lambda: le.Problem.of(net().requires_grad_(False), "mse"), ValueError, "requires a gradient"),
     "nothing selected": (lambda: problem(params="conv"), ValueError, "params: nothing is selected"),
     "odd selection": (lambda: problem(params={"w": y}), TypeError, "params"),
@@ -265,7 +283,7 @@ def test_a_source_that_does_not_move_is_a_row_without_values(engine):
 def test_similarity_checks_before_it_works(tmp_path):
     with pytest.raises(ValueError, match="sources: there are no examples"):
         le.similarity(problem(), [])
-    with pytest.raises(TypeError, match="sources: a pair"):
+    with pytest.raises(TypeError, match="sources: expected a pair"):
         le.similarity(problem(), x[:1])
     with pytest.raises(ValueError, match="measure: 'size'"):
         le.similarity(problem(), (x, y), measure="size")
@@ -302,7 +320,7 @@ def test_measures_say_what_is_wrong():
         le.stiffness(problem(), (x, y), form="tan")
     with pytest.raises(ValueError, match="reduce"):
         le.ntk(problem(), x, reduce="sum")
-    with pytest.raises(ValueError, match="level: a share between 0 and 1"):
+    with pytest.raises(ValueError, match="level: expected a share between 0 and 1"):
         le.class_pairs(torch.eye(3), [0, 0, 1], level=95)
     with pytest.raises(ValueError, match="square"):
         le.symmetrized(torch.zeros(2, 3))

@@ -290,9 +290,9 @@ def test_tokens_go_to_a_network_of_ones_own_as_they_are(options):
 def test_what_is_no_token_is_refused():
     X, _, A = sentences()
     model = small(network=Reader, epochs=1).fit(X)
-    with pytest.raises(ValueError, match="X: whole numbers are wanted"):
+    with pytest.raises(ValueError, match="X: expected whole numbers"):
         model.predict(X + 0.5)
-    with pytest.raises(ValueError, match="auxiliary: whole numbers are wanted"):
+    with pytest.raises(ValueError, match="auxiliary: expected whole numbers"):
         model.fit(X, auxiliary=A + 0.5)
     with pytest.raises(ValueError, match='auxiliary: "noise" has no whole numbers'):
         model.set_params(auxiliary="noise").fit(X)
@@ -464,28 +464,28 @@ BAD_INPUT = {
     "sparse": (scipy.sparse.csr_array(points), {}, TypeError, "[Ss]parse"),
     "text": (np.array([["a"], ["b"]]), {}, ValueError, "could not convert|string"),
     "too many clusters": (points, {"n_clusters": 7}, ValueError, "n_samples=6 should be >= n_clusters=7"),
-    "no clusters": (points, {"n_clusters": 0}, ValueError, "n_clusters: a whole number"),
+    "no clusters": (points, {"n_clusters": 0}, ValueError, "n_clusters: expected a whole number"),
     "constant": (np.ones((6, 3)), {}, ValueError, "every feature is constant"),
     "other features": (points, {"auxiliary": np.ones((4, 2))}, ValueError, r"auxiliary: samples of shape \(2,\)"),
     "unknown auxiliary": (points, {"auxiliary": "other"}, ValueError, "auxiliary: 'other' is not one of"),
     "auxiliary NaN": (points, {"auxiliary": np.full((4, 3), np.nan)}, ValueError, "auxiliary contains NaN"),
     "unknown network": (points, {"network": "vgg"}, ValueError, "network: 'vgg' is not one of fnn, linear, resnet"),
     "no width": (points, {"network": "fnn-wide"}, ValueError, "network: 'fnn-wide' is not one of"),
-    "no network": (points, {"network": 3}, TypeError, "network: a name, a factory or an nn.Module"),
+    "no network": (points, {"network": 3}, TypeError, "network: expected a name, a factory or an nn.Module"),
     "no module": (points, {"network": lambda shape: 3}, TypeError, "network: the factory must return"),
     "no images": (points, {"network": "cnn"}, ValueError, 'network: "cnn" wants square images'),
-    "two outputs": (points, {"network": nn.Linear(3, 2)}, ValueError, "network: one output for each"),
+    "two outputs": (points, {"network": nn.Linear(3, 2)}, ValueError, "network: expected one output for each"),
     "no probabilities": (points, {"network": nn.Linear(3, 1), "loss": "bce"}, ValueError, "ends? in nn.Sigmoid"),
     "unknown similarity": (points, {"similarity": "cosine"}, ValueError, "similarity: 'cosine' is not one of"),
     "unknown loss": (points, {"loss": "hinge"}, ValueError, "loss: 'hinge' is not one of l2, bce"),
     "unknown protocol": (points, {"protocol": "loop"}, ValueError, "protocol: 'loop' is not one of"),
     "unknown init": (points, {"init": "zero"}, ValueError, "init: 'zero' is not one of"),
     "unknown reading": (points, {"reading": "as_dreamt"}, ValueError, "reading: 'as_dreamt' is not one of"),
-    "no step": (points, {"step_size": 0}, ValueError, "step_size: a positive, finite number"),
-    "backwards": (points, {"learning_rate": -1.0}, ValueError, "learning_rate: a positive, finite number"),
+    "no step": (points, {"step_size": 0}, ValueError, "step_size: expected a positive, finite number"),
+    "backwards": (points, {"learning_rate": -1.0}, ValueError, "learning_rate: expected a positive, finite number"),
     "unknown device": (points, {"device": "abc"}, ValueError, "device: 'abc' is not available here"),
     "other network": (points, {"network": nn.Linear(4, 1)}, ValueError, "network: it does not read samples"),
-    "no epochs": (points, {"epochs": 0}, ValueError, "epochs: a whole number"),
+    "no epochs": (points, {"epochs": 0}, ValueError, "epochs: expected a whole number"),
 }
 
 

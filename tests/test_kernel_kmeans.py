@@ -110,12 +110,12 @@ def test_equal_points_fill_every_cluster():
 
 
 BAD_KERNELS = {
-    "not square": (np.ones((3, 2)), {}, "X: a square kernel"),
+    "not square": (np.ones((3, 2)), {}, "X: expected a square kernel"),
     "not symmetric": (np.triu(np.ones((3, 3))), {}, "X: the kernel is not symmetric"),
     "not finite": (np.full((3, 3), np.nan), {}, "NaN"),
     "too few": (np.eye(2), {"n_clusters": 3}, "n_samples=2 should be >= n_clusters=3"),
-    "no clusters": (np.eye(2), {"n_clusters": 0}, "n_clusters: a whole number"),
-    "half a start": (np.eye(2), {"n_init": 0.5}, "n_init: a whole number"),
+    "no clusters": (np.eye(2), {"n_clusters": 0}, "n_clusters: expected a whole number"),
+    "half a start": (np.eye(2), {"n_init": 0.5}, "n_init: expected a whole number"),
     "unknown start": (np.eye(2), {"init": "farthest"}, "init: 'farthest' is not one of"),
     "unknown algorithm": (np.eye(2), {"algorithm": "elkan"}, "algorithm: 'elkan' is not one of"),
 }

@@ -347,14 +347,14 @@ def other_model():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"every": 0}, "every: a positive whole number"),
+        ({"every": 0}, "every: expected a positive whole number"),
         ({"every": 5, "schedule": [1]}, "every, schedule: give one"),
         ({"schedule": []}, "schedule: none of its steps"),
         ({"schedule": [-3]}, "never fire"),
-        ({"schedule": "often"}, "schedule: steps"),
-        ({"schedule": [0.5, 1.7]}, "schedule: steps are whole numbers, counted from 0, not 0.5"),
+        ({"schedule": "often"}, "schedule: expected steps"),
+        ({"schedule": [0.5, 1.7]}, "schedule: expected steps are whole numbers, counted from 0, not 0.5"),
         ({"budget": None}, "every, schedule: give one of them where budget is None"),
-        ({"budget": -0.1}, "budget: a positive share"),
+        ({"budget": -0.1}, "budget: expected a positive share"),
         ({"loss": None}, "loss: a bare model needs one"),
         ({"measures": ()}, "measure: expected at least one"),
         ({"measures": ("elastic",)}, "measure: 'elastic' is not one of"),
@@ -443,7 +443,7 @@ def test_probes_come_in_order_too():
 
 @pytest.mark.parametrize("step", [None, 1.5, "1"])
 def test_steps_are_whole_numbers(step):
-    with pytest.raises(TypeError, match="step: a whole number"):
+    with pytest.raises(TypeError, match="step: expected a whole number"):
         small_monitor().step(step)
 
 

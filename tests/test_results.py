@@ -130,7 +130,7 @@ def test_it_can_be_drawn(problem, tmp_path):
 def test_figures_fill_one_column_or_two(problem):
     S = le.similarity(problem, (x, y))
     assert [S.le.plot(columns=columns).get_figwidth() for columns in (1, 2)] == [3.4, 7.0]
-    with pytest.raises(ValueError, match="columns: 1 or 2 is wanted, not 3"):
+    with pytest.raises(ValueError, match="columns: expected 1 or 2, got 3"):
         S.le.plot(columns=3)
 
 

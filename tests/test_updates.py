@@ -177,7 +177,7 @@ def test_fresh_adam_is_nearly_the_sign():
 def test_step_sizes_are_positive_and_finite(rule, step_size):
     with pytest.raises(ValueError, match="step_size"):
         rule(step_size)
-    with pytest.raises(ValueError, match="weight_decay: a finite number, zero or more"):
+    with pytest.raises(ValueError, match="weight_decay: expected a finite number, zero or more"):
         rule(1e-3, weight_decay="a")
 
 

@@ -89,7 +89,6 @@ _ROOMS = ("clustering", "data", "emergence", "models", "theory", "training")
 __all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
 
 
-
 def _version() -> str:
     """The installed version; that of the source tree where it is run from there."""
     try:

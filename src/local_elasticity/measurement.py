@@ -120,6 +120,11 @@ class Measurement:
         return self.targets is None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What similarities are kept in."""
+        return torch.float64 if self.problem.precision == torch.float64 else torch.float32
+
+    @property
     def takes_steps(self) -> bool:
         """Whether a measure needs the response to updates."""
         return any(measure.takes_steps for measure in self.measures)
@@ -187,7 +192,10 @@ class Measurement:
         measure are not divided yet."""
         if measure.takes_steps:
             assert response is not None
-            scores = measure.scores(response)
+            try:
+                scores = measure.scores(response)
+            except (AttributeError, NameError, TypeError, KeyError, IndexError) as error:
+                raise ValueError(f"measure: {measure.name} fails ({type(error).__name__}: {error})") from error
         else:
             scores = measure.scores(
                 self.problem, self.sources, self._targets(measure), memory=self.memory, progress=progress
@@ -197,6 +205,7 @@ class Measurement:
                 f"measure: {measure.name} gives {tuple(scores.values.shape)}, not a tensor of shape "
                 f"{(self.n, self.m)}, one number for each source and target"
             )
+        scores = replace(scores, values=scores.values.to(self.dtype))
         if measure.normalize is None or not self.square:
             return scores
         assert scores.own is not None
@@ -220,7 +229,8 @@ def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
     """An option about steps is an error where no measure takes any."""
     if given and measures and not any(measure.takes_steps for measure in measures):
         names = " and ".join(measure.name for measure in measures)
-        raise ValueError(f"{given[0]}: {names} takes no step, so that it has no effect; leave it out")
+        takes = "takes" if len(measures) == 1 else "take"
+        raise ValueError(f"{given[0]}: {names} {takes} no step, so {given[0]}= would have no effect; leave it out")
 
 
 def _copied(examples: Any, rows: slice) -> Any:

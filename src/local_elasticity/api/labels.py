@@ -26,7 +26,8 @@ def labelled(
     own = {own_names.format(name): ("source", values) for name, values in own_values(measure, scores).items()}
     values = as_array(scores.values)
     found = xr.DataArray(values, coords={**coords, **own}, dims=("source", "target"), name="similarity")
-    found.attrs = {"measure": measure.name, "reading": "as_defined", "unresolved": unresolved_share(values), **attrs}
+    about_it = {"measure": measure.name, "words": measure.words, "reading": "as_defined"}
+    found.attrs = {**about_it, "unresolved": unresolved_share(values), **attrs}
     return found
 
 

@@ -88,7 +88,7 @@ class BlockWork:
     @property
     def dtype(self) -> str:
         """What similarities are kept in."""
-        return "float64" if self.measurement.problem.precision == torch.float64 else "float32"
+        return str(self.measurement.dtype).removeprefix("torch.")
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -149,6 +149,7 @@ class BlockWork:
         return attrs_as_stored(
             {
                 "measure": self.measure.name,
+                "words": self.measure.words,
                 "reading": "as_defined",
                 "unresolved": unresolved,
                 **about(measurement, self.measure, engine, [*measurement.problem.notes(), *plan.notes]),

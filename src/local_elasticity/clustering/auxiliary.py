@@ -34,7 +34,7 @@ def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) ->
         return np.asarray(drawn.reshape(X.shape))
     A = check_array(auxiliary, dtype="numeric", allow_nd=True, input_name="auxiliary")
     if X.dtype.kind in "iu" and A.dtype.kind not in "iu":
-        raise ValueError(f"auxiliary: whole numbers are wanted, as in X, not {A.dtype}")
+        raise ValueError(f"auxiliary: expected whole numbers (as in X), got {A.dtype}")
     if A.shape[1:] != X.shape[1:]:
         raise ValueError(f"auxiliary: samples of shape {A.shape[1:]}, but X has samples of shape {X.shape[1:]}")
     return np.asarray(A, dtype=X.dtype)

@@ -127,5 +127,5 @@ def pretrained_features(
 def _images(images: Any) -> Tensor:
     x = torch.as_tensor(np.asarray(images), dtype=torch.float32)
     if x.ndim not in (3, 4):
-        raise ValueError(f"images: [n, H, W] or [n, C, H, W] is wanted, not shape {tuple(x.shape)}")
+        raise ValueError(f"images: expected [n, H, W] or [n, C, H, W], got shape {tuple(x.shape)}")
     return x[:, None] if x.ndim == 3 else x

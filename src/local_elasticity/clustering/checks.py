@@ -16,13 +16,13 @@ class UnusableSimilarityError(ValueError):
 def check_count(name: str, value: Any, *, least: int = 1) -> None:
     """A whole number from `least` on."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ValueError(f"{name}: a whole number of at least {least} is wanted, not {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
 
 
 def check_positive(name: str, value: Any) -> None:
     """A positive, finite number."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < float("inf"):
-        raise ValueError(f"{name}: a positive, finite number is wanted, not {value!r}")
+        raise ValueError(f"{name}: expected a positive, finite number, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -198,7 +198,7 @@ def _nearest(K: Array, seeds: Array) -> Array:
 
 def _symmetric(K: Array) -> Array:
     if K.shape[0] != K.shape[1]:
-        raise ValueError(f"X: a square kernel matrix is wanted, not one of shape {K.shape}")
+        raise ValueError(f"X: expected a square kernel matrix, got shape {K.shape}")
     if np.abs(K - K.T).max() > SYMMETRIC * np.abs(K).max():
         raise ValueError("X: the kernel is not symmetric; pass (K + K.T) / 2, as le.symmetrized does")
     return np.asarray((K + K.T) / 2)

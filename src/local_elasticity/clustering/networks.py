@@ -43,7 +43,7 @@ def build_network(network: str | Factory | nn.Module, shape: Shape, *, loss: str
             net = _named(network, shape)
             return nn.Sequential(*_layers(net), nn.Sigmoid()) if loss == "bce" else net
         if not callable(network):
-            raise TypeError(f"network: a name, a factory or an nn.Module is wanted, not {type(network).__name__}")
+            raise TypeError(f"network: expected a name, a factory or an nn.Module, got {type(network).__name__}")
         made = network(tuple(shape))
     if not isinstance(made, nn.Module):
         raise TypeError(f"network: the factory must return an nn.Module, not {type(made).__name__}")
@@ -55,7 +55,7 @@ def check_outputs(net: nn.Module, x: Tensor, loss: str) -> None:
     outputs = _outputs(net, x)
     if not isinstance(outputs, Tensor) or outputs.numel() != len(x):
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"network: one output for each of {len(x)} examples is wanted, not {what}")
+        raise ValueError(f"network: expected one output for each of {len(x)} examples, got {what}")
     if loss == "bce" and not ((outputs >= 0) & (outputs <= 1)).all():
         raise ValueError('network: loss="bce" wants probabilities; let the network end in nn.Sigmoid()')
 

@@ -57,5 +57,5 @@ class AsTheyAre:
     def __call__(self, X: Array) -> Array:
         """In int64, as embeddings want them."""
         if X.dtype.kind not in "iu":
-            raise ValueError(f"X: whole numbers are wanted, as it was fitted on, not {X.dtype}")
+            raise ValueError(f"X: expected whole numbers (as it was fitted on), got {X.dtype}")
         return X.astype(np.int64)

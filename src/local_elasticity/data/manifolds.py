@@ -50,7 +50,7 @@ def manifold(name: str, n: int = 100, *, seed: int = 0, reading: Reading = "as_d
     if name not in MANIFOLDS:
         raise ValueError(f"name: {name!r} is not one of {', '.join(MANIFOLDS)}")
     if n < 4 or n % 4:
-        raise ValueError(f"n: a multiple of 4 is wanted, not {n!r}")
+        raise ValueError(f"n: expected a multiple of 4, got {n!r}")
     blue, red, geodesic = MANIFOLDS[name](np.random.default_rng(seed), n // 2, reading)
     labels = torch.cat([torch.ones(n // 2), torch.zeros(n // 2)]).double()
     points = torch.from_numpy(np.concatenate([blue, red]))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 def check_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}: a positive number is wanted, not {value!r}")
+        raise ValueError(f"{name}: expected a positive number, got {value!r}")
 
 
 def check_not_negative(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: a number of at least 0 is wanted, not {value!r}")
+        raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
 
 
 def check_finite(name: str, values: Tensor) -> None:
@@ -29,7 +29,7 @@ def check_stream(name: str, stream: object, labels: Tensor | None, *, labels_nam
     """What is no tensor must be batches (features, labels), and then there are no other labels."""
     if isinstance(stream, np.ndarray) or not isinstance(stream, Iterable):
         raise TypeError(
-            f"{name}: a tensor [n, p] or a stream of features is wanted, not {type(stream).__name__}; "
+            f"{name}: expected a tensor [n, p] or a stream of features, got {type(stream).__name__}; "
             "torch.as_tensor makes a tensor"
         )
     if labels is not None:
@@ -39,9 +39,9 @@ def check_stream(name: str, stream: object, labels: Tensor | None, *, labels_nam
 def checked_features(name: str, features: Tensor) -> Tensor:
     """[n, p] with n at least 1, in float64."""
     if not isinstance(features, Tensor):
-        raise TypeError(f"{name}: a tensor [n, p] is wanted, not {type(features).__name__}; torch.as_tensor makes one")
+        raise TypeError(f"{name}: expected a tensor [n, p], got {type(features).__name__}; torch.as_tensor makes one")
     if features.ndim != 2 or not features.numel():
-        raise ValueError(f"{name}: shape [n, p] is wanted, not {tuple(features.shape)}; flatten what follows the rows")
+        raise ValueError(f"{name}: expected shape [n, p], got {tuple(features.shape)}; flatten what follows the rows")
     check_finite(name, features)
     return features.detach().double()
 
@@ -49,7 +49,7 @@ def checked_features(name: str, features: Tensor) -> Tensor:
 def checked_labels(labels: Tensor, count: int) -> Tensor:
     labels = torch.as_tensor(labels)
     if labels.shape != (count,):
-        raise ValueError(f"labels: one class for each of the {count} rows is wanted, not shape {tuple(labels.shape)}")
+        raise ValueError(f"labels: expected one class for each of the {count} rows, got shape {tuple(labels.shape)}")
     if labels.is_floating_point() and bool((labels != labels.round()).any()):
         raise ValueError("labels: classes are whole numbers")
     return labels.long()

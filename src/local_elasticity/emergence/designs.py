@@ -106,7 +106,7 @@ def training_data(
     if kind not in NOISES:
         raise ValueError(f"kind: {kind!r} is not one of {', '.join(NOISES)}")
     if n < 2 or n % 2:
-        raise ValueError(f"n: an even number is wanted, for two classes of the same size, not {n}")
+        raise ValueError(f"n: expected an even number (for two classes of the same size), got {n}")
     check_positive("mean_norm", mean_norm)
     generator = generator_for("task", seed)
     v = mean_norm * torch.nn.functional.normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)

@@ -66,9 +66,9 @@ class FeatureMeasure:
         if isinstance(self.measure, str) and self.measure not in known:
             raise ValueError(f"measure: {self.measure!r} is not one of {', '.join(known)}")
         if not isinstance(self.measure, str) and not callable(self.measure):
-            raise TypeError(f"measure: a name or a function (features, labels) is wanted, not {self.measure!r}")
+            raise TypeError(f"measure: expected a name or a function (features, labels), got {self.measure!r}")
         if not isinstance(self.features, FeatureStream):
-            raise TypeError("features: a FeatureStream is wanted; stream_features(model, loader, layer=...) makes one")
+            raise TypeError("features: expected a FeatureStream; stream_features(model, loader, layer=...) makes one")
         if (self.measure == "train_unseen_similarity") != (self.train is not None):
             raise ValueError("train: the training task's features go with train_unseen_similarity, and with it alone")
 

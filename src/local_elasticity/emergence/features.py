@@ -37,7 +37,7 @@ def feature_extractor(model: Callable[..., Any], layer: str | None = None) -> Ex
         if layer is not None:
             raise ValueError("layer: only an nn.Module has named layers; leave it out for a callable")
         if not callable(model):
-            raise TypeError(f"model: an nn.Module or a callable is wanted, not {type(model).__name__}")
+            raise TypeError(f"model: expected an nn.Module or a callable, got {type(model).__name__}")
         return lambda inputs: _flat(model(inputs))
     modules = dict(model.named_modules())
     if layer is not None and layer not in modules:
@@ -80,7 +80,7 @@ def gathered(
         stream = features if isinstance(features, FeatureStream) else FeatureStream(lambda rows: rows, features)
         return stream.gathered()
     if labels is None:
-        raise ValueError(f"{labels_name}: a class for each row is wanted")
+        raise ValueError(f"{labels_name}: expected a class for each row")
     return features, labels
 
 

@@ -116,9 +116,9 @@ def train_covariance(X: Float[Tensor, "n d"], y: Float[Tensor, " n"]) -> Float[T
 
 def _checked(network: TwoLayer, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if X.ndim != 2 or X.shape[1] != network.inputs:
-        raise ValueError(f"X: shape [n, {network.inputs}] is wanted, not {tuple(X.shape)}")
+        raise ValueError(f"X: expected shape [n, {network.inputs}], got {tuple(X.shape)}")
     if y.shape != X.shape[:1]:
-        raise ValueError(f"y: one label for each of the {len(X)} rows of X is wanted, not shape {tuple(y.shape)}")
+        raise ValueError(f"y: expected one label for each of the {len(X)} rows of X, got shape {tuple(y.shape)}")
     X, y = X.to(network.W.dtype), y.to(network.W.dtype)
     check_finite("X", X)
     check_finite("y", y)

@@ -192,7 +192,7 @@ def _found_by_chance(good: Tensor, among: Tensor, places: Tensor, most: int) -> 
 def _read(features: Tensor | Batches, labels: Tensor | None) -> tuple[Tensor, Tensor]:
     features, labels = gathered(features, labels)
     if features.ndim != 2 or not features.numel():
-        raise ValueError(f"features: shape [n, p] is wanted, not {tuple(features.shape)}")
+        raise ValueError(f"features: expected shape [n, p], got {tuple(features.shape)}")
     check_finite("features", features)
     floating = features.detach() if features.is_floating_point() else features.double()
     return floating, checked_labels(labels, len(features)).to(features.device)

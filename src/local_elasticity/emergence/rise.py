@@ -17,7 +17,7 @@ def rise_curve(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """
     Y = np.asarray(values, dtype=float)
     if Y.ndim != 1 or len(Y) < 2:
-        raise ValueError("values: at least two numbers in the order of s are wanted")
+        raise ValueError("values: expected at least two numbers in the order of s")
     if not np.isfinite(Y).all():
         raise ValueError("values: they hold NaN or infinity")
     whole = Y[-1] - Y[0]
@@ -33,7 +33,7 @@ def half_rise(s: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndar
     s = np.asarray(s, dtype=float)
     u = rise_curve(values)
     if s.shape != u.shape or (np.diff(s) <= 0).any():
-        raise ValueError("s: as many rising numbers as there are values are wanted")
+        raise ValueError("s: expected as many rising numbers as there are values")
     if np.isnan(u).any():
         return float("nan")
     after = int(np.flatnonzero(u >= 0.5)[0])

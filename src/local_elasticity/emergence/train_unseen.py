@@ -54,7 +54,7 @@ def task_covariance(X: Tensor | Batches, y: Tensor | None) -> tuple[Tensor, Tens
     X, y = gathered(X, y, name="X", labels_name="y")
     rows = checked_features("X", X)
     if y.shape != rows.shape[:1]:
-        raise ValueError(f"y: one label for each of the {len(rows)} rows of X is wanted, not shape {tuple(y.shape)}")
+        raise ValueError(f"y: expected one label for each of the {len(rows)} rows of X, got shape {tuple(y.shape)}")
     names = y.unique()
     if len(names) < 2:
         raise ValueError("y: all labels are alike; a task has at least two classes")

@@ -62,7 +62,7 @@ def check_sources(sources: Any, name: str = "sources") -> None:
         raise ValueError(f"{name}: {NO_EXAMPLES}")
     if not isinstance(sources, (tuple, list)) or len(sources) != 2:
         raise TypeError(
-            f"{name}: a pair (inputs, labels), a Dataset or a DataLoader is wanted, not {type(sources).__name__}"
+            f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}"
         )
 
 

@@ -201,7 +201,7 @@ class Engine(Protocol):
 
 def _check_batches(n: int, batch: int) -> None:
     if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
-        raise ValueError(f"source_batch_size: a positive whole number is wanted, not {batch!r}")
+        raise ValueError(f"source_batch_size: expected a positive whole number, got {batch!r}")
     if n % batch:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
@@ -268,7 +268,7 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
         )
     if not outputs.is_floating_point():
-        raise TypeError(f"model: its outputs are {outputs.dtype}; real floating-point numbers are wanted")
+        raise TypeError(f"model: its outputs are {outputs.dtype}; expected real floating-point numbers")
     return outputs, size
 
 

@@ -32,7 +32,7 @@ class Looped:
 
     def __post_init__(self) -> None:
         if self.at_once is not None and self.at_once < 1:
-            raise ValueError(f"at_once: a positive whole number is wanted, not {self.at_once!r}")
+            raise ValueError(f"at_once: expected a positive whole number, got {self.at_once!r}")
 
     @property
     def exact(self) -> bool:

@@ -137,7 +137,7 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
         function, usual = LOSSES[loss]
         return loss, function, kind or usual
     if not callable(loss):
-        raise TypeError(f"loss: a name or a callable (outputs, labels) → scalar is wanted, not {type(loss).__name__}")
+        raise TypeError(f"loss: expected a name or a callable (outputs, labels) → scalar, got {type(loss).__name__}")
     known = TORCH.get(type(loss) if isinstance(loss, nn.Module) else loss)
     if known is not None and _as_by_default(loss):
         return resolve_loss(known, kind)

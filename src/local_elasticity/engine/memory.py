@@ -63,7 +63,7 @@ def budget_of(memory: int | None, device: torch.device) -> int:
     if memory is None:
         return int(SHARE_OF_FREE * available(device))
     if isinstance(memory, bool) or not isinstance(memory, Real) or not 0 < memory < math.inf:
-        raise ValueError(f"memory: a positive number of bytes is wanted, not {memory!r}")
+        raise ValueError(f"memory: expected a positive number of bytes, got {memory!r}")
     return int(memory)
 
 

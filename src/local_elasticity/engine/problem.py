@@ -83,9 +83,7 @@ class Problem:
         if output is not None and not callable(output):
             raise TypeError(f"output: expected a function such as lambda out: out.logits, got {output!r}")
         if not callable(model):
-            raise TypeError(
-                f"model: an nn.Module or a function f(params, inputs) is wanted, not {type(model).__name__}"
-            )
+            raise TypeError(f"model: expected an nn.Module or a function f(params, inputs), got {type(model).__name__}")
         name, function, kind = resolve_loss(loss, kind)
         if mode not in ("eval", "train"):
             raise ValueError(f'mode: "eval" or "train", not {mode!r}')
@@ -421,7 +419,7 @@ def selected(model: Callable[..., Any], params: Selector | None) -> tuple[str, .
     elif callable(params):
         chosen = [name for name, p in floating.items() if params(name, p)]
     else:
-        raise TypeError("params: a regular expression or a predicate (name, parameter) → bool is wanted for a module")
+        raise TypeError("params: expected a regular expression or a predicate (name, parameter) → bool for a module")
     if not chosen:
         raise ValueError(f"params: nothing is selected; the parameters are named {', '.join(list(floating)[:8])}, …")
     return tuple(chosen)

@@ -144,7 +144,7 @@ def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
             return Linearized() if approximate else None
         engine = ENGINES[engine]()
     if isinstance(engine, type) or not isinstance(engine, Engine):
-        raise TypeError(f"engine: a name or an engine such as le.Looped() is wanted, not {engine!r}")
+        raise TypeError(f"engine: expected a name or an engine such as le.Looped(), got {engine!r}")
     return engine
 
 

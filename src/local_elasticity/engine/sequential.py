@@ -246,5 +246,5 @@ def _checked_record(record: Any, job: Job) -> Tensor:
         return torch.ones(job.n, dtype=torch.bool, device="cpu")
     recorded = torch.as_tensor(record, dtype=torch.bool, device="cpu")
     if recorded.shape != (job.n,) or not recorded.any():
-        raise ValueError(f"record: a boolean for each of {job.n} steps is wanted, at least one of them true")
+        raise ValueError(f"record: expected a boolean for each of {job.n} steps, at least one of them true")
     return recorded

@@ -51,7 +51,7 @@ def check_update(update: Any) -> None:
     if isinstance(update, torch.optim.Optimizer):
         raise TypeError("update: an optimizer was given; wrap it: le.FromOptimizer(optimizer)")
     if not isinstance(update, Update):
-        raise TypeError(f"update: le.SGD(…), le.Adam(…) or le.FromOptimizer(…) is wanted, not {update!r}")
+        raise TypeError(f"update: expected le.SGD(…), le.Adam(…) or le.FromOptimizer(…), got {update!r}")
 
 
 def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
@@ -350,8 +350,8 @@ def _checked(name: str, value: Any, *, zero: bool = False) -> float:
     """A finite number that is positive, or zero where that may be, as a float."""
     number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):
-        wanted = "a finite number, zero or more," if zero else "a positive, finite number"
-        raise ValueError(f"{name}: {wanted} is wanted, not {value!r}")
+        wanted = "a finite number, zero or more" if zero else "a positive, finite number"
+        raise ValueError(f"{name}: expected {wanted}, got {value!r}")
     return float(value)
 
 

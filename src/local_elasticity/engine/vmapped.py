@@ -31,7 +31,7 @@ class Vmapped:
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk: a positive whole number is wanted, not {self.chunk!r}")
+            raise ValueError(f"chunk: expected a positive whole number, got {self.chunk!r}")
 
     @property
     def exact(self) -> bool:

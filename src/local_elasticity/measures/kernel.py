@@ -101,7 +101,7 @@ def symmetrized(S: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
             [2., 1.]])
     """
     if S.shape[0] != S.shape[1]:
-        raise ValueError(f"symmetrized: a square matrix is wanted, not one of shape {tuple(S.shape)}")
+        raise ValueError(f"symmetrized: expected a square matrix, got shape {tuple(S.shape)}")
     return (S + S.T) / 2
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from local_elasticity.shapes import Float
@@ -19,7 +20,7 @@ class Scores:
     """What a measure gives.
 
     Attributes:
-        values: one number for every source and target, [n, m]; NaN where a pair is not resolved.
+        values: one number for every source and target, [n, m]; set those to NaN that rounding hides.
         own: what the measure divides by: each source's own value, [n].
         floor: the least own value that is resolved, [n].
     """
@@ -37,7 +38,7 @@ class Measure:
 
     Args:
         name: what it is called in arguments and results.
-        words: half a sentence for pages and docs, such as "how far a target moves".
+        words: completes "The number for a pair says …" on the page, such as "how far a target moves".
         compute: response → a tensor [n, m] or `Scores`. If `needs` is not `"response"`, it is called with
             (problem, sources, targets, memory=, progress=), and targets are None where they are the sources.
         needs: `"response"` (one update on each source), `"gradients"` or `"activations"` (no update).
@@ -85,13 +86,20 @@ class Measure:
         return "source_change" if self.normalize is None else "source_kernel"
 
     def scores(self, *args: Any, **options: Any) -> Scores:
-        """Call `compute`, and check what it gives."""
+        """Call `compute`, and check what it gives. Rows whose own value is below the floor are NaN."""
         found = self.compute(*args, **options)
         scores = found if isinstance(found, Scores) else Scores(found)
-        values = scores.values
-        if not isinstance(values, Tensor) or values.ndim != 2:
+        values, own, floor = scores.values, scores.own, scores.floor
+        if not isinstance(values, Tensor) or values.ndim != 2 or values.layout is not torch.strided:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
                 f"measure: {self.name} gives {shape}, not a tensor [sources, targets] with one number for each pair"
             )
-        return scores
+        for name, one in (("own", own), ("floor", floor)):
+            if one is not None and tuple(one.shape) != (len(values),):
+                raise ValueError(f"measure: {self.name} gives {name} of shape {tuple(one.shape)}, not [{len(values)}]")
+        if not values.is_floating_point():
+            values = values.to(torch.get_default_dtype())
+        if own is not None and floor is not None:
+            values = torch.where((own >= floor)[:, None], values, torch.nan)
+        return Scores(values, own, floor)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -52,7 +53,7 @@ def measure(name: str, *, words: str, **flags: Any) -> Callable[[Function], Func
 
     Args:
         name: what it is called in arguments and results.
-        words: half a sentence for pages and docs.
+        words: completes "The number for a pair says …" on the page.
         flags: as for `le.Measure`, such as signed=True.
 
     Returns:
@@ -72,6 +73,10 @@ def measure(name: str, *, words: str, **flags: Any) -> Callable[[Function], Func
     """
     if any(name == one.name for one in OURS):
         raise ValueError(f"name: {name!r} is a measure of local_elasticity; choose another name")
+    known = [one.name for one in fields(Measure)[3:]]
+    for flag in flags:
+        if flag not in known:
+            raise TypeError(f"{flag}: expected one of {', '.join(known)}")
 
     def register(function: Function) -> Function:
         _by_name[name] = Measure(name, words, function, **flags)

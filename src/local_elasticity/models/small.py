@@ -35,7 +35,7 @@ def fnn(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: {activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if layers < 1:
-        raise ValueError(f"layers: at least one is wanted, not {layers!r}")
+        raise ValueError(f"layers: expected at least one, got {layers!r}")
     sizes = [inputs, *[width] * (layers - 1), outputs]
     modules: list[nn.Module] = [nn.Flatten()]
     for i in range(layers):

@@ -40,7 +40,8 @@ def similarity_card(S: xr.DataArray) -> Card:
     """The card of one labelled similarity."""
     classes = [carried(S, name) for name in ("source_class", "target_class")]
     own, floor = carried(S, "source_change"), carried(S, "source_floor")
-    panel = Panel(str(S.attrs.get("measure", "similarity")), np.asarray(S.values)[None], (), own, floor)
+    measure, words = str(S.attrs.get("measure", "similarity")), str(S.attrs.get("words", ""))
+    panel = Panel(measure, np.asarray(S.values)[None], (), own, floor, words)
     sides = [Side(np.arange(size), labels) for size, labels in zip(S.shape, classes, strict=True)]
     square = bool(S.attrs.get("targets_are_sources"))
     return run_card(Run("similarity", "similarity", (panel,), sides[0], sides[1], square))
@@ -69,7 +70,7 @@ def run_card(run: Run) -> Card:
         parts.append(
             Markup("<div><b>{}</b>: {}{}<br>{}{}<br><small>{}</small></div>").format(
                 shown(panel.measure),
-                words_of(panel.measure),
+                panel.words or words_of(panel.measure),
                 steps,
                 Markup('<img alt="similarity matrix" width="200" src="{}">').format(_picture(run, panel)),
                 _table(pairs) if pairs is not None else "",

@@ -52,7 +52,7 @@ def figure(width: float = ONE_COLUMN, height: float = 2.6) -> Figure:
 def width_of(columns: int) -> float:
     """The width of one column of print, or of two."""
     if columns not in (1, 2):
-        raise ValueError(f"columns: 1 or 2 is wanted, not {columns}")
+        raise ValueError(f"columns: expected 1 or 2, got {columns!r}. To save the figure: S.le.plot().savefig('x.png')")
     return (ONE_COLUMN, TWO_COLUMNS)[columns - 1]
 
 

@@ -136,7 +136,8 @@ def _of_similarity(name: str, several: Sequence[xr.DataArray], notes: Sequence[s
 
 def _panel(S: xr.DataArray) -> Panel:
     measure = str(S.attrs.get("measure", S.name or "similarity"))
-    return Panel(measure, np.asarray(S.values)[None], (), carried(S, "source_change"), carried(S, "source_floor"))
+    own, floor = carried(S, "source_change"), carried(S, "source_floor")
+    return Panel(measure, np.asarray(S.values)[None], (), own, floor, str(S.attrs.get("words", "")))
 
 
 def _side(S: xr.DataArray, axis: str) -> Side:
@@ -203,14 +204,14 @@ def _over_time(
     notes: Mapping[Any, str],
 ) -> Run:
     """A run of probes (step, similarities of the measures, seconds, measures of features)."""
-    steps = tuple(probe[0] for probe in probes)
+    steps, words = tuple(probe[0] for probe in probes), about.get("words", {})
     panels = [
-        Panel(measure, np.stack([np.asarray(probe[1][place]) for probe in probes]), steps)
+        Panel(measure, np.stack([np.asarray(probe[1][place]) for probe in probes]), steps, words=words.get(measure, ""))
         for place, measure in enumerate(measures)
         if probes
     ]
     sources, targets = (Side(np.arange(len(one)), np.array(list(one))) for one in classes)
-    hidden = ("format", "source_classes", "target_classes", "notes", "measures", "numbers", "writer")
+    hidden = ("format", "source_classes", "target_classes", "notes", "measures", "numbers", "writer", "words")
     known = {key: value for key, value in about.items() if key not in hidden}
     known |= {"probes": len(probes), "seconds of probing": round(sum(probe[2] for probe in probes), 2)}
     return Run(

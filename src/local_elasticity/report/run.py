@@ -58,10 +58,12 @@ class Panel:
     steps: tuple[int, ...] = ()
     own: np.ndarray | None = None
     floor: np.ndarray | None = None
+    words: str = ""
+    """What a number of it says, where the result carries that."""
 
     def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
         values = self.values[:, rows][:, :, columns]
-        return Panel(self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows))
+        return Panel(self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows), self.words)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> lis
     """What one measure found; `half` is the step by which half of the way to the late ratio was gone."""
     sentences = [
         f"{len(run.sources):,} examples were stepped on, one at a time, and {len(run.targets):,} predictions read. "
-        f"The number for a pair, {panel.measure}, says {words_of(panel.measure)}."
+        f"The number for a pair, {panel.measure}, says {panel.words or words_of(panel.measure)}."
     ]
     if not np.isfinite(panel.values).any():
         return [*sentences, "No pair could be resolved, so there is nothing to tell; the health panel says why."]

@@ -61,6 +61,8 @@ def write_report(
     ...     "a first look" in page.read_text(encoding="utf-8")
     True
     """
+    if not isinstance(out, (str, Path)):
+        raise TypeError(f"out: expected the path of a file, got {type(out).__name__}; it comes after the results")
     out = Path(out)
     check_file(out, "out")
     runs: list[Run | Paper | Unshown] = []

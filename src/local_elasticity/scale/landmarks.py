@@ -40,7 +40,7 @@ def landmark_features(
     (True, torch.Size([50, 4]))
     """
     if not isinstance(landmarks, Integral) or landmarks < 1:
-        raise ValueError(f"landmarks: a whole number from 1 on is wanted, not {landmarks!r}")
+        raise ValueError(f"landmarks: expected a whole number from 1 on, got {landmarks!r}")
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))

@@ -106,7 +106,7 @@ def connected(address: str, count: int | None) -> Iterator[OnRay]:
 
 def _options(address: str, count: int | None) -> dict[str, Any]:
     if count is not None and (not isinstance(count, int) or count < 1):
-        raise ValueError(f"count: a whole number of workers from 1 on is wanted, not {count!r}")
+        raise ValueError(f"count: expected a whole number of workers from 1 on, got {count!r}")
     if address == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return {"address": "local", "num_cpus": count or cores, "include_dashboard": False}
@@ -116,7 +116,7 @@ def _options(address: str, count: int | None) -> dict[str, Any]:
     except ValueError:
         host, port = None, None
     if not host or not port or place.scheme not in ("", "ray"):
-        raise ValueError(f'workers: "local", "ray://HOST:PORT" or "HOST:PORT" is wanted, not {address!r}')
+        raise ValueError(f'workers: expected "local", "ray://HOST:PORT" or "HOST:PORT", got {address!r}')
     if count is not None:
         raise ValueError("count: a cluster that runs has its own workers; leave count out")
     try:

@@ -51,7 +51,7 @@ def gradient_sketch(
     True
     """
     if not isinstance(dimension, Integral) or dimension < 2:
-        raise ValueError(f"dimension: a whole number from 2 on is wanted, not {dimension!r}")
+        raise ValueError(f"dimension: expected a whole number from 2 on, got {dimension!r}")
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
         outputs, size = check_network(bound, inputs, None, ("x",))

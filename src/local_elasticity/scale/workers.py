@@ -65,7 +65,7 @@ def workers(address: str = "local", *, count: int | None = None) -> Iterator[Wor
     ...     pass
     Traceback (most recent call last):
     ...
-    ValueError: workers: "local", "ray://HOST:PORT" or "HOST:PORT" is wanted, not 'nowhere'
+    ValueError: workers: expected "local", "ray://HOST:PORT" or "HOST:PORT", got 'nowhere'
     """
     from local_elasticity.scale.on_ray import connected
 

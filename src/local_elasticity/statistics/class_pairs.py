@@ -112,9 +112,16 @@ def read_pairs(
     """Values (not read yet where they are on disk), row labels, column labels, denominators, and whether the diagonal
     holds self-pairs; by default where the labels are the same.
     """
+    if hasattr(S, "data_vars"):
+        names = ", ".join(map(str, S.data_vars))
+        raise TypeError(f"S: expected one similarity, got a Dataset of several measures; pass one of S[...]: {names}")
     if hasattr(S, "coords"):
-        source_labels = S["source_class"].values if source_labels is None else source_labels
-        target_labels = S["target_class"].values if target_labels is None else target_labels
+        source_labels = carried(S, "source_class") if source_labels is None else source_labels
+        target_labels = carried(S, "target_class") if target_labels is None else target_labels
+        if source_labels is None or target_labels is None:
+            raise ValueError(
+                "source_labels, target_labels: this similarity carries no classes; give them here or to similarity()"
+            )
         source_change = carried(S, "source_change") if source_change is None else source_change
         square = bool(S.attrs.get("targets_are_sources", False)) if square is None else square
     if source_labels is None:
@@ -149,7 +156,7 @@ def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level
     if self_pairs not in ("exclude", "include"):
         raise ValueError(f'self_pairs: "exclude" or "include", not {self_pairs!r}')
     if not 0 < level < 1:
-        raise ValueError(f"level: a share between 0 and 1 is wanted, such as 0.95, not {level!r}")
+        raise ValueError(f"level: expected a share between 0 and 1 (such as 0.95), got {level!r}")
 
 
 def _block(values: np.ndarray, i: np.ndarray, j: np.ndarray, *, others_only: bool) -> tuple[np.ndarray, int]:

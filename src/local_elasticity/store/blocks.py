@@ -161,7 +161,9 @@ class BlockStore:
         except Exception as error:
             raise _unreadable(path, error) from error
         if not isinstance(ours, dict):
-            raise ValueError(f"path: {path} is a zarr store, but holds no similarity of local_elasticity")
+            history = " It is the history of a Monitor: read it with le.training.History.open."
+            what = history if "history" in str(group.attrs.get("format", "")) else ""
+            raise ValueError(f"path: {path} is a zarr store, but holds no similarity of local_elasticity.{what}")
         if ours.get("schema") != SCHEMA:
             raise ValueError(
                 f"path: {path} has schema {ours.get('schema')!r}, and this version reads schema {SCHEMA}; use the "

@@ -42,7 +42,7 @@ class DiagonalQuadratic:
         positive(self.rate, "rate")
         if not self.moments[0].shape == self.moments[1].shape == self.start.shape or self.start.ndim != 1:
             shapes = ", ".join(str(v.shape) for v in (*self.moments, self.start))
-            raise ValueError(f"a, b, w0: three vectors of one length are wanted, not {shapes}")
+            raise ValueError(f"a, b, w0: expected three vectors of one length, got {shapes}")
         if (self.moments[1] <= 0).any():
             raise ValueError("b: second moments E[β_r²] are positive; leave out a feature that is always zero")
         if (self.start == 0).any():

@@ -81,7 +81,7 @@ def as_times(t: ArrayLike) -> Array:
     """Times as float64: one number or a vector, from 0 on, in order."""
     times = np.asarray(t, dtype=np.float64)
     if times.ndim > 1 or times.size == 0:
-        raise ValueError(f"t: a time or a vector of times is wanted, not an array of shape {times.shape}")
+        raise ValueError(f"t: expected a time or a vector of times, got shape {times.shape}")
     if not np.isfinite(times).all() or (times < 0).any():
         raise ValueError("t: times begin at 0 and are finite; the flow is not followed backwards")
     if times.ndim == 1 and (np.diff(times) < 0).any():
@@ -93,14 +93,14 @@ def as_vectors(value: ArrayLike, size: int, name: str) -> Array:
     """One vector or a stack of them, of the model's dimension."""
     vectors = np.asarray(value, dtype=np.float64)
     if vectors.ndim not in (1, 2) or vectors.shape[-1] != size:
-        raise ValueError(f"{name}: vectors of {size} numbers are wanted, [{size}] or [n, {size}], not {vectors.shape}")
+        raise ValueError(f"{name}: expected vectors of {size} numbers ([{size}] or [n, {size}]), got {vectors.shape}")
     return vectors
 
 
 def positive(value: float, name: str) -> float:
     """A positive number."""
     if not np.isfinite(value) or value <= 0:
-        raise ValueError(f"{name}: a positive number is wanted, not {value:g}")
+        raise ValueError(f"{name}: expected a positive number, got {value:g}")
     return float(value)
 
 

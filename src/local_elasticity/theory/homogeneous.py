@@ -58,20 +58,20 @@ class HomogeneousFeatures:
     def __post_init__(self) -> None:
         positive(self.rate, "rate")
         if int(self.degree) != self.degree or self.degree < 1:
-            raise ValueError(f"degree: a whole number from 1 on is wanted, not {self.degree}")
+            raise ValueError(f"degree: expected a whole number from 1 on, got {self.degree}")
         features = np.asarray(self.beta(self._inputs))
         if features.shape != (len(self._inputs), *self.start.shape) or self.start.ndim != 2:
             raise ValueError(
-                f"beta: [N, r, q] with w0 [r, q] is wanted; it makes {features.shape} and w0 is {self.start.shape}"
+                f"beta: expected [N, r, q] with w0 [r, q]; it makes {features.shape} and w0 is {self.start.shape}"
             )
         if np.shape(self.labels) != (len(self._inputs),):
-            raise ValueError(f"labels: [{len(self._inputs)}] is wanted, not {np.shape(self.labels)}")
+            raise ValueError(f"labels: expected [{len(self._inputs)}], got {np.shape(self.labels)}")
 
     @cached_property
     def _inputs(self) -> Array:
         inputs = np.asarray(self.inputs, dtype=np.float64)
         if inputs.ndim != 2:
-            raise ValueError(f"inputs: [N, d] is wanted, not {inputs.shape}")
+            raise ValueError(f"inputs: expected [N, d], got {inputs.shape}")
         return inputs
 
     @cached_property

@@ -54,10 +54,10 @@ class PenalisedFeatures:
             raise ValueError(f"reading: as_defined, as_printed or as_released, not {self.reading!r}")
         if self._features.ndim != 2 or self._classes.shape != self._features.shape[:1]:
             raise ValueError(
-                f"features: [N, p] with labels [N] are wanted, not {self._features.shape} with {self._classes.shape}"
+                f"features: expected [N, p] with labels [N], got {self._features.shape} with {self._classes.shape}"
             )
         if self.start.shape != (self.classes, self.size):
-            raise ValueError(f"w0: [{self.classes}, {self.size}] is wanted, not {self.start.shape}")
+            raise ValueError(f"w0: expected [{self.classes}, {self.size}], got {self.start.shape}")
         least, most = self.spectrum[0][[0, -1]]
         if least <= 1e-13 * most:
             raise ValueError(
@@ -72,7 +72,7 @@ class PenalisedFeatures:
     def _classes(self) -> np.ndarray:
         classes = np.asarray(self.labels)
         if not np.issubdtype(classes.dtype, np.integer) or (classes < 0).any():
-            raise ValueError("labels: classes 0, 1, … are wanted, whole numbers")
+            raise ValueError("labels: expected classes 0, 1, …, whole numbers")
         return classes
 
     @property
@@ -153,7 +153,7 @@ class PenalisedFeatures:
         as_step(step_size)
         times, (h, k), v = as_times(t), split(source, self.size), as_vectors(target, self.size, "target")
         if k is None or not np.isin(k, np.arange(self.classes)).all():
-            raise ValueError(f"source: (features, classes) is wanted, classes from 0 to {self.classes - 1}")
+            raise ValueError(f"source: expected (features, classes), classes from 0 to {self.classes - 1}")
         one_hot = np.eye(self.classes)[np.atleast_1d(k).astype(int)]
         at_source, at_target = self.outputs(times, h), self.outputs(times, v)
         products = np.atleast_2d(h) @ np.atleast_2d(v).T

@@ -44,7 +44,7 @@ class ReluGate:
         positive(self.rate, "rate")
         if self._moment.shape != (self.size, self.size) or self.start.shape != (self.size,):
             raise ValueError(
-                f"second_moment: [{self.size}, {self.size}] with w0 [{self.size}] are wanted, as w_star has "
+                f"second_moment: expected [{self.size}, {self.size}] with w0 [{self.size}], as w_star has "
                 f"{self.size} numbers, not {self._moment.shape} with {self.start.shape}"
             )
         if not np.allclose(self._moment, self._moment.T):

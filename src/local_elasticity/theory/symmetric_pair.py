@@ -39,7 +39,7 @@ class SymmetricPair:
     def __post_init__(self) -> None:
         a = np.asarray(self.a, dtype=np.float64)
         if a.shape != (2,) or (a <= 0).any():
-            raise ValueError("a: two positive numbers are wanted (Theorem 5.3)")
+            raise ValueError("a: expected two positive numbers (Theorem 5.3)")
         if self.alpha == 0 or self.beta == 0:
             raise ValueError("alpha, beta: Theorem 5.3 wants both different from 0")
         if self.reading not in ("as_defined", "as_printed"):

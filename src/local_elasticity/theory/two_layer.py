@@ -56,11 +56,11 @@ class TwoLayerRelu:
     def __post_init__(self) -> None:
         positive(self.rate, "rate")
         if self.start.ndim != 2 or self._signs.shape != self.start.shape[:1]:
-            raise ValueError(f"signs: [m] with w0 [m, d+1] is wanted, not {self._signs.shape} with {self.start.shape}")
+            raise ValueError(f"signs: expected [m] with w0 [m, d+1], got {self._signs.shape} with {self.start.shape}")
         if not np.isin(self._signs, (-1.0, 1.0)).all():
             raise ValueError("signs: the second layer is made of −1 and 1")
         if np.shape(self.labels) != (len(self._lifted),):
-            raise ValueError(f"labels: [{len(self._lifted)}] is wanted, not {np.shape(self.labels)}")
+            raise ValueError(f"labels: expected [{len(self._lifted)}], got {np.shape(self.labels)}")
 
     @cached_property
     def start(self) -> Array:

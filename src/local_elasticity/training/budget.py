@@ -39,7 +39,7 @@ class Budget:
     def __post_init__(self) -> None:
         share = self.share
         if share is not None and not (isinstance(share, (int, float)) and share > 0):
-            raise ValueError(f"budget: a positive share of the training time, or None, is wanted, not {share!r}")
+            raise ValueError(f"budget: expected a positive share of the training time, or None, got {share!r}")
         self._began = self.clock()
         self._told = False
 

@@ -120,7 +120,7 @@ def find_model(place: str) -> nn.Module:
     """The model that `module:factory` makes; the working folder is looked in as well."""
     module, _, name = place.partition(":")
     if not name:
-        raise ValueError(f"--model: module:factory is wanted, for example my_project.nets:make_net, not {place!r}")
+        raise ValueError(f"--model: expected module:factory (for example my_project.nets:make_net), got {place!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         factory: Callable[[], Any] = getattr(import_module(module), name)

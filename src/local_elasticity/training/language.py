@@ -87,7 +87,7 @@ def _check(input_ids: Tensor, mask: Tensor) -> None:
     """Ones and then zeros, at least two ones: the model is not shown the mask, and the first token is not predicted."""
     if input_ids.ndim != 2 or mask.shape != input_ids.shape:
         raise ValueError(
-            f"input_ids, attention_mask: two tensors [b, T] are wanted, not {list(input_ids.shape)} and "
+            f"input_ids, attention_mask: expected two tensors [b, T], got {list(input_ids.shape)} and "
             f"{list(mask.shape)}"
         )
     seen = mask.bool()

@@ -26,7 +26,7 @@ class Loggers:
 
     def __init__(self, loggers: Iterable[Any]) -> None:
         if not isinstance(loggers, Iterable):
-            raise TypeError(f"loggers: a list of them is wanted, not {type(loggers).__name__}; pass loggers=[logger]")
+            raise TypeError(f"loggers: expected a list of them, got {type(loggers).__name__}; pass loggers=[logger]")
         loggers = list(loggers)
         self._logs = [(_name(one), log_of(one)) for one in loggers]
         self.in_order = not all(any(hasattr(one, name) for name in IN_ANY_ORDER) for one in loggers)

@@ -41,18 +41,19 @@ MEMORY = 2 << 30
 class Monitor:
     """Watches local elasticity while a network trains, at a cost you choose, and never changes the run.
 
-    Wrong arguments raise at once. Later, `step` raises only for a step that is not a whole number or goes back: if a
-    probe fails, it is skipped with a `le.training.MonitorWarning`, and after three failures in a row probing stops
-    (`stopped` says why). `probe` raises its error and tries again after a stop. If the parameters that step are the
-    default, those that require a gradient, they are read again at every probe; a change is reported and kept in
-    `history.notes`.
+    Wrong arguments raise at once. Later, `step` raises only for a step that is not a whole number or goes back, or
+    where the store holds probes of an earlier run that was not resumed. If a probe fails, it is skipped with a
+    `le.training.MonitorWarning`, and after three failures in a row probing stops (`stopped` says why). `probe` raises its
+    error and tries again after a stop. If the parameters that step are the default, those that require a gradient, they
+    are read again at every probe; a change is reported and kept in `history.notes`.
 
     Args:
         problem: from `Problem.of`, or a bare model together with `loss=`.
         sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
-        measures: names as for `le.similarity`, functions of a `Response`, or `le.emergence.FeatureMeasure`s.
+        measures: names as for `le.similarity`, `le.Measure`s, functions of a `Response`, or
+            `le.emergence.FeatureMeasure`s.
         update: `SGD`, `Adam`, or `FromOptimizer(optimizer)`, the step that your optimizer would take now.
         every, schedule: every n steps; or steps listed, `LogSpaced`, `PerEpoch`, or anything with due(step) → bool.
             Without either, as often as the budget allows.
@@ -126,6 +127,7 @@ class Monitor:
                 "loss": problem.loss_name,
                 "policy": problem.policy,
                 "versions": versions(),
+                "words": {one.name: one.words for one in prober.measurement.measures},
             },
         )
         self._runner = ProbeRunner(prober, history, Budget(budget), told)
@@ -296,7 +298,7 @@ class Monitor:
         try:
             number: int = operator.index(step)
         except TypeError:
-            raise TypeError(f"step: a whole number is wanted, not {step!r}") from None
+            raise TypeError(f"step: expected a whole number, got {step!r}") from None
         last = self._runner.last_step
         if number <= last and not self._resumed:
             raise ValueError(

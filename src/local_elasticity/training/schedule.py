@@ -89,7 +89,7 @@ class PerEpoch:
         _check_count(self.probes, "probes")
         if self.probes > self.steps_per_epoch:
             raise ValueError(
-                f"probes: between 1 and the {self.steps_per_epoch} steps of an epoch are wanted, not {self.probes!r}"
+                f"probes: expected between 1 and the {self.steps_per_epoch} steps of an epoch, got {self.probes!r}"
             )
 
     def due(self, step: int) -> bool:
@@ -115,12 +115,12 @@ def resolve_schedule(every: int | None, schedule: Schedule | Iterable[int] | Non
         return schedule
     if isinstance(schedule, Iterable) and not isinstance(schedule, str):
         return Listed(schedule)
-    raise TypeError(f"schedule: steps, or le.training.LogSpaced() and its like, are wanted, not {schedule!r}")
+    raise TypeError(f"schedule: expected steps, or le.training.LogSpaced() and its like, got {schedule!r}")
 
 
 def _check_count(value: Any, name: str) -> None:
     if not (isinstance(value, Integral) and int(value) > 0):
-        raise ValueError(f"{name}: a positive whole number is wanted, not {value!r}")
+        raise ValueError(f"{name}: expected a positive whole number, got {value!r}")
 
 
 def _whole(step: Any) -> int:
