@@ -7,16 +7,19 @@ import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.measures.registry import OURS
 from local_elasticity.papers.runner import find_experiment, run_experiment
 from local_elasticity.scale import on_ray
 from local_elasticity.scale.workers import _current, current_workers
 from local_elasticity.store.result import verify
 from tests.test_store import chunks
+from tests.tolerances import SAME_IN_FLOAT32
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -55,6 +58,18 @@ def whole(path):
     x, y = data()
     le.similarity(wide(), (x, y), measure="kl", update=le.SGD(0.1), store=path, block=16)
     return chunks(path)
+
+
+@pytest.mark.parametrize("measure", [one.name for one in OURS])
+def test_every_measure_is_the_same_on_workers(two_workers, tmp_path, measure):
+    x, y = data(24)
+    here = le.similarity(wide(), (x, y), measure=measure)
+    there = le.similarity(wide(), (x, y), measure=measure, store=tmp_path / "there.zarr", block=10)
+    with in_this_process():
+        alone = le.similarity(wide(), (x, y), measure=measure, store=tmp_path / "alone.zarr", block=10)
+    assert chunks(tmp_path / "there.zarr") == chunks(tmp_path / "alone.zarr")
+    assert set(there.coords) == set(alone.coords) == set(here.coords)
+    np.testing.assert_allclose(there.values, here.values, rtol=SAME_IN_FLOAT32, atol=1e-5)
 
 
 def worker(shared, task):

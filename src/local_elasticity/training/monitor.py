@@ -43,9 +43,9 @@ class Monitor:
 
     Wrong arguments raise at once. Later, `step` raises only for a step that is not a whole number or goes back, or
     where the store holds probes of an earlier run that was not resumed. If a probe fails, it is skipped with a
-    `le.training.MonitorWarning`, and after three failures in a row probing stops (`stopped` says why). `probe` raises its
-    error and tries again after a stop. If the parameters that step are the default, those that require a gradient, they
-    are read again at every probe; a change is reported and kept in `history.notes`.
+    `le.training.MonitorWarning`, and after three failures in a row probing stops (`stopped` says why). `probe` raises
+    its error and tries again after a stop. If the parameters that step are the default, those that require a gradient,
+    they are read again at every probe; a change is reported and kept in `history.notes`.
 
     Args:
         problem: from `Problem.of`, or a bare model together with `loss=`.
