@@ -188,17 +188,19 @@ def test_a_child_of_a_measuring_process_measures():
         started.set()
         end.wait(60)
 
-    thread = threading.Thread(target=lambda: one_call(small_net(), progress=waiting))
+    thread = threading.Thread(target=lambda: one_call(small_net(), progress=waiting), daemon=True)
     thread.start()
-    started.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        one_call(small_net(), engine="looped")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    end.set()
-    thread.join()
+    try:
+        assert started.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            one_call(small_net(), engine="looped")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        end.set()
+        thread.join(60)
 
 
 class Augmented(torch.utils.data.Dataset):
