@@ -60,7 +60,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/.python
 # The tools that are compared with bring a torchvision that does not import beside a CPU build of torch.
 .venv-bench/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --editable '.[bench]'
+	.venv-bench/bin/python -m pip install --quiet --editable '.[all,bench]'
 	touch $@
 
 .venv-newest/.installed: pyproject.toml
