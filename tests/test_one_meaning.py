@@ -207,3 +207,16 @@ def test_targets_of_every_form():
     with pytest.warns(DeprecationWarning, match=r"pass \(\(a, b\), None\)"):
         old = le.similarity(two, ((a, b), y), (a[:3], b[:3]), loss="cross_entropy")
     np.testing.assert_allclose(old.values, expected.values, rtol=SAME_IN_FLOAT64)
+
+
+def test_classes_have_names(tmp_path):
+    names = ["cat", "dog", "bird"]
+    expected = [names[label] for label in y.tolist()]
+    net, options = network(), {"loss": "cross_entropy"}
+    S = le.similarity(net, (x, y), **options, class_names=names)
+    stored = le.similarity(net, (x, y), **options, class_names=dict(enumerate(names)), store=tmp_path / "s.zarr")
+    monitor = le.Monitor(net, (x, y), **options, class_names=names, every=1)
+    found = [S["source_class"].values.tolist(), stored["target_class"].values.tolist(), monitor.history.source_classes]
+    assert found == [expected] * 3
+    with pytest.raises(ValueError, match="class_names: expected a name for each class"):
+        le.similarity(net, (x, y), **options, class_names=["cat"])

@@ -6,7 +6,7 @@ gives the same numbers and the same errors everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,9 +134,11 @@ class Measurement:
         """(inputs, labels or None); None where the targets are the sources."""
         return None if self.targets is None else (self.targets, self.target_labels)
 
-    def classes(self, source_labels: Any, target_labels: Any) -> tuple[Any, Any]:
+    def classes(
+        self, source_labels: Any, target_labels: Any, class_names: Mapping[Any, str] | Sequence[str] | None = None
+    ) -> tuple[Any, Any]:
         """The classes of sources and targets: those given, or their own labels where the loss says that they are
-        classes."""
+        classes; by name where names are given."""
 
         def own(labels: Tensor | None) -> Tensor | None:
             known = self.problem.classifies and labels is not None and labels.ndim == 1
@@ -146,7 +148,9 @@ class Measurement:
             source_labels = own(self.sources[1])
         if target_labels is None:
             target_labels = source_labels if self.square else own(self.target_labels)
-        return source_labels, target_labels
+        if class_names is None:
+            return source_labels, target_labels
+        return _named(source_labels, class_names), _named(target_labels, class_names)
 
     def part(self, rows: slice, columns: slice) -> Measurement:
         """Some of the rows and columns, their examples copied, so that they lie in memory as they would anywhere."""
@@ -231,6 +235,16 @@ def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
         names = " and ".join(measure.name for measure in measures)
         takes = "takes" if len(measures) == 1 else "take"
         raise ValueError(f"{given[0]}: {names} {takes} no step, so {given[0]}= would have no effect; leave it out")
+
+
+def _named(labels: Any, names: Mapping[Any, str] | Sequence[str]) -> list[str] | None:
+    if labels is None:
+        return None
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    try:
+        return [str(names[label]) for label in values]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"class_names: expected a name for each class in the labels, got {names!r}") from error
 
 
 def _copied(examples: Any, rows: slice) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -55,6 +56,7 @@ def similarity(
     update: Update = DEFAULT_UPDATE,
     source_labels: Any = None,
     target_labels: Any = None,
+    class_names: Mapping[Any, str] | Sequence[str] | None = None,
     engine: str | Engine = "auto",
     approximate: bool = False,
     source_batch_size: int | None = None,
@@ -76,6 +78,7 @@ def similarity(
         update: the step: `SGD`, `Adam` or `FromOptimizer`.
         source_labels, target_labels: classes for summaries and plots. They default to the labels of sources and
             targets where the loss is cross-entropy.
+        class_names: what results call the classes: a list by label, or a dict from label to name.
         store: a path where the result is computed block by block, into one labelled zarr store, so that it may be
             larger than memory. The same call goes on after an interruption, to the same bytes; a store of another
             model, other data or other settings is refused. `le.load(path)` reads it back.
@@ -116,7 +119,7 @@ def similarity(
     shape = measurement.n, measurement.m
     if examples is not None:
         check_examples(examples, measurement.n)
-    coords = coordinates(shape, *measurement.classes(source_labels, target_labels))
+    coords = coordinates(shape, *measurement.classes(source_labels, target_labels, class_names))
     coords |= example_coordinates(examples, shape, measurement.square)
     if store is not None:
         from local_elasticity.api.stored import similarity_in_store

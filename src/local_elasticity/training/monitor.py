@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class Monitor:
         sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
+        class_names: what results call the classes: a list by label, or a dict from label to name.
         measures: names as for `le.similarity`, `le.Measure`s, functions of a `Response`, or
             `le.emergence.FeatureMeasure`s.
         update: `SGD`, `Adam`, or `FromOptimizer(optimizer)`, the step that your optimizer would take now.
@@ -90,6 +91,7 @@ class Monitor:
         loss: str | LossFunction | None = None,
         source_labels: Any = None,
         target_labels: Any = None,
+        class_names: Mapping[Any, str] | Sequence[str] | None = None,
         measures: Iterable[AnyMeasure | FeatureMeasure] = ("relative",),
         update: Update = DEFAULT_UPDATE,
         every: int | None = None,
@@ -114,7 +116,7 @@ class Monitor:
             approximate=approximate,
             memory=memory,
         )
-        source_classes, target_classes = _classes(prober, source_labels, target_labels)
+        source_classes, target_classes = _classes(prober, source_labels, target_labels, class_names)
         history = History(
             tuple(one.name for one in prober.measurement.measures),
             source_classes,
@@ -320,9 +322,11 @@ def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Updat
     return update(optimizer)
 
 
-def _classes(prober: Prober, source_labels: Any, target_labels: Any) -> tuple[list[Any], list[Any]]:
+def _classes(
+    prober: Prober, source_labels: Any, target_labels: Any, class_names: Mapping[Any, str] | Sequence[str] | None
+) -> tuple[list[Any], list[Any]]:
     """The classes of sources and targets."""
-    sources, targets = prober.measurement.classes(source_labels, target_labels)
+    sources, targets = prober.measurement.classes(source_labels, target_labels, class_names)
     return _labels(sources, prober.n, "source_labels"), _labels(targets, prober.m, "target_labels")
 
 
