@@ -147,6 +147,10 @@ def test_several_measures_cost_one_response():
     assert S["kl"].attrs["measure"] == "kl"
     assert len(S["kl"].le.classes()) == len(S["kl"].le.classes(reduce="ratio_of_sums"))
     alone = le.similarity(network(), (x, y), loss="cross_entropy", measure="kl", engine="looped")
+    assert S.le.locality(resamples=0).set_index("measure").loc["kl", "ratio"] == le.locality(alone).ratio
+    assert set(S.le.classes(resamples=0).measure) == set(S)
+    with pytest.raises(TypeError, match="S: expected one similarity, got a Dataset"):
+        le.locality(S)
     assert np.array_equal(S["kl"].values, alone.values)
     assert np.array_equal(S["source_change_kl"].values, alone["source_change"].values)
 

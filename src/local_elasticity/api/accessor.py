@@ -11,6 +11,7 @@ import xarray as xr
 from local_elasticity.api.labels import example_coordinates
 from local_elasticity.extras import extra
 from local_elasticity.statistics.class_pairs import class_pairs
+from local_elasticity.statistics.locality import locality
 from local_elasticity.store.result import save
 
 if TYPE_CHECKING:
@@ -86,3 +87,28 @@ class SimilarityAccessor:
     def save(self, path: str | Path) -> Path:
         """Write to one zarr store; `le.load(path)` reads it back."""
         return save(self._S, path)
+
+
+@xr.register_dataset_accessor("le")
+class SimilaritiesAccessor:
+    """What similarities of several measures can do together: `S.le.classes()`, `S.le.locality()`; each of them has all
+    of `S["relative"].le`."""
+
+    def __init__(self, several: xr.Dataset) -> None:
+        self._several = several
+
+    def classes(self, **options: Any) -> pd.DataFrame:
+        """One row for each measure and pair of classes; options as for `le.class_pairs`."""
+        import pandas as pd
+
+        tables = [S.le.classes(**options).assign(measure=name) for name, S in self._several.data_vars.items()]
+        whole: pd.DataFrame = pd.concat(tables, ignore_index=True)
+        whole.insert(0, "measure", whole.pop("measure"))
+        return whole
+
+    def locality(self, **options: Any) -> pd.DataFrame:
+        """One row for each measure; options as for `le.locality`."""
+        import pandas as pd
+
+        rows = [{"measure": name, **vars(locality(S, **options))} for name, S in self._several.data_vars.items()]
+        return pd.DataFrame(rows)
