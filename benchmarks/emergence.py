@@ -1,4 +1,4 @@
-"""How long the emergence room takes: design II with theory, and Recall@1 on 20,000 × 512 features.
+"""How long `le.emergence` takes: design II with theory, and Recall@1 on 20,000 × 512 features.
 
     python benchmarks/emergence.py            # figures go to benchmarks/results/emergence-cpu.json
     python benchmarks/emergence.py --quick    # to see that it runs

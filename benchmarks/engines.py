@@ -3,9 +3,9 @@
     python benchmarks/engines.py                 # on the CPU
     python benchmarks/engines.py --device cuda   # on a GPU
 
-Two loops are beaten against, `released_loop` and `good_loop` of ways.py. They are timed on some rows, before and after
-the engine they are held against, and scaled to all; engines run whole. A ratio is taken within a turn, and the median
-over turns is reported. Figures go to benchmarks/results/engines-<device>.json.
+We compare against two baseline loops, `released_loop` and `good_loop` of ways.py. They are timed on some rows, before
+and after the engine they are compared with, and scaled to all; engines run whole. A ratio is taken within a turn, and
+the median over turns is reported. Figures go to benchmarks/results/engines-<device>.json.
 """
 
 from __future__ import annotations

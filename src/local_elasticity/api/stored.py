@@ -42,7 +42,7 @@ def similarity_in_store(
     memory: int | None,
     progress: ProgressOption,
 ) -> xr.DataArray:
-    """Begin a store or go on with one, and read it back."""
+    """Begin or resume a store, and read it back."""
     if side is not None and (not isinstance(side, int) or side < 1):
         raise ValueError(f"block: expected a whole number from 1 on, got {side!r}")
     problem = measurement.problem.promoted()

@@ -1,4 +1,4 @@
-"""`verify`: the theory held against independent routes."""
+"""`verify`: the theory checked against independent routes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Training:
     Attributes:
         x, y: [n, …] and [n].
         loss: a name of `le.Problem.of`.
-        epochs, batch_size: of minibatches drawn anew in every epoch.
+        epochs, batch_size: of minibatches, drawn again in every epoch.
         seed: of the draw.
     """
 

@@ -50,7 +50,7 @@ class Linearized:
 class LinearizedRunner:
     """Plain steps are inner products of gradients, layer by layer; other rules need each displacement written out.
 
-    What the targets' Jacobians are made of is kept where half the memory holds it, and made anew in blocks where not.
+    What the targets' Jacobians are made of is kept if half of the memory holds it, and computed again in blocks if not.
     Where the targets are the sources, their gradients are combinations of the same Jacobians; with one output the
     kernel is symmetric besides, and half of it is enough.
     """

@@ -1,5 +1,5 @@
-"""What was found out about a model, so that watching a training run does not find it out again at every step; and the
-traits of a model that such findings hold for."""
+"""A cache by model, so that watching a training run pays for checks once; and the traits of a model that it is keyed
+by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_FINDINGS = 64
-"""For one model; the oldest go first. An `output` made anew for every call brings new ones each time."""
+"""For one model; the oldest go first. An `output` that is defined again for every call brings new ones each time."""
 
 
 class ModelCache(Generic[T]):

@@ -58,7 +58,7 @@ class Problem:
         mode: Mode = "eval",
         kind: Kind | None = None,
     ) -> Problem:
-        """Describe a network and its loss. The model is read anew at every measurement and never changed.
+        """Describe a network and its loss. The model is read at every measurement and never changed.
 
         Args:
             model: any `nn.Module`, or a plain function `f(params, inputs)` together with `params={"w": tensor, …}`.

@@ -46,7 +46,7 @@ LARGEST_VALUE = 2000
 
 @dataclass(frozen=True)
 class Section:
-    """What is told of one run in words."""
+    """What the page says about one run."""
 
     name: str
     kind: str

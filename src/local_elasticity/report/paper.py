@@ -150,6 +150,6 @@ def _figures(folder: Path, names: Sequence[str], made: str) -> tuple[list[Figure
             data = base64.b64encode(file.read_bytes()).decode()
             figure = Figure(Path(name).stem.replace("_", " "), f"data:image/png;base64,{data}", "")
             redrawn = " and ".join(sorted(figure.numbers, key=int))
-            what = f"Measured anew, after the paper's Fig. {redrawn}" if redrawn else figure.name.capitalize()
+            what = f"Measured again, after the paper's Fig. {redrawn}" if redrawn else figure.name.capitalize()
             figures.append(replace(figure, caption=f"{what}: {made}."))
     return figures, notes

@@ -45,7 +45,7 @@ def write_report(
     Args:
         results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, a fitted clustering,
             or a path to a stored similarity, a stored history, or a folder of a paper's results. What cannot be read
-            is told on the page.
+            is listed on the page.
         out: the file to write. An existing file is replaced and keeps its permissions, the target of a symlink is
             written, and a folder, device or FIFO is refused.
         examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.

@@ -186,7 +186,7 @@ class HistoryStore:
         self._count = self._length = self._count + 1
 
     def _other_writer(self) -> bool:
-        """Whether another process has gone on with the store since this one wrote to it."""
+        """Whether another process has resumed the store since this one wrote to it."""
         return bool(self.about.get("writer") != self._writer)
 
     def say(self, **facts: Any) -> None:

@@ -1,4 +1,4 @@
-"""Filling a store: begun, or gone on with where an earlier process stopped, and closed when no block is missing."""
+"""Filling a store: begun, or resumed where an earlier process stopped, and closed when no block is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("local_elasticity")
 Array = np.ndarray
 
 MEASURED_AGAIN = 8
-"""Sources and targets whose stored pairs are measured again before a store is gone on with."""
+"""Sources and targets whose stored pairs are measured again before a store is resumed."""
 
 ROUNDING = 0.05
 """By how much those may differ, on average: they are computed in other chunks than before."""

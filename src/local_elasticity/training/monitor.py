@@ -59,7 +59,7 @@ class Monitor:
         every, schedule: every n steps; or steps listed, `LogSpaced`, `PerEpoch`, or anything with due(step) → bool.
             Without either, as often as the budget allows.
         budget: the share of the training time that probes may take. Where the schedule asks for more, probes are left
-            out, written down in `skipped`, and told of. None takes every probe.
+            out, listed in `skipped`, and reported. None takes every probe.
         loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
             log(values, step). One that raises is reported and left out from then on.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a

@@ -1,4 +1,4 @@
-"""The keeper: takes probes and writes them down; one that was left to a GPU as soon as that has it ready.
+"""ProbeRunner: takes probes and records them; a probe on a GPU is recorded as soon as it is ready.
 
 Training goes on beside such a probe, and nothing of it is lost: whoever reads the history waits for it, and so does the
 end of the process.

@@ -2,7 +2,7 @@
 
 A small network's measurement is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
 graph reads copies of the weights, into which those of the moment are put first, so that training may go on beside it.
-What Python code decided while it was recorded stays decided; so a few predictions are computed anew each time, and
+What Python code decided while it was recorded stays decided; so a few predictions are computed again each time, and
 where their own small graph gives others, neither is believed.
 """
 
@@ -38,7 +38,7 @@ OfResponse = Callable[[Response], dict[str, Tensor]]
 """Similarities by the measure's name."""
 
 LOOKED_AT = 2
-"""Targets whose predictions are computed anew before every replay."""
+"""Targets whose predictions are computed again before every replay."""
 
 SAME = 1e-3
 """By how much of the largest prediction those may differ from the graph's."""
