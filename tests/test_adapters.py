@@ -167,7 +167,7 @@ def test_a_language_model_moves_by_its_log_probabilities():
         ([[0, 1, 2]], [[2, 2, 2]], "attention_mask: row 0 is not ones"),
         ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [1, 0, 0]], "input_ids: sequence 1 has fewer than two tokens"),
         ([[0], [1]], None, "input_ids: sequence 0 has fewer than two tokens"),
-        ([[0, 1, 2]], [[1, 1]], "input_ids, attention_mask: two tensors"),
+        ([[0, 1, 2]], [[1, 1]], "input_ids, attention_mask: expected two tensors"),
     ],
 )
 def test_padding_that_would_be_misread_is_refused(ids, mask, words):

@@ -54,7 +54,7 @@ BAD = {
     "unknown distance": (lambda: em.recall_at_k(F, labels, distance="far"), "distance: "),
     "labels missing": (lambda: em.recall_at_k(F), "labels: expected a class for each row"),
     "labels too few": (lambda: em.recall_at_k(F, labels[:2]), "labels: expected one class for each of the 6 rows"),
-    "labels not whole": (lambda: em.alignment(F, labels + 0.5), "labels: expected classes are whole numbers"),
+    "labels not whole": (lambda: em.alignment(F, labels + 0.5), "labels: classes are whole numbers"),
     "features of images": (lambda: em.alignment(F[:, :, None], labels), "features: expected shape"),
     "other rows after": (lambda: em.elasticity(F, F[:3]), "after: it must hold the same rows"),
     "labels beside a stream": (lambda: em.alignment([(F, labels)], labels), "labels: a stream brings its own"),
@@ -75,7 +75,7 @@ BAD = {
     "s of NaN": (lambda: theory().elasticity(2.0, float("nan")), "s: no larger than"),
     "leading s beyond": (lambda: theory().leading_elasticity(2.0, -4.5), "s: no larger than"),
     "means beyond their norms": (lambda: theory().product((1.0, 0.0), (1.0, 0.0), 1.5), "inner: no larger than"),
-    "no direction": (lambda: em.unseen_classes("II", 0.5, 0 * v), "v: expected its norm: a positive number"),
+    "no direction": (lambda: em.unseen_classes("II", 0.5, 0 * v), "v: its norm: expected a positive number"),
     "distance of NaN": (lambda: em.unseen_classes("II", 0.5, v, distance=float("nan")), "distance: expected a number"),
     "flat values": (lambda: em.rise_curve([1.0]), "values: expected at least two"),
     "NaN values": (lambda: em.rise_curve([1.0, float("nan")]), "values: they hold NaN"),
@@ -98,10 +98,10 @@ def test_wrong_kinds_are_refused():
         em.stream_features(net, iter([(F, labels)]))
     with pytest.raises(TypeError, match="model: expected an nn.Module or a callable"):
         em.feature_extractor(3)
-    with pytest.raises(TypeError, match="features: a tensor"):
+    with pytest.raises(TypeError, match="features: expected a tensor"):
         em.alignment([("a", labels)])
     for measure in (em.alignment, em.recall_at_k, em.cluster_agreement):
-        with pytest.raises(TypeError, match="features: a tensor .* not ndarray"):
+        with pytest.raises(TypeError, match="features: expected a tensor .* got ndarray"):
             measure(F.numpy(), labels)
     with pytest.raises(TypeError, match="X: a tensor .* not ndarray"):
         em.train_unseen_similarity(F.numpy(), labels, F)

@@ -352,7 +352,7 @@ def other_model():
         ({"schedule": []}, "schedule: none of its steps"),
         ({"schedule": [-3]}, "never fire"),
         ({"schedule": "often"}, "schedule: expected steps"),
-        ({"schedule": [0.5, 1.7]}, "schedule: expected steps are whole numbers, counted from 0, not 0.5"),
+        ({"schedule": [0.5, 1.7]}, "schedule: steps are whole numbers, counted from 0, not 0.5"),
         ({"budget": None}, "every, schedule: give one of them where budget is None"),
         ({"budget": -0.1}, "budget: expected a positive share"),
         ({"loss": None}, "loss: a bare model needs one"),
