@@ -103,7 +103,7 @@ def test_wrong_kinds_are_refused():
     for measure in (em.alignment, em.recall_at_k, em.cluster_agreement):
         with pytest.raises(TypeError, match="features: expected a tensor .* got ndarray"):
             measure(F.numpy(), labels)
-    with pytest.raises(TypeError, match="X: a tensor .* not ndarray"):
+    with pytest.raises(TypeError, match="X: expected a tensor .* got ndarray"):
         em.train_unseen_similarity(F.numpy(), labels, F)
     with pytest.raises(TypeError, match="unseen: a tensor .* not ndarray"):
         em.train_unseen_similarity(F, labels, F.numpy())
