@@ -31,11 +31,12 @@ from local_elasticity.report.distance import distances, rank_correlation, scatte
 from local_elasticity.report.embedding import matched, principal_places
 from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.explorer import unpacked
-from local_elasticity.report.pairs import pairs_of, quantiles
+from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.summary import tell
 from local_elasticity.report.words import effect, number
 from local_elasticity.report.write import read_examples
+from local_elasticity.statistics.locality import quartiles
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
 
@@ -205,7 +206,7 @@ def test_the_closest_classes_are_found():
 def test_quantiles_are_numpys(values):
     with np.errstate(all="ignore"), pytest.warns(RuntimeWarning) if np.isnan(values).all(1).any() else _nothing():
         expected = np.nanquantile(values, (0.25, 0.5, 0.75), axis=1)
-    assert np.allclose(quantiles(values), expected, equal_nan=True)
+    assert np.allclose(quartiles(values), expected, equal_nan=True)
 
 
 def _nothing():

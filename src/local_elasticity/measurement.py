@@ -1,7 +1,7 @@
 """A measurement: what is asked of a network, read and checked once; it runs any measures, on any part of the pairs.
 
-`le.similarity`, stores, `le.Monitor`, Ray tasks and the estimate of costs all ask through it, so that the same question
-gives the same numbers and the same errors everywhere.
+`le.similarity`, stores, `le.Monitor` and Ray tasks all ask through it, so that the same question gives the same numbers
+and the same errors everywhere.
 """
 
 from __future__ import annotations

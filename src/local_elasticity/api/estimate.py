@@ -19,7 +19,7 @@ from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_problem
-from local_elasticity.engine.progress import now
+from local_elasticity.engine.progress import now, rounded, seconds_in_words
 from local_elasticity.engine.respond import clear_rows, resolve_engine
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
@@ -151,18 +151,6 @@ def _now(job: Job) -> float:
     return now(job.bound.device)
 
 
-def seconds_in_words(seconds: float) -> str:
-    """A duration.
-
-    >>> seconds_in_words(0.3), seconds_in_words(90), seconds_in_words(1e6)
-    ('0.3 s', '1.5 min', '12 days')
-    """
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{_rounded(seconds / size)} {unit}"
-    return f"{seconds * 1e3:.2g} ms" if seconds < 0.1 else f"{_rounded(seconds)} s"
-
-
 def bytes_in_words(count: float) -> str:
     """A size.
 
@@ -173,8 +161,4 @@ def bytes_in_words(count: float) -> str:
     power = 0
     while count >= 1000 and power < len(units) - 1:
         count, power = count / 1000, power + 1
-    return f"{_rounded(count)} {units[power]}"
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{rounded(count)} {units[power]}"

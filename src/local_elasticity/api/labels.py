@@ -20,10 +20,10 @@ Coordinates = dict[str, Any]
 
 
 def labelled(
-    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, own_names: str = "{}"
+    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, suffix: str = ""
 ) -> xr.DataArray:
-    """The scores of a measure with their coordinates; `own_names` tells the own values of several measures apart."""
-    own = {own_names.format(name): ("source", values) for name, values in own_values(measure, scores).items()}
+    """The scores of a measure with their coordinates; a suffix tells the own values of several measures apart."""
+    own = {f"{name}{suffix}": ("source", values) for name, values in own_values(measure, scores).items()}
     values = as_array(scores.values)
     found = xr.DataArray(values, coords={**coords, **own}, dims=("source", "target"), name="similarity")
     about_it = {"measure": measure.name, "words": measure.words, "reading": "as_defined"}

@@ -39,9 +39,9 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, measurement: Measurement, side: int | None, memory: int | None) -> Plan:
-        """Decide for this measurement; `side` and `memory` as the user asked for, or None."""
-        memory = memory or 1 << int(math.log2(budget_of(None, measurement.sources[1].device)))
+    def make(cls, measurement: Measurement, side: int | None) -> Plan:
+        """Decide for this measurement; `side` as the user asked for, or None."""
+        memory = measurement.memory or 1 << int(math.log2(budget_of(None, measurement.sources[1].device)))
         plan = cls(side or LARGEST_SIDE, None, memory, current_workers().threads or torch.get_num_threads())
         if not measurement.takes_steps:
             return plan

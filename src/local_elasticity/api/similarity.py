@@ -126,24 +126,16 @@ def similarity(
 
         if several:
             raise ValueError("store: one measure for each store; call le.similarity once for each of them")
-        return similarity_in_store(Path(store), measurement, coords, side=block, memory=memory, progress=progress)
+        return similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     found = measurement.run(progress)
-    named = {
-        one.name: labelled(
-            one,
-            scores,
-            coords,
-            {
-                **about(measurement, one, found.engine, found.notes),
-                **circumstances(measurement.problem, str(scores.values.dtype).removeprefix("torch."), began),
-            },
-            own_names=f"{{}}_{one.name}" if several else "{}",
-        )
-        for one in measures
-        for scores in (found.scores[one.name],)
-    }
+    named = {}
+    for one in measures:
+        attrs = about(measurement, one, found.engine, found.notes)
+        attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
+        suffix = f"_{one.name}" if several else ""
+        named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)
     return xr.Dataset(named) if several else named[measures[0].name]
 
 

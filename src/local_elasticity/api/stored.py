@@ -39,7 +39,6 @@ def similarity_in_store(
     coords: Coordinates,
     *,
     side: int | None,
-    memory: int | None,
     progress: ProgressOption,
 ) -> xr.DataArray:
     """Begin or resume a store, and read it back."""
@@ -53,7 +52,7 @@ def similarity_in_store(
         measurement.square,
         measurement.square and measurement.measures[0].symmetric,
     )
-    work = BlockWork(replace(measurement, problem=problem), grid, memory, began=time.perf_counter())
+    work = BlockWork(replace(measurement, problem=problem), grid, began=time.perf_counter())
     fill(
         path,
         work,
@@ -70,13 +69,12 @@ def similarity_in_store(
 class BlockWork:
     """Everything that a block is computed from, to the same bits wherever that is done.
 
-    `memory` and the plan's threads are fixed numbers, since chunk sizes, and with them the last bits, follow from them.
+    The plan's memory and threads are fixed numbers, since chunk sizes, and with them the last bits, follow from them.
     `diagonal` are the sources' own values of a normalised measure, once they are known.
     """
 
     measurement: Measurement
     grid: Grid
-    memory: int | None
     plan: Plan | None = None
     diagonal: np.ndarray | None = None
     began: float = 0.0
@@ -112,7 +110,7 @@ class BlockWork:
 
     def planned(self, side: int | None) -> BlockWork:
         """With everything decided that the bits of a block depend on."""
-        plan = Plan.make(self.measurement, side, self.memory)
+        plan = Plan.make(self.measurement, side)
         work = self.resumed(plan.as_record(), plan.side)
         if self.measure.takes_steps:
             work.corner((0, 0), TRIED)  # says what is wrong before anything is written

@@ -60,7 +60,8 @@ def plans(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list[t
 
 
 def _row(cost: Cost, name: str, n: int, m: int, workers: int) -> tuple[str, ...]:
-    from local_elasticity.api.estimate import bytes_in_words, seconds_in_words
+    from local_elasticity.api.estimate import bytes_in_words
+    from local_elasticity.engine.progress import seconds_in_words
 
     here, there = (seconds_in_words(cost.in_blocks(n, m, workers=count)) for count in (1, workers))
     return name, f"{n * m:.2e}", here, there, bytes_in_words(4 * n * m)

@@ -19,10 +19,10 @@ from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.looped import Looped, seconds_of_a_row
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.progress import now
+from local_elasticity.engine.progress import now, seconds_in_words
 from local_elasticity.engine.rows import Counted, Rows, collect
 from local_elasticity.engine.structured import Structured, StructuredRunner, spot_check, two_layer_runner
-from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.supported import UnsupportedModelError, first_line
 from local_elasticity.engine.vmapped import Vmapped, VmappedRunner, check_vmap
 
 logger = logging.getLogger("local_elasticity")
@@ -78,7 +78,7 @@ class Trial:
         return name_of(self.engine)
 
     def __str__(self) -> str:
-        return f"{in_words(self.engine)} ({duration(self.seconds)} a row)"
+        return f"{in_words(self.engine)} ({seconds_in_words(self.seconds)} a row)"
 
 
 class Race:
@@ -160,7 +160,7 @@ class Race:
         seconds = self._now() - began
         if seconds < FAR_SLOWER * self.best.seconds:
             return False
-        self.say(f"auto: not structured ({duration(seconds)} a row)")
+        self.say(f"auto: not structured ({seconds_in_words(seconds)} a row)")
         return True
 
     def _vmapped(self) -> None:
@@ -243,21 +243,19 @@ def known(job: Job, notes: list[str]) -> Choice | None:
     return None
 
 
-def short(job: Job) -> Choice | None:
+def short(job: Job) -> Engine | None:
     """`Structured` for a job that will come again but is too short to race for, where it can read the network: it is
     faster on small networks, and one engine gives the same bits at every moment. None for any other.
     """
     if seconds_of_a_row(job) * job.n >= SECONDS_WORTH_A_RACE:
         return None
     try:
-        if two_layer_runner(job) is None:
-            spot_check(job, StructuredRunner)
-            StructuredRunner(job)
+        Structured().runner(job)
     except UNSUPPORTED as error:
         if not may_be_passed_over(error):
             raise
         return None
-    return Choice(Structured(), "auto: structured, for probes that are too short to time others")
+    return Structured()
 
 
 def remember(job: Job, choice: Choice) -> None:
@@ -287,11 +285,3 @@ def in_words(engine: Engine) -> str:
     elif isinstance(engine, Vmapped) and engine.chunk:
         words += f" in chunks of {engine.chunk}"
     return words
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

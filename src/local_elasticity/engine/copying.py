@@ -78,7 +78,7 @@ class StructuralCopy:
 
     def contents(self) -> list[list[Any]]:
         """What every container holds now, for a comparison by identity."""
-        cells = [[_inside(cell)] for cell in self._cells.values()]
+        cells = [[cell_contents(cell)] for cell in self._cells.values()]
         return cells + [list(part.values()) if isinstance(part, dict) else list(part) for part in self._parts]
 
     def of(self, value: Any) -> Any:
@@ -222,11 +222,11 @@ class StructuralCopy:
         """One cell for all functions that share it, so that what one writes another reads."""
         if id(cell) not in self._cells:
             fresh = self._cells[id(cell)] = types.CellType()
-            value = _inside(cell)
+            value = cell_contents(cell)
             name = self._names.get(id(value))
             if name is not None:
                 self._slots[name].append((_Cell(fresh), 0))
-            if value is not _NOTHING:
+            if value is not NOTHING:
                 fresh.cell_contents = self._bound(value)
         return self._cells[id(cell)]
 
@@ -259,14 +259,15 @@ def _attributes(value: Any) -> Any:
     return getattr(value, "__dict__", None)
 
 
-_NOTHING = object()
+NOTHING = object()
 
 
-def _inside(cell: types.CellType) -> Any:
+def cell_contents(cell: types.CellType) -> Any:
+    """What a closure's cell holds; `NOTHING` where its name is not bound yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
-        return _NOTHING
+    except ValueError:
+        return NOTHING
 
 
 class _Cell:

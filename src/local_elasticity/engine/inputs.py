@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from local_elasticity.engine.copying import cell_contents
 from local_elasticity.engine.problem import Inputs
 
 LOADED_AT_ONCE = 256
@@ -284,9 +285,9 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, BuiltinMethodType):  # generator.normal
         return [value.__self__] if not isinstance(value.__self__, ModuleType) else []
     if isinstance(value, FunctionType):
-        cells = [cell for cell in value.__closure__ or () if cell != CellType()]
+        held = [cell_contents(cell) for cell in value.__closure__ or ()]
         return [
-            *(cell.cell_contents for cell in cells),
+            *held,
             *(value.__defaults__ or ()),
             *(value.__kwdefaults__ or {}).values(),
         ]

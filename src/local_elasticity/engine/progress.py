@@ -90,3 +90,20 @@ def wait_for(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds_in_words(seconds: float) -> str:
+    """A duration.
+
+    >>> seconds_in_words(0.3), seconds_in_words(90), seconds_in_words(1e6)
+    ('0.3 s', '1.5 min', '12 days')
+    """
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{rounded(seconds / size)} {unit}"
+    return f"{seconds * 1e3:.2g} ms" if seconds < 0.1 else f"{rounded(seconds)} s"
+
+
+def rounded(value: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, first_line, known, name_of
+from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Engine, Job, Runner
@@ -28,6 +28,7 @@ from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.structured import Structured, differences_runner
+from local_elasticity.engine.supported import first_line
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.engine.vmapped import Vmapped
 
@@ -192,8 +193,7 @@ def _refined(
     """All rows; those whose change is not clear of the noise again in float64, or without subtraction."""
     in_float64 = job.bound.dtype == torch.float64
     rows = Rows.empty(job, runner.target_before.shape[1]) if rows is None else rows
-    enough = None if in_float64 else _hopeless(job, runner, noise)
-    collect(job, runner, rows, bar.advance, chunk=chunk, enough=enough)
+    collect(job, runner, rows, bar.advance, chunk=chunk, enough=_hopeless(job, runner, noise))
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.bound.device)
     hidden[: rows.done] = ~clear_rows(job, runner, noise, rows)
     again = torch.nonzero(hidden).flatten()
@@ -215,9 +215,11 @@ def _refined(
 
 
 def _hopeless(job: Job, runner: Runner, noise: Noise) -> Callable[[Rows], bool]:
-    """Whether none of the first rows is clear of the noise."""
+    """Whether none of the first rows is clear of the noise, where there is a higher precision to go to."""
 
     def hopeless(rows: Rows) -> bool:
+        if job.bound.dtype == torch.float64:
+            return False
         return SCOUTS <= rows.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, noise, rows).any()
 
     return hopeless

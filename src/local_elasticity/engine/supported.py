@@ -13,6 +13,11 @@ from torch.nn.parameter import UninitializedParameter
 from local_elasticity.engine.copying import unwrapped
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
 class UnsupportedModelError(ValueError):
     """What an engine cannot take: a network that it has no rules for, or a step that it does not know."""
 

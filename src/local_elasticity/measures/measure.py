@@ -98,8 +98,6 @@ class Measure:
         for name, one in (("own", own), ("floor", floor)):
             if one is not None and tuple(one.shape) != (len(values),):
                 raise ValueError(f"measure: {self.name} gives {name} of shape {tuple(one.shape)}, not [{len(values)}]")
-        if not values.is_floating_point():
-            values = values.to(torch.get_default_dtype())
         if own is not None and floor is not None:
             values = torch.where((own >= floor)[:, None], values, torch.nan)
         return Scores(values, own, floor)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from local_elasticity.report.run import Panel, Run, shown
-from local_elasticity.statistics.locality import quotient
-
-QUARTILES = (0.25, 0.5, 0.75)
+from local_elasticity.statistics.locality import quartiles, quotient, within_and_between
 
 MOST_CLASSES = 100
 """With more classes, pairs of classes are not summed up."""
@@ -70,33 +68,8 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
     for a, source in enumerate(classes):
         block = values[:, rows == source]
         for b, target in enumerate(classes):
-            found[:, :, a, b] = quantiles(block[:, :, columns == target].reshape(len(values), -1))
-    same = rows[:, None] == columns
-    within, between = _pooled(values, same), _pooled(values, ~same)
+            found[:, :, a, b] = quartiles(block[:, :, columns == target].reshape(len(values), -1))
+    pooled = np.array([within_and_between(one, rows, columns, square=run.square) for one in values])
+    within, between = np.moveaxis(pooled, 0, -1)
     bands = {"within_low": within[0], "within_high": within[2], "between_low": between[0], "between_high": between[2]}
     return Pairs(classes, found[0], found[1], found[2], within[1], between[1], bands)
-
-
-def _pooled(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Quartiles over all chosen pairs at every time, [3, t]."""
-    return np.concatenate([quantiles(one[chosen][None]) for one in values], axis=1)
-
-
-def quantiles(values: np.ndarray, shares: tuple[float, ...] = QUARTILES) -> np.ndarray:
-    """Quantiles of the finite numbers in every row, [shares, rows], interpolated; NaN where there is none.
-
-    >>> quantiles(np.array([[3.0, 1.0, 2.0, np.nan], [np.nan] * 4]))[1].tolist()
-    [2.0, nan]
-    """
-    if not values.shape[1]:
-        return np.full((len(shares), len(values)), np.nan)
-    ordered = np.sort(np.where(np.isfinite(values), values, np.nan), axis=1)
-    count = np.isfinite(ordered).sum(1)
-    every = np.arange(len(values))
-    found = []
-    for share in shares:
-        place = share * np.maximum(count - 1, 0)
-        below, above = np.floor(place).astype(int), np.ceil(place).astype(int)
-        low, high = ordered[every, below], ordered[every, above]
-        found.append(low + (place - below) * (high - low))
-    return np.array(found)

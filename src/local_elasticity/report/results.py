@@ -51,14 +51,14 @@ def unknown(one: Any) -> str:
 
 
 def is_clustering(one: Any) -> bool:
-    """Whether this is our estimator, or another that kept its similarity."""
-    ours = any(kind.__name__ == "LocalElasticityClustering" for kind in type(one).__mro__)
+    """Whether this is our estimator, fitted or not, or another that kept its similarity."""
+    ours = hasattr(one, "n_clusters") and hasattr(one, "approximation")
     return ours or (hasattr(one, "labels_") and hasattr(one, "similarity_"))
 
 
 def is_history(one: Any) -> bool:
-    """Whether this is the history of a monitor."""
-    return any(kind.__name__ == "History" for kind in type(one).__mro__)
+    """Whether this is the history of a monitor: probes, with the classes of their examples."""
+    return hasattr(one, "source_classes") and hasattr(one, "notes")
 
 
 def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:

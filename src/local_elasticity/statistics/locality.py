@@ -16,6 +16,8 @@ import numpy as np
 from local_elasticity.statistics.bootstrap import quantiles, reduced
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
 
+QUARTILES = (0.25, 0.5, 0.75)
+
 LOCAL = 0.8
 """Below this ratio learning is called local."""
 
@@ -83,22 +85,20 @@ def locality(
     """
     read = S if isinstance(S, tuple) else read_pairs(S, source_labels, target_labels)
     values, rows, columns, square = pooled(read)
-    same = rows[:, None] == columns
-    apart = ~np.eye(len(rows), dtype=bool) if square else np.ones_like(same)
     rng = np.random.default_rng(seed)
-    within, between = within_and_between(values, same, apart)
+    within, between = _medians(values, rows, columns, square)
     low = high = baseline = p_value = float("nan")
     ratio = quotient(between, within)
     if resamples and np.isfinite(ratio):
-        low, high = quantiles(_resampled(values, rows, columns, same & apart, ~same, resamples, rng), level)
+        low, high = quantiles(_resampled(values, rows, columns, square, resamples, rng), level)
     if permutations and np.isfinite(ratio):
-        shuffled = [_permuted(values, rows, columns, square, apart, rng) for _ in range(permutations)]
+        shuffled = [_permuted(values, rows, columns, square, rng) for _ in range(permutations)]
         ratios = np.array([one for one in shuffled if np.isfinite(one)])
-        baseline = median(ratios)
+        baseline = float(quartiles(ratios[None])[1, 0])
         p_value = float((1 + (ratios <= ratio).sum()) / (1 + len(ratios)))
-    known = np.isfinite(values)
-    counts = int((known & same & apart).sum()), int((known & ~same).sum())
-    unresolved = float(1 - known[apart].mean()) if apart.any() else float("nan")
+    known, (of_one, of_two) = np.isfinite(values), _pairs(rows, columns, square)
+    counts, asked = (int((known & of_one).sum()), int((known & of_two).sum())), of_one | of_two
+    unresolved = float(1 - known[asked].mean()) if asked.any() else float("nan")
     return Locality(within, between, ratio, low, high, baseline, p_value, *counts, unresolved)
 
 
@@ -111,15 +111,40 @@ def pooled(read: ReadPairs) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
     return values, rows, columns, square
 
 
-def within_and_between(values: np.ndarray, same: np.ndarray, apart: np.ndarray) -> tuple[float, float]:
-    """The medians over pairs of one class and of different classes; `apart` marks pairs of two examples."""
-    return median(values[same & apart]), median(values[~same])
+def within_and_between(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, *, square: bool) -> np.ndarray:
+    """The quartiles over pairs of one class, and over pairs of different classes, [2, 3]; an example with itself does
+    not count where the targets are the sources.
+    """
+    return np.array([quartiles(values[chosen][None])[:, 0] for chosen in _pairs(rows, columns, square)])
 
 
-def median(values: np.ndarray) -> float:
-    """Over the numbers that are finite; NaN where there is none."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else float("nan")
+def _medians(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool) -> tuple[float, float]:
+    within, between = within_and_between(values, rows, columns, square=square)[:, 1]
+    return float(within), float(between)
+
+
+def _pairs(rows: np.ndarray, columns: np.ndarray, square: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Which pairs are of one class, and which of different classes."""
+    same = rows[:, None] == columns
+    return same & ~np.eye(len(rows), dtype=bool) if square else same, ~same
+
+
+def quartiles(values: np.ndarray) -> np.ndarray:
+    """Quartiles of the finite numbers in every row, [3, rows], interpolated; NaN where there is none.
+
+    >>> quartiles(np.array([[3.0, 1.0, 2.0, np.nan], [np.nan] * 4]))[1].tolist()
+    [2.0, nan]
+    """
+    if not values.size:
+        return np.full((len(QUARTILES), len(values)), np.nan)
+    known = np.isfinite(values)
+    place = np.outer(QUARTILES, np.maximum(known.sum(1) - 1, 0))
+    below, above = np.floor(place).astype(int), np.ceil(place).astype(int)
+    ranked = np.partition(np.where(known, values, np.nan), np.unique([below, above]), axis=1)
+    rows = np.arange(len(values))
+    low, high = ranked[rows, below], ranked[rows, above]
+    found: np.ndarray = low + (place - below) * (high - low)
+    return found
 
 
 def quotient(above: Any, below: Any) -> Any:
@@ -137,15 +162,15 @@ def _resampled(
     values: np.ndarray,
     rows: np.ndarray,
     columns: np.ndarray,
-    within: np.ndarray,
-    between: np.ndarray,
+    square: bool,
     resamples: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
     """The ratio in every resample."""
     drawn = [_stratified(labels, resamples, rng) for labels in (rows, columns)]
-    one, other = (reduced(np.where(chosen, values, np.nan), "median", None, *drawn) for chosen in (between, within))
-    found: np.ndarray = quotient(one, other)
+    chosen = _pairs(rows, columns, square)
+    within, between = (reduced(np.where(pairs, values, np.nan), "median", None, *drawn) for pairs in chosen)
+    found: np.ndarray = quotient(between, within)
     return found
 
 
@@ -165,12 +190,9 @@ def _permuted(
     rows: np.ndarray,
     columns: np.ndarray,
     square: bool,
-    apart: np.ndarray,
     rng: np.random.Generator,
 ) -> float:
     """The ratio where classes are dealt out at random; an example keeps one class as a source and as a target."""
-    order = rng.permutation(len(columns))
-    columns = columns[order]
-    same = (columns if square else rows)[:, None] == columns
-    within, between = within_and_between(values, same, apart)
+    columns = columns[rng.permutation(len(columns))]
+    within, between = _medians(values, columns if square else rows, columns, square)
     return float(quotient(between, within))

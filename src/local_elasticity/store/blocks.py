@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import plainly
 from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_regular, check_shape, chunk_file, whole_number
 
@@ -200,7 +201,7 @@ class BlockStore:
                 raise ValueError("other bytes")
         except Exception as error:  # zarr raises what its codecs raise
             raise ValueError(
-                f"path: {self.path} is damaged: block {at} is not what was written ({_first_line(error)}); the same "
+                f"path: {self.path} is damaged: block {at} is not what was written ({first_line(error)}); the same "
                 "le.similarity(..., store=path) computes it again"
             ) from error
         self._sound.add(at)
@@ -308,8 +309,4 @@ def label_digest(values: Array) -> str:
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
-    return ValueError(f"path: {path} cannot be read as a zarr store ({type(error).__name__}: {_first_line(error)})")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return ValueError(f"path: {path} cannot be read as a zarr store ({type(error).__name__}: {first_line(error)})")

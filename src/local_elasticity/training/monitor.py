@@ -19,12 +19,13 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.engine.versions import versions
+from local_elasticity.measurement import Measurement
 from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
 from local_elasticity.training.loggers import Loggers
-from local_elasticity.training.probe import Prober
+from local_elasticity.training.probe import Prober, sorted_measures
 from local_elasticity.training.probe_runner import ProbeRunner
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
 
@@ -106,16 +107,18 @@ class Monitor:
         problem = as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
         told = Loggers(loggers)
-        prober = Prober.read(
+        of_pairs, of_features = sorted_measures(measures)
+        measurement = Measurement.read(
             problem,
             sources,
             targets,
-            measures=measures,
+            measures=of_pairs,
             update=update,
             engine=engine,
             approximate=approximate,
             memory=memory,
         )
+        prober = Prober.of(measurement, of_features)
         source_classes, target_classes = _classes(prober, source_labels, target_labels, class_names)
         history = History(
             tuple(one.name for one in prober.measurement.measures),

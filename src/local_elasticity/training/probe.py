@@ -20,10 +20,8 @@ from local_elasticity.engine.guard import isolated
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
-from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
-from local_elasticity.engine.update import Update
 from local_elasticity.measurement import Measurement
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures, is_ours
@@ -65,34 +63,13 @@ class Prober:
     replay: Replay | None = None
 
     @classmethod
-    def read(
-        cls,
-        problem: Problem,
-        sources: Any,
-        targets: Any,
-        *,
-        measures: Iterable[AnyMeasure | FeatureMeasure],
-        update: Update,
-        engine: str | Engine,
-        approximate: bool,
-        memory: int | None,
-    ) -> Prober:
-        """Check everything before training begins; errors name the argument and say what to do."""
-        of_pairs, of_features = _sorted(measures)
-        measurement = Measurement.read(
-            problem,
-            sources,
-            targets,
-            measures=of_pairs,
-            update=update,
-            engine=engine,
-            approximate=approximate,
-            memory=memory,
-        )
-        measurement = _with_examples(_own, measurement)
-        with problem.bound() as bound:
+    def of(cls, measurement: Measurement, of_features: Mapping[str, FeatureMeasure]) -> Prober:
+        """Try everything before training begins; errors name the argument and say what to do. Examples are copied: the
+        user may write into hers."""
+        measurement = _with_examples(Tensor.clone, measurement)
+        with measurement.problem.bound() as bound:
             measurement.job(bound)
-        prober = cls(measurement, of_features, Standing.of(problem))
+        prober = cls(measurement, of_features, Standing.of(measurement.problem))
         for error in prober.numbers()[1].values():
             raise error
         prober.rehearse()
@@ -218,8 +195,7 @@ class Prober:
         if asked.engine is not None or not asked.takes_steps:
             return asked.engine
         with asked.problem.bound() as bound:
-            found = short(asked.job(bound))
-        return None if found is None else found.engine
+            return short(asked.job(bound))
 
     def _respond(self) -> Response:
         mine = together(lambda: self._share().respond())
@@ -248,12 +224,7 @@ def _as_array(S: Tensor) -> np.ndarray:
     return S.detach().double().cpu().numpy()
 
 
-def _own(leaf: Tensor) -> Tensor:
-    """A copy of a tensor: the user may write into hers."""
-    return leaf.clone()
-
-
-def _sorted(
+def sorted_measures(
     measures: Iterable[AnyMeasure | FeatureMeasure],
 ) -> tuple[tuple[Measure, ...], dict[str, FeatureMeasure]]:
     """Those that give similarities, and those of features by name."""
