@@ -71,9 +71,10 @@ def tell_missing(run: Run) -> list[str]:
 
 def _locality(panel: Panel, pairs: Pairs) -> str:
     within, between, ratio = pairs.within[-1], pairs.between[-1], pairs.ratio[-1]
-    unit = " as far as itself" if is_ratio(panel.measure) else ""
+    if not is_ratio(panel.measure):
+        return f"Pairs of one class have {number(within)}, pairs of different classes {number(between)} (medians)."
     text = (
-        f"A step on one example moves others of its class {number(within)}{unit}, and those of other classes "
+        f"A step on one example moves others of its class {number(within)} as far as itself, and those of other classes "
         f"{number(between)} (medians over pairs)."
     )
     if not np.isfinite(ratio):
@@ -106,7 +107,7 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
         f"the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
         f"{number(ratio[last])} at step {steps[last]}"
     )
-    if ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
+    if not is_ratio(panel.measure) or ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
         return [f"{text[0].upper()}{text[1:]}."]
     gone = "" if half is None or not np.isfinite(half) else f", and half of the way was gone by step {half:.0f}"
     if ratio[first] < LOCAL:
