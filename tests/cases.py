@@ -70,7 +70,6 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     call: Callable[..., torch.Tensor] = lambda model, x: model(x)
     vectorizes: bool = True
-    structured: bool = True
     n: int = 5
     m: int = 4
 
@@ -190,7 +189,6 @@ CASES = [
         _classes(7),
         {"output": lambda out: out["logits"]},
         lambda model, x: model(**x)["logits"],
-        structured=False,
     ),
     Case(
         "attention",
@@ -199,7 +197,6 @@ CASES = [
         F.cross_entropy,
         lambda n: torch.randn(n, 5, 8),
         _classes(3),
-        structured=False,
     ),
     Case(
         "lstm",
@@ -209,7 +206,6 @@ CASES = [
         lambda n: torch.randn(n, 5, 4),
         _classes(2),
         vectorizes=False,
-        structured=False,
     ),
     Case(
         "two inputs, four outputs",

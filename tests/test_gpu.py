@@ -37,8 +37,6 @@ def response_on_gpu(case, engine, dtype=torch.float64, **options):
 def test_cuda_agrees_with_the_cpu_in_float64(case, engine):
     if engine == "vmapped" and not case.vectorizes:
         pytest.skip("vmap cannot take this case")
-    if engine == "structured" and not case.structured:
-        pytest.skip("Structured cannot read this case")
     expected = le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD(0.05), engine=engine)
     response = response_on_gpu(case, engine, update=le.SGD(0.05))
     assert response.target_change.is_cuda

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +15,8 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
-from local_elasticity.engine.replica import Params
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import Tape, Use, leaves_of, record
+from local_elasticity.engine.tape import Meeting, Placement, Tape, Use, leaves_of, record
 
 T = TypeVar("T")
 
@@ -30,6 +30,10 @@ COMPARED = 1 << 20
 """Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
 
 
+ROUNDING = 8
+"""Units of rounding, of the products that a gradient is summed from, by which it may differ where it is nearly zero."""
+
+
 @dataclass(frozen=True)
 class Coverage:
     """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
@@ -38,6 +42,10 @@ class Coverage:
     unsupported: tuple[str, ...]
     low_rank: frozenset[str]
     """Those whose gradients are kept as vectors, because there are few places or they are large."""
+    placements: dict[Meeting, Placement]
+    """Where the outputs of uses have their examples."""
+    constants: frozenset[Meeting]
+    """Uses whose outputs are the same for all examples."""
 
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
@@ -67,43 +75,60 @@ class Coverage:
         """
         if bound.replica.effects is None:
             bound.watched(take(inputs, slice(0, 1)))
-        if bound.replica.effects is not None and bound.replica.effects.coarsest:
+        effects = bound.replica.effects
+        if effects is not None and effects.coarsest > torch.finfo(torch.float32).eps:
             raise UnsupportedModelError(
                 "model: its forward pass computes in half precision, as under autocast, so that gradients are rough; "
                 "pass problem.to(torch.float64), which autocast leaves alone"
             )
         some = _finite(bound, inputs)
+        placements, constants = _placements(bound, inputs, some)
         leaves = leaves_of(bound.params)
-        tape = record(bound, leaves, take(inputs, _three(some)))
-        misplaced = _misplaced(bound, inputs, some)
+        tape = record(bound, leaves, take(inputs, _three(some)), constants=constants)
+        tape = replace(tape, uses=tuple(replace(use, placement=placements.get(use.meeting)) for use in tape.uses))
         predictions = tape.predictions
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
-        at_uses = tape.gradients_at_uses(cotangents[:, None])
-        in_place = [(use, q) for use, q in zip(tape.uses, at_uses, strict=True) if misplaced.isdisjoint(use.names)]
-        read = [(use, q) for use, q in in_place if _is_right(use, q, right)]
-        understood = [name for use, _ in read for name in use.names]
-        low_rank = [name for use, q in read if _better_as_vectors(use, q, predictions.shape[1]) for name in use.names]
+        at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
+        understood = [name for name in leaves if _is_right(name, tape, at_uses, right[name])]
+        used = Counter(name for use in tape.uses for name in use.names)
+        low_rank = [
+            name
+            for use, q in at_uses
+            if use.outer and all(used[name] == 1 and name in understood for name in use.names)
+            if _better_as_vectors(use, q, predictions.shape[1])
+            for name in use.names
+        ]
         unsupported = tuple(name for name in leaves if name not in understood)
-        return cls(tuple(understood), unsupported, frozenset(low_rank))
+        return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants)
 
     def without(self, names: frozenset[str]) -> Coverage:
         """The same with some parameters left over."""
         understood = tuple(name for name in self.understood if name not in names)
-        return Coverage(understood, (*self.unsupported, *names), self.low_rank - names)
+        unsupported = (*self.unsupported, *names)
+        return replace(self, understood=understood, unsupported=unsupported, low_rank=self.low_rank - names)
 
     def record(self, bound: BoundProblem, inputs: Inputs) -> Tape:
         """Run the network on a batch and keep what its gradients need."""
-        tape = record(bound, leaves_of(bound.params), inputs, self.understood)
-        in_pieces = frozenset(self.understood) - {name for use in tape.uses for name in use.names}
-        if in_pieces:
-            raise ReusedParameterError(in_pieces)
-        return tape
+        tape = record(bound, leaves_of(bound.params), inputs, self.understood, constants=self.constants)
+        met = {use.meeting for use in tape.uses}
+        strange = {name for use in tape.uses if not self._places(use) for name in use.names}
+        missing = {name for meeting in self.placements if meeting not in met for name in meeting[1:3] if name}
+        otherwise = tape.roots(strange | missing) & set(self.understood)
+        if otherwise:
+            raise ReusedParameterError(frozenset(otherwise))
+        return replace(tape, uses=tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses))
+
+    def _places(self, use: Use) -> bool:
+        """Whether a use was met when the network was read, and has room for its examples."""
+        at = self.placements.get(use.meeting)
+        return at is not None and at.axis < len(use.shape) and use.shape[at.axis] % use.examples == 0
 
 
 class ReusedParameterError(RuntimeError):
-    """Parameters that a few examples meet once, and a larger batch in pieces: they must be left over."""
+    """Parameters that a few examples meet in one way, and a larger batch in another, as in pieces: they must be left
+    over."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(f"model: it takes large batches in pieces, and meets {', '.join(sorted(names))} in each")
@@ -142,44 +167,92 @@ def _three(some: Tensor) -> Tensor:
     return some[torch.linspace(0, len(some) - 1, 3, device=some.device).round().long()]
 
 
-def _misplaced(bound: BoundProblem, inputs: Inputs, some: Tensor) -> set[str]:
-    """The parameters whose layer gets examples in another order than they came in."""
-    together = record(bound, leaves_of(bound.params), take(inputs, some)).uses
-    found: set[str] = set()
+def _placements(
+    bound: BoundProblem, inputs: Inputs, some: Tensor
+) -> tuple[dict[Meeting, Placement], frozenset[Meeting]]:
+    """Where every use has its examples, from a few of them together and each alone; nothing for those of which an
+    example's part is not the same in company. And the uses that have no examples, because they are the same for all:
+    what comes out of those is followed like a parameter, where it may be met by examples."""
+    constants: frozenset[Meeting] = frozenset()
+    while True:
+        found, same = _placements_beside(bound, inputs, some, constants)
+        if not same or same <= constants:
+            return found, constants
+        constants |= same
+
+
+def _placements_beside(
+    bound: BoundProblem, inputs: Inputs, some: Tensor, constants: frozenset[Meeting]
+) -> tuple[dict[Meeting, Placement], frozenset[Meeting]]:
+    leaves = leaves_of(bound.params)
+    together = record(bound, leaves, take(inputs, some), constants=constants, keep=True).uses
+    found: dict[Meeting, list[Placement]] = {}
+    same = {use.meeting for use in together}
     for place, i in enumerate(some.tolist()):
-        alone = record(bound, leaves_of(bound.params), take(inputs, slice(i, i + 1))).uses
-        one = {name: use.a[0] for use in alone for name in use.names}
+        tape = record(bound, leaves, take(inputs, slice(i, i + 1)), constants=constants, keep=True)
+        alone = {use.meeting: use for use in tape.uses}
         for use in together:
-            found |= {name for name in use.names if name not in one or not _like(use.a[place], one[name])}
-    return found
+            one = alone.get(use.meeting)
+            left = found.get(use.meeting) if place else _candidates(use, one)
+            found[use.meeting] = [at for at in left or [] if one is not None and _holds(use, at, place, one)]
+            if one is None or not _like(use.output, one.output):
+                same.discard(use.meeting)
+    placed = {meeting: left[0] for meeting, left in found.items() if left}
+    return placed, frozenset(same - placed.keys())
 
 
-def _like(row: Tensor, alone: Tensor) -> bool:
-    if row.shape != alone.shape:
+def _candidates(use: Use, alone: Use | None) -> list[Placement]:
+    """The axes of an output that are as many times longer as there are examples."""
+    if alone is None or len(use.shape) != len(alone.shape):
+        return []
+    b, (many, one) = use.examples, (use.shape, alone.shape)
+    axes = [
+        i for i in range(len(one)) if many[i] == b * one[i] and many[:i] == one[:i] and many[i + 1 :] == one[i + 1 :]
+    ]
+    return [Placement(axis, inner) for axis in axes for inner in (False, True)]
+
+
+def _holds(use: Use, at: Placement, place: int, alone: Use) -> bool:
+    assert use.output is not None
+    return _like(at.apart(use.output, use.examples)[place], alone.output)
+
+
+def _like(row: Tensor | None, alone: Tensor | None) -> bool:
+    if row is None or alone is None or row.shape != alone.shape:
         return False
     return bool((row - alone).norm() <= torch.finfo(row.dtype).eps ** 0.5 * (1 + alone.norm()))
 
 
 def _better_as_vectors(use: Use, q: Tensor, k: int) -> bool:
     """Whether inner products over pairs of places, l² (d + k o), are cheaper than those of whole matrices, k d o."""
-    if use.kind == "scale":
-        return False
     a, at = use.places(q)
     (places, d), o = a.shape[1:], at.shape[-1]
     return places == 1 or (places <= MOST_PLACES and 2 * places**2 * (d + k * o) < k * d * o)
 
 
-def _is_right(use: Use, q: Tensor, gradients: Params) -> bool:
+def _is_right(name: str, tape: Tape, at_uses: Sequence[tuple[Use, Tensor]], wanted: Tensor) -> bool:
     """Whether the second of three examples has all of the gradient and the others none; seen on the first outputs."""
-    if use.kind != "scale":
-        size = max(gradients[name][0].numel() for name in use.names)
-        channels = 2 if use.kind == "conv2d" else -1
-        q = q.narrow(channels, 0, max(1, min(q.shape[channels], COMPARED // size)))
-    for name, found in use.gradients(q).items():
-        wanted = gradients[name].flatten()[: found.shape[2]]
-        expected = torch.stack([torch.zeros_like(wanted), wanted, torch.zeros_like(wanted)])
-        if found[:, 0].shape != expected.shape:
+    mine = [(use, q, part) for use, q in at_uses for part in use.names if name in tape.roots([part])]
+    if not mine:
+        return name not in tape.met and not bool(wanted.any())
+    if any(use.placement is None for use, _, _ in mine):
+        return False
+    total, floor = None, 0.0
+    for use, q, part in mine:
+        rows = max(1, COMPARED // wanted[0].numel()) if wanted.ndim and len(mine) == 1 and part == name else None
+        use, q = (use, q) if rows is None else use.some(q, rows)
+        try:
+            found = tape.pulled_back(use.only(part).gradients(q))[name][:, 0]
+        except (ValueError, RuntimeError) as error:  # shapes that do not fit, where an axis is not what it seemed
+            if not may_be_passed_over(error):
+                raise
             return False
-        if not (found[:, 0] - expected).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm():
-            return False
-    return True
+        total = found if total is None else total + found
+        floor = floor + float(q.norm() * (1 + use.a.to(q.dtype).norm()))
+    assert total is not None
+    right = wanted.flatten()[: total.shape[1]]
+    expected = torch.stack([torch.zeros_like(right), right, torch.zeros_like(right)])
+    if total.shape != expected.shape:
+        return False
+    eps = torch.finfo(total.dtype).eps
+    return bool((total - expected).norm() <= eps**0.5 * expected.norm() + ROUNDING * eps * floor)

@@ -1,8 +1,9 @@
 """Differences: activations h of t targets together with how they differ after the step of each of c sources.
 
-A network is run on `Difference` tensors with its own code. Each function that it calls has a rule that turns
-differences of its inputs into differences of its outputs without ever subtracting two nearly equal numbers: a linear
-layer gives W δ + ΔW (h + δ) + Δb, a ReLU max(δ + min(h, 0), −max(h, 0)), and so on. Nothing is approximated.
+A network is run on `Difference` tensors, its parameters included, with its own code. Each function that it calls has a
+rule that turns differences of its inputs into differences of its outputs without ever subtracting two nearly equal
+numbers: a linear layer gives W δ + ΔW (h + δ) + Δb, a ReLU max(δ + min(h, 0), −max(h, 0)), and so on. Nothing is
+approximated.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.changes import WeightChange
+from local_elasticity.engine.composites import inside
 from local_elasticity.engine.replica import flatten_tree
-from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 
 Pair = tuple[Tensor, Tensor | None]
 """h [t, …] and δ [c, t, …], None where nothing differs."""
 
-RULES: dict[Any, Callable[..., Pair]] = {}
-"""Function → rule(*args, **kwargs), for functions without parameters of their own."""
+RULES: dict[Any, Callable[..., Any]] = {}
+"""Function → rule(*args, **kwargs), which returns a pair, or a `Difference` that it made of others."""
 
-PARAMETRIC: dict[Any, Callable[..., Pair]] = {}
-"""Function → rule(steps, *args, **kwargs), for those that weights go into."""
+LINEAR: dict[Any, Callable[..., Any] | None] = {}
+"""Functions that are linear in their inputs: they do to differences what they do to activations. The value does it to
+[c, …]; where it is None, the function is vectorised."""
 
 READ_BY_PYTHON = {
     *(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")),
@@ -34,19 +37,19 @@ READ_BY_PYTHON = {
 }
 """Functions that make Python numbers of values, which would be those before the step."""
 
-LINEAR: set[Any] = set()
-"""Functions that are linear in their inputs: they do to differences what they do to activations."""
-
-JOINING: set[Any] = {torch.cat, torch.stack}
-"""Linear functions that put tensors side by side: beside a difference, a constant is one that does not differ."""
+LIKE: set[Any] = {
+    *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, torch.rand_like, torch.randn_like),
+    *(getattr(Tensor, name) for name in ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")),
+}
+"""Functions that look at the shape of a tensor alone."""
 
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
-OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape}
+OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
 """Function that wants its numbers in order in memory → the one that does not: rules may leave channels last."""
 
-Written = TypeVar("Written", bound=Callable[..., Pair])
+Written = TypeVar("Written", bound=Callable[..., Any])
 
 
 def rule(*functions: Any) -> Callable[[Written], Written]:
@@ -59,32 +62,34 @@ def rule(*functions: Any) -> Callable[[Written], Written]:
     return register
 
 
-def parametric_rule(*functions: Any) -> Callable[[Written], Written]:
-    """Register the rule of functions that weights go into."""
-
-    def register(written: Written) -> Written:
-        PARAMETRIC.update(dict.fromkeys(functions, written))
-        return written
-
-    return register
-
-
 class Difference(Tensor):
-    """h [t, …], with `.delta` δ [c, t, …] (None where nothing differs yet) and the `.steps` of the c sources."""
+    """h [t, …], with `.delta` δ [c, t, …], None where nothing differs. A weight has no axis t, and its `change` may be
+    made of vectors that are multiplied out only where a function asks for all of it."""
 
-    delta: Tensor | None
-    steps: Steps
+    _delta: Tensor | None
+    change: WeightChange | None
 
     @staticmethod
-    def of(base: Tensor, delta: Tensor | None, steps: Steps) -> Difference:
+    def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
         made: Difference = base.as_subclass(Difference)
-        made.delta, made.steps = delta, steps
+        made._delta, made.change = delta, change
         return made
+
+    @property
+    def delta(self) -> Tensor | None:
+        if self._delta is None and self.change is not None:
+            self._delta = self.change.dense(base_of(self))
+        return self._delta
+
+    @property
+    def moves(self) -> bool:
+        return self._delta is not None or self.change is not None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        written = args[0] if func in IN_PLACE or kwargs.pop("inplace", False) else None
+        in_place = func in IN_PLACE or kwargs.pop("inplace", False)
+        written = args[0] if in_place else None
         func = OF_ANY_STRIDES.get(func, IN_PLACE.get(func, func))
         result = _difference_of(func, args, kwargs)
         return result if written is None else _written_into(written, result)
@@ -100,54 +105,70 @@ def delta_of(x: Any) -> Tensor | None:
     return x.delta if isinstance(x, Difference) else None
 
 
+def change_of(x: Any) -> WeightChange | None:
+    """The vectors that the change of a weight is made of, where it has not been multiplied out."""
+    return x.change if isinstance(x, Difference) and x._delta is None else None
+
+
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
-    met = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Difference)]
-    steps = met[0].steps
-    if func in JOINING:
-        args, kwargs = tree_map(lambda leaf: _as_constant(leaf, steps), (args, kwargs))
-    if func in PARAMETRIC:
-        return Difference.of(*PARAMETRIC[func](steps, *args, **kwargs), steps)
-    moves = any(leaf.delta is not None for leaf in met)
-    if moves and func in RULES:
-        return Difference.of(*RULES[func](*args, **kwargs), steps)
-    if moves and func in READ_BY_PYTHON:
-        raise UnsupportedModelError(f"{func.__name__} of a value that moves")
+    moves = any(isinstance(leaf, Difference) and leaf.moves for leaf in flatten_tree((args, kwargs)))
+    if moves and func not in LIKE:
+        if func in RULES:
+            found = RULES[func](*args, **kwargs)
+            return Difference.of(*found) if isinstance(found, tuple) and _is_pair(found) else found
+        if func in LINEAR:
+            base, delta = func(*tree_map(base_of, args), **tree_map(base_of, kwargs)), of_deltas(func, args, kwargs)
+            if isinstance(base, Tensor):
+                return Difference.of(base, delta)
+            return type(base)(Difference.of(b, d) for b, d in zip(base, delta, strict=True))
+        body = inside(func)
+        if body is not None:
+            return body(*args, **kwargs)
+        if func in READ_BY_PYTHON:
+            raise UnsupportedModelError(f"{func.__name__} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in flatten_tree(base)):
         return base
-    if not moves:
-        return tree_map(lambda leaf: Difference.of(leaf, None, steps), base)
-    if func not in LINEAR:
+    if moves and func not in LIKE:
         raise UnsupportedModelError(getattr(func, "__name__", str(func)))
-    delta = applied_to_deltas(func, args, kwargs)
-    if isinstance(base, Tensor):
-        return Difference.of(base, delta, steps)
-    return type(base)(Difference.of(b, d, steps) for b, d in zip(base, delta, strict=True))
+    return tree_map(lambda leaf: Difference.of(leaf, None) if isinstance(leaf, Tensor) else leaf, base)
 
 
-def _as_constant(leaf: Any, steps: Steps) -> Any:
-    plain = isinstance(leaf, Tensor) and not isinstance(leaf, Difference)
-    return Difference.of(leaf, None, steps) if plain else leaf
+def _is_pair(found: tuple[Any, ...]) -> bool:
+    return len(found) == 2 and not isinstance(found[0], Difference)
 
 
-def applied_to_deltas(func: Any, args: Any, kwargs: Any) -> Any:
+def of_deltas(func: Any, args: Any, kwargs: Any) -> Any:
     """A linear function of the differences, for every source."""
-    found = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Difference)]
-    c = next(len(leaf.delta) for leaf in found if leaf.delta is not None)
+    direct = LINEAR.get(func)
+    if direct is not None and isinstance(args[0], Difference) and args[0].moves:
+        return direct(args[0].delta, *args[1:], **kwargs)
+    return vectorized_over_sources(func, args, kwargs)
+
+
+def vectorized_over_sources(func: Any, args: Any, kwargs: Any) -> Any:
+    """The function applied to every source's differences; to zeros where there are none."""
+    found = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    c = next(len(d) for d in map(delta_of, found) if d is not None)
+    places = {id(leaf): i for i, leaf in enumerate(found)}
 
     def of_one(*deltas: Tensor) -> Any:
-        left = iter(deltas)
-        one, named = tree_map(lambda leaf: next(left) if isinstance(leaf, Difference) else leaf, (args, kwargs))
+        one, named = tree_map(
+            lambda leaf: deltas[places[id(leaf)]] if id(leaf) in places else base_of(leaf), (args, kwargs)
+        )
         return func(*one, **named)
 
-    def known(leaf: Difference) -> Tensor:
-        return leaf.delta if leaf.delta is not None else torch.zeros_like(base_of(leaf)).expand(c, *leaf.shape)
+    def known(leaf: Tensor) -> Tensor:
+        delta = delta_of(leaf)
+        return delta if delta is not None else torch.zeros_like(base_of(leaf)).expand(c, *leaf.shape)
 
     return torch.vmap(of_one)(*[known(leaf) for leaf in found])
 
 
-def _written_into(x: Difference, result: Difference) -> Difference:
+def _written_into(x: Any, result: Difference) -> Difference:
     """What an in-place function leaves: every name for `x` sees the new values."""
+    if not isinstance(x, Difference):
+        raise UnsupportedModelError("a value that moves, written into a tensor that does not")
     base_of(x).copy_(base_of(result))
-    x.delta = result.delta
+    x._delta, x.change = result.delta, None
     return x

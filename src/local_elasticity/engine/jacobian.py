@@ -8,13 +8,15 @@ gradients by vmap, or one by one where vmap fails.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vmap
+from torch.func import grad, jacrev, vmap
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.guard import vectorized
@@ -133,12 +135,24 @@ def factors_along(
 
 
 def _understood(coverage: Coverage, tape: Tape, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
-    """The same for the parameters that the tape understands, a layer at a time."""
+    """The same for the parameters that the tape understands, a layer at a time; those that are met several times last,
+    their gradients summed."""
+    times = Counter(root for use in tape.uses for root in tape.roots(use.names))
+    summed: Matrices = {}
     for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
         if coverage.low_rank.issuperset(use.names):
             yield Factors((Outer(use.weight, use.bias, *use.places(q)),), {})
-        else:
-            yield Factors((), use.gradients(q))
+            continue
+        once: Matrices = {}
+        for name, part in use.gradients(q).items():
+            if times[name] == 1:
+                once[name] = part
+            else:
+                summed[name] = summed[name] + part if name in summed else part
+        if once:
+            yield Factors((), once)
+    if summed:
+        yield Factors((), tape.pulled_back(summed))
 
 
 def _left_over(
@@ -261,6 +275,32 @@ def _left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inp
 
     parts = _each(by_vmap, plainly, inputs)
     return {name: part.reshape(*part.shape[:2], -1) for name, part in parts.items()}
+
+
+def left_over_gradients(
+    bound: BoundProblem, names: tuple[str, ...], inputs: Inputs, cotangents: Float[Tensor, "b k"]
+) -> Matrices:
+    """name → [b, 1, p_name] along one cotangent for each example."""
+    some = {name: bound.params[name] for name in names}
+
+    def along(params: Params, one: Inputs) -> Tensor:
+        predictions = bound.predict({**bound.params, **params}, take(one[0], None))
+        return torch.dot(predictions[0], one[1])
+
+    def by_vmap(one: Inputs) -> Params:
+        found: Params = grad(along)(some, one)
+        return found
+
+    def plainly(one: Inputs) -> Params:
+        leaves = {name: p.detach().requires_grad_() for name, p in some.items()}
+        with torch.enable_grad():
+            value = along(leaves, one)
+        return (
+            gradient(value, leaves, torch.ones_like(value)) if value.requires_grad else tree_map(torch.zeros_like, some)
+        )
+
+    parts = _each(by_vmap, plainly, (inputs, cotangents))
+    return {name: part.reshape(len(part), 1, -1) for name, part in parts.items()}
 
 
 def _each(function: Callable[[Inputs], Params], plainly: Callable[[Inputs], Params], inputs: Inputs) -> Params:

@@ -145,6 +145,20 @@ class Job:
         if not _equal(alone.to(target_before.dtype), target_before[ends]):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
+    def rounding_inside(self) -> float:
+        """The unit of the coarsest numbers that the network rounds to in this precision, 0 where it keeps its digits; a
+        RuntimeError where it cannot be run in it."""
+        replica = self.bound.replica
+        replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
+        try:
+            self.bound.watched(take(self.target_inputs, slice(0, 1)))
+        except Exception as error:  # whatever a forward pass raises that was not made for float64
+            if not may_be_passed_over(error):
+                raise
+            raise RuntimeError(str(error)) from error
+        assert replica.effects is not None
+        return replica.effects.coarsest
+
     def again(self, bound: BoundProblem, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
         bound.replica.effects = self.bound.replica.effects

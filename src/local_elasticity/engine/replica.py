@@ -33,7 +33,7 @@ OUT_OF_REACH = (
 @dataclass(frozen=True)
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
-    unit of the coarsest numbers that it computes with, where some are in half precision."""
+    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
@@ -221,12 +221,15 @@ class _Writes(TorchDispatchMode):
         self.protected = protected
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()
+        self.cast: set[torch.dtype] = set()
 
     @property
     def coarsest(self) -> float:
-        """The unit of the coarsest numbers, where they are in half precision, as under autocast; else 0."""
+        """The unit of the coarsest numbers, where they are in half precision, as under autocast, or were cast to fewer
+        digits; else 0."""
         units = [float(torch.finfo(kind).eps) for kind in self.kinds if kind.is_floating_point]
-        return max((unit for unit in units if unit > torch.finfo(torch.float32).eps), default=0.0)
+        half = [unit for unit in units if unit > torch.finfo(torch.float32).eps]
+        return max([*half, *(float(torch.finfo(kind).eps) for kind in self.cast)], default=0.0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -237,6 +240,9 @@ class _Writes(TorchDispatchMode):
         found = func(*args, **kwargs)
         if isinstance(found, Tensor):
             self.kinds.add(found.dtype)
+            casts = func is torch.ops.aten._to_copy.default and found.is_floating_point()
+            if casts and args[0].is_floating_point() and found.dtype.itemsize < args[0].dtype.itemsize:
+                self.cast.add(found.dtype)
         return found
 
     def _instead(self, value: Any) -> Any:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of
 from local_elasticity.engine.guard import interruption, untouched
-from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
@@ -236,32 +235,17 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
     """Some rows in float64; a RuntimeError or TypeError where the network does not take that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
         higher = job.again(bound, rows)
-        inside = _rounding_inside(higher)
+        inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = engine.runner(higher), noise.again(rows, torch.float64, inside)
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
-            note += ", but the forward pass itself computes in half precision"
+            note += ", but the forward pass itself rounds to fewer digits than that"
         logger.info(note)
         better = as_response(higher, found, finer, runner, name_of(engine), (note,))
         hidden = torch.nonzero(~clear_rows(higher, runner, finer, found)).flatten()
         return _by_differences(higher, finer, better, hidden, bar) if runner.subtracts else better
-
-
-def _rounding_inside(job: Job) -> float:
-    """The unit of the coarsest numbers that the network computes with in this precision; raises a RuntimeError where it
-    cannot be run in it."""
-    replica = job.bound.replica
-    replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
-    try:
-        job.bound.watched(take(job.target_inputs, slice(0, 1)))
-    except Exception as error:  # whatever a forward pass raises that was not made for float64
-        if not may_be_passed_over(error):
-            raise
-        raise RuntimeError(str(error)) from error
-    assert replica.effects is not None
-    return replica.effects.coarsest
 
 
 def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, bar: Progress) -> Response:

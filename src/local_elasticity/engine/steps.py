@@ -1,55 +1,33 @@
-"""What one step on each of c sources does to each layer: changes of weights, kept as the vectors they are made of."""
+"""What one step on each of c sources does to every parameter, from one backward pass over the sources."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.changes import LowRank, TokenRows, WeightChange
 from local_elasticity.engine.coverage import Coverage
+from local_elasticity.engine.difference import Difference
+from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
+from local_elasticity.engine.jacobian import left_over_gradients
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.tape import Use
+from local_elasticity.engine.replica import Params
+from local_elasticity.engine.tape import EmbeddingUse, LinearUse, Tape, Use
+from local_elasticity.engine.update import SGD
 from local_elasticity.shapes import Float
 
 
 @dataclass(frozen=True)
-class LayerStep:
-    """ΔW_i = Σ_l q_il a_ilᵀ and Δb_i = Σ_l q_il of a linear layer or convolution, for each source i.
-
-    l runs over the places of the layer (patches of a convolution) and the examples of a minibatch; q carries −η. With
-    weight decay, W and b shrink by the share `decay` = ηλ besides. The d numbers of a patch have their channels last.
-    """
-
-    a: Float[Tensor, "c l d"]
-    q: Float[Tensor, "c l o"]
-    weight: bool
-    bias: bool
-    decay: float
-
-    @property
-    def multiplied_out(self) -> Float[Tensor, "c o d"]:
-        """Σ_l q_il a_ilᵀ, for when there are more places than the matrix has rows and columns."""
-        return self.q.transpose(1, 2) @ self.a
-
-
-@dataclass(frozen=True)
-class ScaleStep:
-    """Δγ_i and Δβ_i of the affine part of a normalisation, decay included; None where it does not step."""
-
-    weight: Float[Tensor, "c ..."] | None
-    bias: Float[Tensor, "c ..."] | None
-
-
-Step = LayerStep | ScaleStep
-
-
-@dataclass(frozen=True)
 class Steps:
-    """The steps of c sources, by the identity of the parameter tensors, and the loss gradients they come from."""
+    """The parameters with the changes that steps on c sources make to them, and the loss gradients they come from."""
 
-    of_tensor: dict[int, Step]
+    params: Params
     loss_gradient: Float[Tensor, "c batch k"]
 
     @classmethod
@@ -59,28 +37,95 @@ class Steps:
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
         tape = coverage.record(bound, inputs)
         loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
-        of_tensor: dict[int, Step] = {}
-        for use, q in zip(tape.uses, tape.gradients_at_uses(loss_gradient.flatten(0, 1)[:, None]), strict=True):
-            step = _step(job, use, q[:, 0], c)
-            of_tensor |= {id(bound.params[name]): step for name in use.names}
-        return cls(of_tensor, loss_gradient)
+        cotangents = loss_gradient.flatten(0, 1)
+        uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
+        with torch.no_grad():
+            gradients = _Gradients(job, tape, uses, c)
+            if coverage.unsupported:
+                gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
+            made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
+        return cls(made, loss_gradient)
 
 
-def _step(job: Job, use: Use, q: Tensor, c: int) -> Step:
-    rate, decay = job.update.step_size, job.update.step_size * getattr(job.update, "weight_decay", 0.0)
-    if use.kind == "scale":
-        return _scale_step(job, use, q, c, rate, decay)
-    a, at = (part.reshape(c, -1, part.shape[-1]) for part in use.places(q[:, None], channels_last=True))
-    return LayerStep(a, -rate * at, use.weight is not None, use.bias is not None, decay)
+class _Gradients:
+    """∇_w ℓ of c sources: as vectors where a weight has those, else written out."""
+
+    def __init__(self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], c: int) -> None:
+        self.job, self.c = job, c
+        self.vectors: dict[str, list[LowRank | TokenRows]] = {}
+        self.written: Params = {}
+        for use, q in uses:
+            direct = use.weight is not None and use.weight not in tape.derived
+            if use.weight is not None and direct and (use.outer or isinstance(use, EmbeddingUse)):
+                self.vectors.setdefault(use.weight, []).append(self._vectors(use, q))
+                use = replace(use, weight=None)
+            self.add(tape.pulled_back(use.gradients(q)))
+
+    def add(self, gradients: Params) -> None:
+        """Of single examples, [c · B, 1, p]; those of a batch are summed."""
+        for name, part in gradients.items():
+            shape = self.job.bound.params[name].shape
+            summed = part.reshape(self.c, self.job.batch, *shape).sum(1)
+            self.written[name] = self.written[name] + summed if name in self.written else summed
+
+    def stepped(self) -> Params:
+        """The change that a step of SGD makes: −η (g + λ w)."""
+        rate = self.job.update.step_size
+        decay = rate * getattr(self.job.update, "weight_decay", 0.0)
+        made: Params = {}
+        for name, p in self.job.bound.params.items():
+            if name not in self.vectors and name not in self.written and not decay:
+                made[name] = Difference.of(p, None)
+            elif name in self.vectors and name not in self.written:
+                parts = tuple(_times(-rate, part) for part in _joined(self.vectors[name]))
+                made[name] = Difference.of(p, None, WeightChange(parts, decay, len(p)))
+            else:
+                moved = -rate * self._whole(name)
+                made[name] = Difference.of(p, moved - decay * p if decay else moved)
+        return made
+
+    def moved(self) -> Params:
+        """The change that any other rule makes of the gradients."""
+        job, params = self.job, self.job.bound.params
+        whole = {name: self._whole(name) for name in params}
+        if job.vectorizes:
+            with vectorized():
+                changes: Params = vmap(job.rule, in_dims=(None, 0))(params, whole)
+        else:
+            each = [job.rule(params, {name: part[i] for name, part in whole.items()}) for i in range(self.c)]
+            changes = {name: torch.stack([one[name] for one in each]) for name in params}
+        return {name: Difference.of(p, changes[name]) for name, p in params.items()}
+
+    def _whole(self, name: str) -> Tensor:
+        p = self.job.bound.params[name]
+        parts = [part.dense(p.shape) for part in self.vectors.get(name, [])]
+        parts += [self.written[name]] if name in self.written else []
+        if not parts:
+            return p.new_zeros(self.c, *p.shape)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _vectors(self, use: Use, q: Tensor) -> LowRank | TokenRows:
+        if isinstance(use, EmbeddingUse):
+            tokens, at = use.tokens(q)
+            return TokenRows(tokens.reshape(self.c, -1), at.reshape(self.c, -1, at.shape[-1]))
+        a, at = (part.reshape(self.c, -1, part.shape[-1]) for part in use.places(q, channels_last=True))
+        return LowRank(a, at, isinstance(use, LinearUse) and use.transposed)
 
 
-def _scale_step(job: Job, use: Use, q: Tensor, c: int, rate: float, decay: float) -> ScaleStep:
-    gradients = use.gradients(q[:, None])
+def _times(rate: float, part: LowRank | TokenRows) -> LowRank | TokenRows:
+    if isinstance(part, TokenRows):
+        return TokenRows(part.tokens, rate * part.g)
+    return LowRank(part.a, rate * part.q, part.transposed)
 
-    def moved(name: str | None) -> Tensor | None:
-        if name is None:
-            return None
-        p = job.bound.params[name]
-        return -rate * gradients[name].reshape(c, job.batch, *p.shape).sum(1) - decay * p
 
-    return ScaleStep(moved(use.weight), moved(use.bias))
+def _joined(parts: list[LowRank | TokenRows]) -> Iterator[LowRank | TokenRows]:
+    """The same, outer products of several meetings as those of one with more places."""
+    for transposed in (False, True):
+        alike = [part for part in parts if isinstance(part, LowRank) and part.transposed is transposed]
+        if alike:
+            a, q = (torch.cat([getattr(part, side) for part in alike], 1) for side in ("a", "q"))
+            yield alike[0] if len(alike) == 1 else LowRank(a, q, transposed)
+    yield from (part for part in parts if isinstance(part, TokenRows))

@@ -27,14 +27,14 @@ from local_elasticity.engine.memory import Live, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.rows import Rows, own_change
-from local_elasticity.engine.rules import elementwise, layers, shapes
+from local_elasticity.engine.rules import elementwise, layers, products, shapes
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import SGD
 
 logger = logging.getLogger("local_elasticity")
 
-RULES = (elementwise, layers, shapes)
+RULES = (elementwise, layers, products, shapes)
 """The modules whose import registers the rules."""
 
 TENSORS_A_PAIR = 16
@@ -105,17 +105,12 @@ class StructuredRunner:
     def __init__(self, job: Job) -> None:
         if job.bound.hooks:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
-        if not (job.plain or isinstance(job.update, SGD)):
+        if job.unreached:
             raise UnsupportedModelError(
-                f"engine: Structured knows the steps of SGD only, not of {type(job.update).__name__}"
+                f"engine: Structured cannot skip {job.unreached[0]}, which a source does not reach"
             )
         self.job = job
         self.coverage = Coverage.of(job.bound, job.target_inputs)
-        if self.coverage.unsupported:
-            raise UnsupportedModelError(
-                f"engine: Structured does not support the parameter {self.coverage.unsupported[0]}, which is not the "
-                "weight or bias of one linear layer, convolution or batch norm; use engine='auto'"
-            )
         fitting = max(1, job.memory // job.footprint.forward())
         self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
@@ -168,7 +163,8 @@ class StructuredRunner:
         try:
             steps = Steps.on(job, self.coverage, start, stop)
         except ReusedParameterError as error:
-            raise UnsupportedModelError(f"{error}, which Structured cannot follow; use engine='auto'") from error
+            self.coverage = self.coverage.without(error.names)
+            return self.rows(start, stop)
         with torch.no_grad():
             target_change = self._changes(steps, job.target_inputs)
             if job.targets_are_sources:
@@ -195,9 +191,9 @@ class StructuredRunner:
 
 def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     """How the predictions at `inputs` change with each step: [c, b, k]."""
-    differences = tree_map(lambda leaf: Difference.of(leaf, None, steps), inputs)
+    differences = tree_map(lambda leaf: Difference.of(leaf, None), inputs)
     try:
-        out = job.bound.predict(job.bound.params, differences)
+        out = job.bound.predict(steps.params, differences)
     except Exception as error:  # whatever a forward pass raises that was not made for differences
         if not may_be_passed_over(error):
             raise
@@ -248,13 +244,14 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: 
     with job.bound.problem.to(dtype).bound() as bound:
         few = replace(job, update=update, plain=update.plain).again(bound, rows)
         few = replace(few, target_inputs=take(few.target_inputs, slice(0, PROOF_TARGETS)))
+        unit = max(torch.finfo(dtype).eps, few.rounding_inside())
         looped = LoopedRunner(few)
         expected = looped.rows(0, len(rows)).target_change.flatten(1)
         found = kind(few).rows(0, len(rows)).target_change.flatten(1)
         expected, found = (torch.where(expected.isfinite(), part, 0) for part in (expected, found))
         largest = looped.target_before.nan_to_num(0, 0, 0).abs().max()
     norm, error = (torch.linalg.vector_norm(part, dim=1) for part in (expected, found - expected))
-    coarser = torch.finfo(dtype).eps / torch.finfo(torch.float64).eps
+    coarser = unit / torch.finfo(torch.float64).eps
     allowed = min(1e-2, of_norm * coarser) * norm + of_largest * coarser * largest
     share = float((error / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)).max())
     logger.info("structured: differs from the loop on a few pairs by %.0e of what is allowed", share)

@@ -74,8 +74,8 @@ def _locality(panel: Panel, pairs: Pairs) -> str:
     if not is_ratio(panel.measure):
         return f"Pairs of one class have {number(within)}, pairs of different classes {number(between)} (medians)."
     text = (
-        f"A step on one example moves others of its class {number(within)} as far as itself, and those of other classes "
-        f"{number(between)} (medians over pairs)."
+        f"A step on one example moves others of its class {number(within)} as far as itself, "
+        f"and those of other classes {number(between)} (medians over pairs)."
     )
     if not np.isfinite(ratio):
         return text

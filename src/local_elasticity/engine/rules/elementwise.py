@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import IN_PLACE, Pair, base_of, delta_of, rule
+from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 
 IN_PLACE.update(
@@ -27,6 +28,13 @@ IN_PLACE.update(
         Tensor.__imul__: torch.mul,
         Tensor.tanh_: torch.tanh,
         Tensor.sigmoid_: torch.sigmoid,
+        Tensor.div_: torch.div,
+        Tensor.__itruediv__: torch.div,
+        Tensor.clamp_: torch.clamp,
+        Tensor.masked_fill_: torch.masked_fill,
+        Tensor.exp_: torch.exp,
+        F.hardtanh_: F.hardtanh,
+        F.elu_: F.elu,
     }
 )
 
@@ -111,12 +119,11 @@ def silu(x: Any) -> Pair:
 @rule(F.softplus)
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + sigmoid(h) expm1(d)) for small d."""
-    if beta != 1:
-        raise UnsupportedModelError("softplus with beta")
     h, d = _parts(x)
+    h, d = beta * h, beta * d
     small = d.clamp(-1, 1)
     exact = torch.log1p(torch.sigmoid(h) * torch.expm1(small))
-    return F.softplus(h), torch.where(d.abs() < 1, exact, F.softplus(h + d) - F.softplus(h))
+    return F.softplus(h) / beta, torch.where(d.abs() < 1, exact, F.softplus(h + d) - F.softplus(h)) / beta
 
 
 @rule(F.gelu)
@@ -152,15 +159,15 @@ def _normal_between(h: Tensor, d: Tensor) -> Tensor:
 @rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 def add(x: Any, y: Any, *, alpha: float = 1) -> Pair:
     base = torch.add(_tensor(x, y), base_of(y), alpha=alpha)
-    dx, dy = delta_of(x), delta_of(y)
+    dx, dy = _aligned(x, base), _aligned(y, base)
     if dx is None or dy is None:
-        only = dx if dy is None else alpha * dy
+        only = dx if dy is None else alpha * dy if alpha != 1 else dy
         assert only is not None
         return base, _spread_over(only, base)
     return base, torch.add(dx, dy, alpha=alpha)
 
 
-@rule(torch.sub, Tensor.sub, Tensor.__sub__)
+@rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)
 def sub(x: Any, y: Any, *, alpha: float = 1) -> Pair:
     return add(x, y, alpha=-alpha)
 
@@ -178,30 +185,246 @@ def neg(x: Any) -> Pair:
     return -h, -d
 
 
-@rule(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+@rule(torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 def mul(x: Any, y: Any) -> Pair:
     """(h + δ)(h′ + δ′) − h h′ = δ h′ + h δ′ + δ δ′."""
     h, g = base_of(x), base_of(y)
-    dx, dy = delta_of(x), delta_of(y)
     base = h * g
+    dx, dy = _aligned(x, base), _aligned(y, base)
     if dx is None or dy is None:
         only = h * dy if dx is None else dx * g
         return base, _spread_over(only, base)
-    return base, dx * g + (h + dx) * dy
+    return base, _spread_over(dx * g + (h + dx) * dy, base)
 
 
-@rule(torch.div, Tensor.div, Tensor.__truediv__)
-def div(x: Any, y: Any) -> Pair:
-    if delta_of(y) is not None:
-        raise UnsupportedModelError("division by an activation")
+@rule(torch.square, Tensor.square)
+def square(x: Any) -> Pair:
     h, d = _parts(x)
-    return h / base_of(y), d / base_of(y)
+    return h * h, d * (2 * h + d)
+
+
+@rule(torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.__truediv__)
+def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
+    """(h + δ)/(g + ε) − h/g = (δ − (h/g) ε) / (g + ε)."""
+    if rounding_mode is not None:
+        raise UnsupportedModelError("division that rounds")
+    h, g = base_of(x), base_of(y)
+    base = h / g
+    dx, dy = _aligned(x, base), _aligned(y, base)
+    if dy is None:
+        assert dx is not None
+        return base, _spread_over(dx / g, base)
+    over = -base * dy if dx is None else dx - base * dy
+    return base, _spread_over(over / (g + dy), base)
+
+
+@rule(Tensor.__rtruediv__, Tensor.__rdiv__)
+def rdiv(x: Any, y: Any) -> Pair:
+    """y / x."""
+    return div(y, x)
+
+
+@rule(torch.reciprocal, Tensor.reciprocal)
+def reciprocal(x: Any) -> Pair:
+    h, d = _parts(x)
+    return 1 / h, -d / (h * (h + d))
+
+
+@rule(torch.exp, Tensor.exp)
+def exp(x: Any) -> Pair:
+    h, d = _parts(x)
+    base = torch.exp(h)
+    return base, base * torch.expm1(d)
+
+
+@rule(torch.expm1, Tensor.expm1)
+def expm1(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.expm1(h), torch.exp(h) * torch.expm1(d)
+
+
+@rule(torch.log, Tensor.log)
+def log(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.log(h), torch.log1p(d / h)
+
+
+@rule(torch.log1p, Tensor.log1p)
+def log1p(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.log1p(h), torch.log1p(d / (1 + h))
+
+
+@rule(torch.sqrt, Tensor.sqrt)
+def sqrt(x: Any) -> Pair:
+    """d / (√h + √(h + d)); 0 where both are 0."""
+    h, d = _parts(x)
+    base, after = torch.sqrt(h), torch.sqrt(h + d)
+    return base, torch.where(d == 0, 0, d / (base + after))
+
+
+@rule(torch.rsqrt, Tensor.rsqrt)
+def rsqrt(x: Any) -> Pair:
+    h, d = _parts(x)
+    root, after = torch.sqrt(h), torch.sqrt(h + d)
+    return torch.rsqrt(h), -d / (root * after * (root + after))
+
+
+@rule(torch.pow, Tensor.pow, Tensor.__pow__)
+def power(x: Any, exponent: Any) -> Pair:
+    """Whole powers by products, others as h^p expm1(p log1p(d/h)) where d is small beside h."""
+    if delta_of(exponent) is not None or isinstance(base_of(exponent), Tensor):
+        raise UnsupportedModelError("a power with a tensor as its exponent")
+    p = float(exponent)
+    if p == 0.5:
+        return sqrt(x)
+    if p == -0.5:
+        return rsqrt(x)
+    if p == -1:
+        return reciprocal(x)
+    h, d = _parts(x)
+    if p == int(p) and 1 <= p <= 8:
+        return torch.pow(h, exponent), _whole_power_change(h, d, int(p))
+    base, share = torch.pow(h, exponent), d / h
+    small = share.clamp(-0.5, 0.5)
+    exact = base * torch.expm1(p * torch.log1p(small))
+    return base, torch.where(share.abs() < 0.5, exact, torch.pow(h + d, exponent) - base)
+
+
+def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:
+    """d Σ_i (h + d)^i h^(p−1−i)."""
+    after = h + d
+    total = torch.ones_like(after)
+    for i in range(1, p):
+        total = total * after + h**i
+    return d * total
+
+
+@rule(torch.abs, Tensor.abs)
+def absolute(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.abs(h), relu_change(h, d) + relu_change(-h, -d)
+
+
+@rule(torch.sin, Tensor.sin)
+def sin(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.sin(h), 2 * torch.cos(h + d / 2) * torch.sin(d / 2)
+
+
+@rule(torch.cos, Tensor.cos)
+def cos(x: Any) -> Pair:
+    h, d = _parts(x)
+    return torch.cos(h), -2 * torch.sin(h + d / 2) * torch.sin(d / 2)
+
+
+@rule(torch.erf, Tensor.erf, torch.special.erf)
+def erf(x: Any) -> Pair:
+    """2 Φ(√2 h) − 1."""
+    h, d = _parts(x)
+    return torch.erf(h), 2 * _normal_between(math.sqrt(2) * h, math.sqrt(2) * d)
+
+
+@rule(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)
+def clamp(x: Any, min: Any = None, max: Any = None) -> Pair:
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        raise UnsupportedModelError("clamp between tensors")
+    return _clamped(x, -math.inf if min is None else min, math.inf if max is None else max)
+
+
+@rule(torch.clamp_min, Tensor.clamp_min)
+def clamp_min(x: Any, min: float) -> Pair:
+    return clamp(x, min)
+
+
+@rule(torch.clamp_max, Tensor.clamp_max)
+def clamp_max(x: Any, max: float) -> Pair:
+    return clamp(x, None, max)
+
+
+@rule(torch.maximum, Tensor.maximum)
+def maximum(x: Any, y: Any) -> Pair:
+    """max(h + δ, g + ε) − max(h, g) = max(δ + (h − m), ε + (g − m)), m the larger."""
+    h, g = base_of(x), base_of(y)
+    base = torch.maximum(h, g)
+    dx, dy = _aligned(x, base), _aligned(y, base)
+    return base, torch.maximum(h - base if dx is None else dx + (h - base), g - base if dy is None else dy + (g - base))
+
+
+@rule(torch.minimum, Tensor.minimum)
+def minimum(x: Any, y: Any) -> Any:
+    return -torch.maximum(-x, -y)
+
+
+@rule(torch.where, Tensor.where)
+def where(condition: Any, x: Any, y: Any) -> Pair:
+    if isinstance(condition, Tensor) and delta_of(condition) is not None:
+        raise UnsupportedModelError("where by a condition that moves")
+    chosen = base_of(condition)
+    base = torch.where(chosen, base_of(x), base_of(y))
+    dx, dy = _aligned(x, base), _aligned(y, base)
+    return base, _spread_over(torch.where(chosen, 0 if dx is None else dx, 0 if dy is None else dy), base)
+
+
+@rule(torch.masked_fill, Tensor.masked_fill)
+def masked_fill(x: Any, mask: Any, value: Any) -> Pair:
+    if delta_of(value) is not None:
+        raise UnsupportedModelError("masked_fill with a value that moves")
+    h, d = _parts(x)
+    base = torch.masked_fill(h, base_of(mask), base_of(value))
+    return base, _spread_over(torch.masked_fill(aligned(d, base.ndim), base_of(mask), 0), base)
+
+
+@rule(F.hardsigmoid)
+def hardsigmoid(x: Any) -> Any:
+    return F.relu6(x + 3) / 6
+
+
+@rule(F.hardswish)
+def hardswish(x: Any) -> Any:
+    return x * F.relu6(x + 3) / 6
+
+
+@rule(F.mish)
+def mish(x: Any) -> Any:
+    return x * torch.tanh(F.softplus(x))
+
+
+@rule(F.logsigmoid)
+def logsigmoid(x: Any) -> Any:
+    return -F.softplus(-x)
+
+
+@rule(F.softsign)
+def softsign(x: Any) -> Any:
+    return x / (1 + torch.abs(x))
+
+
+@rule(F.selu)
+def selu(x: Any) -> Any:
+    return 1.0507009873554804934193349852946 * F.elu(x, 1.6732632423543772848170429916717)
+
+
+@rule(F.celu)
+def celu(x: Any, alpha: float = 1.0) -> Any:
+    return alpha * F.elu(x / alpha)
+
+
+@rule(F.glu)
+def glu(x: Any, dim: int = -1) -> Any:
+    one, gate = torch.chunk(x, 2, dim)
+    return one * torch.sigmoid(gate)
 
 
 def _parts(x: Any) -> tuple[Tensor, Tensor]:
     delta = delta_of(x)
     assert delta is not None
     return base_of(x), delta
+
+
+def _aligned(x: Any, base: Tensor) -> Tensor | None:
+    delta = delta_of(x)
+    return None if delta is None else aligned(delta, base.ndim)
 
 
 def _tensor(x: Any, like: Any) -> Tensor:

@@ -1,52 +1,122 @@
-"""Rules of the functions that weights go into: linear layers, convolutions, normalisation with frozen statistics."""
+"""Rules of the functions that weights go into: linear layers, embeddings, convolutions, normalisation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import Pair, base_of, delta_of, parametric_rule
-from local_elasticity.engine.steps import LayerStep, ScaleStep, Steps
+from local_elasticity.engine.changes import LowRank, WeightChange
+from local_elasticity.engine.difference import Pair, base_of, change_of, delta_of, rule
+from local_elasticity.engine.products import each, shared
+from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import patches
+from local_elasticity.engine.tape import padding_of, patches
 
 
-@parametric_rule(F.linear)
-def linear(steps: Steps, input: Any, weight: Tensor, bias: Tensor | None = None) -> Pair:
+@rule(F.linear)
+def linear(input: Any, weight: Any, bias: Any = None) -> Pair:
     """W⁺(h + δ) + b⁺ − W h − b = W δ + ΔW (h + δ) + Δb."""
-    h, d = base_of(input), delta_of(input)
-    base = F.linear(h, weight, bias)
-    step = _layer_step(steps, weight, bias)
-    delta = None if d is None else F.linear(d, weight)
-    if step is None:
-        return base, delta
-    delta = _decayed(delta, delta, base, weight, bias, step)
-    c, places, o = len(step.q), h.shape[:-1].numel(), base.shape[-1]
-    met = _met(step, h, d, c, places)
-    moved = torch.bmm(met, step.q) if delta is None else torch.baddbmm(delta.reshape(c, places, o), met, step.q)
-    return base, moved.reshape(c, *base.shape)
+    h, W, b = base_of(input), base_of(weight), base_of(bias)
+    base = F.linear(h, W, b)
+    return base, added(through(h, delta_of(input), weight, W), delta_of(bias), base)
 
 
-def _met(step: LayerStep, h: Tensor, d: Tensor | None, c: int, places: int) -> Tensor:
-    """a_il·(h + δ) where the weight steps, and 1 more where the bias does: [c, places, l]."""
-    of_source, size = step.a.shape[1:]
-    if not step.weight:
-        return h.new_ones(c, places, of_source)
-    met = (h.reshape(places, size) @ step.a.reshape(-1, size).T).reshape(places, c, of_source).transpose(0, 1)
-    if d is not None:
-        met = torch.baddbmm(met, d.reshape(c, places, size), step.a.transpose(1, 2))
-    return met + 1 if step.bias else met.contiguous()
+@rule(torch.addmm, Tensor.addmm)
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if beta != 1 or alpha != 1 or base_of(input).ndim != 1:
+        return input * beta + torch.mm(mat1, mat2) * alpha
+    h = base_of(mat1)
+    base = torch.addmm(base_of(input), h, base_of(mat2))
+    return base, added(through(h, delta_of(mat1), mat2, base_of(mat2).T, transposed=True), delta_of(input), base)
 
 
-@parametric_rule(F.conv2d)
-def conv2d(
-    steps: Steps,
+def through(h: Tensor, d: Tensor | None, weight: Any, W: Tensor, *, transposed: bool = False) -> Tensor | None:
+    """W δ + ΔW (h + δ) for W [o, d], which the weight is, or is the transpose of."""
+    change = change_of(weight)
+    moved = None if change is not None else delta_of(weight)
+    if d is None and change is None and moved is None:
+        return None
+    from_before = None if d is None else shared(d, W)
+    if change is None and moved is None:
+        return from_before
+    o, size = W.shape
+    after = h.reshape(-1, size) if d is None else (h + d).reshape(len(d), -1, size)
+    total = None if from_before is None else from_before.reshape(len(from_before), -1, o)
+    if change is not None and _keeps_vectors(change):
+        total = _along_vectors(change, after, total)
+        c = len(total)
+        if change.decay:
+            total = total - change.decay * F.linear(after, W)
+    else:
+        dense = delta_of(weight)
+        assert dense is not None
+        c = len(dense)
+        total = each(after.expand(c, -1, -1), dense if transposed else dense.transpose(1, 2), total)
+    return total.reshape(c, *h.shape[:-1], o)
+
+
+def _keeps_vectors(change: WeightChange) -> bool:
+    """Whether no part takes less work multiplied out."""
+    return all(part.pays for part in change.parts if isinstance(part, LowRank))
+
+
+def _along_vectors(change: WeightChange, after: Tensor, total: Tensor | None) -> Tensor:
+    """ΔW (h + δ) from vectors: Σ_l q_l (a_l·(h + δ)); on top of `total`."""
+    for part in change.parts:
+        if isinstance(part, LowRank):
+            c = len(part.a)
+            total = each(each(after.expand(c, *after.shape[-2:]), part.a.transpose(1, 2)), part.q, total)
+        else:
+            c = len(part.g)
+            met = each(after.expand(c, *after.shape[-2:]), part.g.transpose(1, 2))
+            total = met.new_zeros(*met.shape[:2], change.rows) if total is None else total
+            total = total.scatter_add(2, part.tokens[:, None].expand_as(met), met)
+    assert total is not None
+    return total
+
+
+@rule(F.embedding, torch.embedding)
+def embedding(
     input: Any,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Pair:
+    """The change of a token's row: the sum over the source's places with the same token."""
+    if max_norm is not None:
+        raise UnsupportedModelError("embedding with max_norm")
+    tokens, E, change = base_of(input), base_of(weight), change_of(weight)
+    base = F.embedding(tokens, E)
+    if change is None:
+        dense = delta_of(weight)
+        assert dense is not None
+        return base, dense[:, tokens]
+    total: Tensor | None = None
+    for part in change.parts:
+        if isinstance(part, LowRank):
+            q = part.a if part.transposed else part.q
+            a = part.q if part.transposed else part.a
+            total = each(q[:, :, tokens.flatten()].transpose(1, 2), a, total)
+        else:
+            same = (part.tokens[:, None] == tokens.flatten()[:, None]).to(part.g.dtype)
+            total = each(same, part.g, total)
+    assert total is not None
+    delta = total.reshape(len(total), *base.shape)
+    return base, delta - change.decay * base if change.decay else delta
+
+
+@rule(F.conv1d, F.conv2d, F.conv3d)
+def convolution(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
@@ -56,74 +126,112 @@ def conv2d(
 
     Patches are rows with their channels last, and so are the images that come out: what is copied then lies together.
     """
-    h, d = base_of(input), delta_of(input)
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
-    step = _layer_step(steps, weight, bias)
-    if step is None:
-        base = F.conv2d(h, weight, bias, **geometry, groups=groups)
-        return base, None if d is None else _each_source(d, weight, geometry, groups)
-    at_h, sizes = _rows(h[None], weight, geometry)
-    at_d = None if d is None else _rows(d, weight, geometry)[0]
-    W = weight.permute(0, 2, 3, 1).flatten(1)
-    base = _as_images(F.linear(at_h, W, bias), sizes)[0]
-    (places, size), o = step.a.shape[1:], len(W)
-    if not step.weight:
-        moved = None if at_d is None else F.linear(at_d, W)
-    elif places * (2 * size + o) >= size * o:
-        moved = _multiplied_out(step.multiplied_out, W, at_h, at_d)
+    h, d, W, b = base_of(input), delta_of(input), base_of(weight), base_of(bias)
+    function = (F.conv1d, F.conv2d, F.conv3d)[W.ndim - 3]
+    border = padding_of(padding, W.shape[2:], dilation)
+    geometry = {"stride": stride, "padding": padding if border is None else border, "dilation": dilation}
+    change = change_of(weight)
+    moves = change is not None or delta_of(weight) is not None
+    if h.ndim != W.ndim:
+        raise UnsupportedModelError("a convolution of one example without its axis")
+    if not moves or groups > 1 or border is None:
+        base = function(h, W, b, **geometry, groups=groups)
+        delta = _grouped(function, h, d, W, delta_of(weight) if moves else None, geometry, groups)
     else:
-        moved = _few_places(step, W, at_h, at_d)
-    through = None if at_d is None or not step.decay else _as_images(F.linear(at_d, W), sizes)
-    delta = None if moved is None else _as_images(moved, sizes)
-    if step.bias:
-        shift = step.q.sum(1)[:, None, :, None, None]
-        delta = shift.expand(len(step.q), *base.shape) if delta is None else delta + shift
-    return base, _decayed(delta, through, base, weight, bias, step)
+        base, delta = _at_patches(h, d, weight, W, b, geometry)
+    return base, added(delta, delta_of(bias), base, channels=True)
 
 
-def _each_source(d: Tensor, weight: Tensor, geometry: dict[str, Any], groups: int = 1) -> Tensor:
-    """The convolution of every difference with the shared weights."""
-    out: Tensor = F.conv2d(d.flatten(0, 1), weight, **geometry, groups=groups).unflatten(0, d.shape[:2])
-    return out
+def _grouped(
+    function: Callable[..., Tensor],
+    h: Tensor,
+    d: Tensor | None,
+    W: Tensor,
+    moved: Tensor | None,
+    geometry: dict[str, Any],
+    groups: int,
+) -> Tensor:
+    """W⁺ δ + ΔW h, the sources as further groups of channels."""
+    if moved is None:
+        assert d is not None
+        found: Tensor = function(d.flatten(0, 1), W, **geometry, groups=groups).unflatten(0, d.shape[:2])
+        return found
+    c = len(moved)
+
+    def each_source(x: Tensor, filters: Tensor) -> Tensor:
+        side_by_side = x.transpose(0, 1).flatten(1, 2)
+        out = function(side_by_side, filters.flatten(0, 1), **geometry, groups=c * groups)
+        found: Tensor = out.unflatten(1, (c, -1))
+        return found.transpose(0, 1)
+
+    from_filters = each_source(h.expand(c, *h.shape), moved)
+    return from_filters if d is None else from_filters + each_source(d, W + moved)
+
+
+def _at_patches(
+    h: Tensor, d: Tensor | None, weight: Any, W: Tensor, b: Tensor | None, geometry: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """W δ + ΔW (h + δ) at every patch."""
+    at_h, sizes = _rows(h[None], W, geometry)
+    at_d = None if d is None else _rows(d, W, geometry)[0]
+    flat = W.movedim(1, -1).flatten(1)
+    base = _as_images(F.linear(at_h, flat, b), sizes)[0]
+    change = change_of(weight)
+    vectors = None if change is None else _few_patches(change)
+    if vectors is not None:
+        moved = _at_few_patches(vectors, flat, at_h, at_d)
+    else:
+        dense = delta_of(weight)
+        assert dense is not None
+        dense = dense.movedim(2, -1).flatten(2)
+        moved = each(at_h.expand(len(dense), -1, -1), dense.transpose(1, 2))
+        if at_d is not None:
+            moved = each(at_d, (flat + dense).transpose(1, 2), moved)
+    return base, _as_images(moved, sizes)
+
+
+def _few_patches(change: WeightChange) -> LowRank | None:
+    """The vectors of a change that take less work than its matrix, patches of h and of δ being met one by one."""
+    part = change.parts[0]
+    if len(change.parts) > 1 or change.decay or not isinstance(part, LowRank):
+        return None
+    (places, d), o = part.a.shape[1:], part.q.shape[2]
+    return part if places * (2 * d + o) < d * o else None
+
+
+def _at_few_patches(vectors: LowRank, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
+    """Σ_l q_il (a_il·patch)."""
+    a, q = vectors.a, vectors.q
+    c, places, size = a.shape
+    met = (a.reshape(c * places, size) @ at_h[0].T).reshape(c, places, -1)
+    if at_d is None:
+        return each(met.transpose(1, 2), q)
+    met = each(a, at_d.transpose(1, 2), met)
+    return each(met.transpose(1, 2), q, shared(at_d, W))
 
 
 def _rows(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> tuple[Tensor, torch.Size]:
-    """Images [c, t, channels, …] as rows of patches [c, t · places, size of a patch], and [t, rows, columns]."""
+    """Images [c, t, channels, …] as rows of patches [c, t · places, size of a patch], and [t, *places]."""
     c, t = images.shape[:2]
-    windows = patches(images.flatten(0, 1), weight.shape[2:], **geometry).permute(0, 4, 5, 2, 3, 1)
-    return windows.reshape(c, -1, weight[0].numel()), torch.Size((t, *windows.shape[1:3]))
+    n = weight.ndim - 2
+    windows = patches(images.flatten(0, 1), weight.shape[2:], **geometry)
+    windows = windows.permute(0, *range(2 + n, 2 + 2 * n), *range(2, 2 + n), 1)
+    return windows.reshape(c, -1, weight[0].numel()), torch.Size((t, *windows.shape[1 : 1 + n]))
 
 
 def _as_images(moved: Tensor, sizes: torch.Size) -> Tensor:
     """[c, t · places, channels] as [c, t, channels, …], channels last in memory."""
     images: Tensor = moved.unflatten(1, sizes)
-    return images.permute(0, 1, 4, 2, 3)
+    return images.movedim(-1, 2)
 
 
-def _multiplied_out(moved: Tensor, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
-    """ΔW_i h + W⁺_i δ for each source."""
-    at_all = torch.bmm(at_h.expand(len(moved), -1, -1), moved.transpose(1, 2))
-    return at_all if at_d is None else torch.baddbmm(at_all, at_d, (W + moved).transpose(1, 2))
-
-
-def _few_places(step: LayerStep, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
-    """Σ_l q_il (a_il·patch), patches of h and of δ met one after the other."""
-    c, places, size = step.a.shape
-    met = (step.a.reshape(c * places, size) @ at_h[0].T).reshape(c, places, -1)
-    if at_d is None:
-        return torch.bmm(met.transpose(1, 2), step.q)
-    met = torch.baddbmm(met, step.a, at_d.transpose(1, 2))
-    return torch.baddbmm(F.linear(at_d, W), met.transpose(1, 2), step.q)
-
-
-@parametric_rule(F.batch_norm)
+@rule(F.batch_norm)
 def batch_norm(
-    steps: Steps,
     input: Any,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -131,48 +239,89 @@ def batch_norm(
     """γ⁺x̂⁺ + β⁺ − γx̂ − β = (γ + Δγ) δ/σ + Δγ x̂ + Δβ, with frozen statistics."""
     if training or running_mean is None or running_var is None:
         raise UnsupportedModelError("batch_norm of the batch's own statistics")
-    h, d = base_of(input), delta_of(input)
-    base = F.batch_norm(h, running_mean, running_var, weight, bias, False, momentum, eps)
+    h, d, mean, variance = base_of(input), delta_of(input), base_of(running_mean), base_of(running_var)
+    base = F.batch_norm(h, mean, variance, base_of(weight), base_of(bias), False, momentum, eps)
     channels = (1, -1, *[1] * (h.ndim - 2))
-    inverse = (running_var.view(channels) + eps).rsqrt()
-    step = steps.of_tensor.get(id(weight)) or steps.of_tensor.get(id(bias))
-    scale = inverse if weight is None else weight.view(channels) * inverse
+    inverse = (variance.view(channels) + eps).rsqrt()
+    scale = inverse if weight is None else base_of(weight).view(channels) * inverse
     delta = None if d is None else d * scale
-    if not isinstance(step, ScaleStep):
-        return base, delta
-    if step.weight is not None:
-        normal = (h - running_mean.view(channels)) * inverse
+    moved = delta_of(weight)
+    if moved is not None:
+        normal = (h - mean.view(channels)) * inverse
         after = normal if d is None else normal + d * inverse
-        moved = step.weight.view(len(step.weight), *channels) * after
+        moved = moved.view(len(moved), *channels) * after
         delta = moved if delta is None else delta + moved
-    if step.bias is not None:
-        moved = step.bias.view(len(step.bias), *channels)
-        delta = moved.expand(len(moved), *h.shape) if delta is None else delta + moved
-    return base, delta
+    return base, added(delta, delta_of(bias), base, channels=True)
 
 
-def _layer_step(steps: Steps, weight: Tensor, bias: Tensor | None) -> LayerStep | None:
-    step = steps.of_tensor.get(id(weight)) or steps.of_tensor.get(id(bias))
-    return step if isinstance(step, LayerStep) else None
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Pair:
+    axes = [-1 - i for i in range(len(normalized_shape))]
+    return _affine(*_normal(base_of(input), delta_of(input), axes, eps, centred=True), weight, bias)
 
 
-def _decayed(
-    delta: Tensor | None,
-    through: Tensor | None,
-    base: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    step: LayerStep,
-) -> Tensor | None:
-    """Weight decay takes its share from W(h + δ) and from b, where they step; `through` is W δ."""
-    if not step.decay:
-        return delta
-    offset = base.new_zeros(()) if bias is None else bias.view(-1, *[1] * (weight.ndim - 2))
-    lost = torch.zeros_like(base)
-    if step.weight:
-        lost = lost + (base - offset)
-        lost = lost if through is None else lost + through
-    if step.bias:
-        lost = lost + offset
-    shrunk = (-step.decay * lost).expand(len(step.q), *base.shape)
-    return shrunk if delta is None else delta + shrunk
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Pair:
+    axes = [-1 - i for i in range(len(normalized_shape))]
+    eps = torch.finfo(base_of(input).dtype).eps if eps is None else eps
+    return _affine(*_normal(base_of(input), delta_of(input), axes, eps, centred=False), weight, None)
+
+
+@rule(F.group_norm, torch.group_norm)
+def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Pair:
+    h, d = base_of(input), delta_of(input)
+    groups = (h.shape[0], num_groups, -1)
+    parted = None if d is None else d.reshape(len(d), *groups)
+    normal, moved = _normal(h.reshape(groups), parted, [-1], eps, centred=True)
+    moved = None if moved is None or d is None else moved.reshape(d.shape)
+    return _affine(normal.reshape(h.shape), moved, weight, bias, channels=True)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Pair:
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return group_norm(input, base_of(input).shape[1], weight, bias, eps)
+
+
+def _normal(h: Tensor, d: Tensor | None, axes: list[int], eps: float, *, centred: bool) -> Pair:
+    """x̂ = x̃ r over some axes, x̃ = h − mean and r = v^{-1/2}, and its change d̃ r⁺ + x̃ Δr with
+    Δv = mean(d̃(2x̃ + d̃)), Δr = −Δv / (√v √v⁺ (√v + √v⁺)). A root mean square has no mean to subtract.
+    """
+    x = h - h.mean(axes, keepdim=True) if centred else h
+    root = (x.square().mean(axes, keepdim=True) + eps).sqrt()
+    if d is None:
+        return x / root, None
+    d = d - d.mean(axes, keepdim=True) if centred else d
+    moved = (d * (2 * x + d)).mean(axes, keepdim=True)
+    after = (root.square() + moved).clamp_min(eps).sqrt()
+    return x / root, d / after - x * (moved / (root * after * (root + after)))
+
+
+def _affine(normal: Tensor, moved: Tensor | None, weight: Any, bias: Any, *, channels: bool = False) -> Pair:
+    """γ Δx̂ + Δγ (x̂ + Δx̂) + Δβ."""
+    sizes = (1, -1, *[1] * (normal.ndim - 2)) if channels else None
+
+    def spread(p: Tensor) -> Tensor:
+        return p if sizes is None else p.view(sizes)
+
+    base = normal if weight is None else normal * spread(base_of(weight))
+    base = base if bias is None else base + spread(base_of(bias))
+    delta = moved if moved is None or weight is None else moved * spread(base_of(weight))
+    scaled = delta_of(weight)
+    if scaled is not None:
+        scaled = scaled.view(len(scaled), *sizes) if sizes else aligned(scaled, base.ndim)
+        scaled = scaled * (normal if moved is None else normal + moved)
+        delta = scaled if delta is None else delta + scaled
+    return base, added(delta, delta_of(bias), base, channels=channels)

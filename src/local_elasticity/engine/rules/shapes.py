@@ -2,63 +2,210 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import LINEAR, Pair, applied_to_deltas, base_of, delta_of, rule
+from local_elasticity.engine.difference import (
+    LINEAR,
+    Difference,
+    Pair,
+    base_of,
+    delta_of,
+    rule,
+    vectorized_over_sources,
+)
+from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import two
+from local_elasticity.engine.tape import each_axis
+
+
+def _later(dim: int) -> int:
+    """The same axis with one more in front."""
+    return dim + 1 if dim >= 0 else dim
+
+
+def _listed(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes or axes that were given one by one, or as one sequence."""
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+
+
+def _reshape(d: Tensor, *shape: Any) -> Tensor:
+    return d.reshape(len(d), *_listed(shape))
+
+
+def _permute(d: Tensor, *dims: Any) -> Tensor:
+    return d.permute(0, *(dim % (d.ndim - 1) + 1 for dim in _listed(dims)))
+
+
+def _transpose(d: Tensor, dim0: int, dim1: int) -> Tensor:
+    return d.transpose(_later(dim0), _later(dim1))
+
+
+def _flatten(d: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    return d.flatten(_later(start_dim), _later(end_dim)) if d.ndim > 1 else d[:, None]
+
+
+def _unflatten(d: Tensor, dim: int, sizes: Any) -> Tensor:
+    found: Tensor = d.unflatten(_later(dim), sizes)
+    return found
+
+
+def _unsqueeze(d: Tensor, dim: int) -> Tensor:
+    return d.unsqueeze(_later(dim))
+
+
+def _expand(d: Tensor, *sizes: Any) -> Tensor:
+    sizes = _listed(sizes)
+    return aligned(d, len(sizes)).expand(len(d), *sizes)
+
+
+def _reduced(function: Any) -> Any:
+    def reduced(d: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        dims = tuple(range(1, d.ndim)) if dim is None else tuple(map(_later, (dim,) if isinstance(dim, int) else dim))
+        found: Tensor = function(d, dims, keepdim, dtype=dtype) if dims else d
+        return found
+
+    return reduced
+
+
+def _chunk(d: Tensor, chunks: int, dim: int = 0) -> Any:
+    return d.chunk(chunks, _later(dim))
+
+
+def _split(d: Tensor, split_size: Any, dim: int = 0) -> Any:
+    return d.split(split_size, _later(dim))
+
+
+def _narrow(d: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return d.narrow(_later(dim), start, length)
+
+
+def _select(d: Tensor, dim: int, index: int) -> Tensor:
+    return d.select(_later(dim), index)
+
+
+def _item(d: Tensor, index: Any) -> Tensor:
+    index = index if isinstance(index, tuple) else (index,)
+    index = tuple(base_of(one) for one in index)
+    if sum(isinstance(one, (Tensor, list)) for one in index) <= 1:
+        return d[(slice(None), *index)]
+    found: Tensor = torch.vmap(lambda one: one[index])(d)
+    return found
+
+
+def _same(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return d
+
+
+def _cast(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    found = d.to(*(base_of(one) for one in args), **kwargs)
+    if found.is_floating_point() and found.dtype.itemsize >= d.dtype.itemsize:
+        return found
+    if found.dtype.itemsize < 4 or not found.is_floating_point():
+        raise UnsupportedModelError(f"a cast to {found.dtype}".replace("torch.", ""))
+    return found
+
 
 LINEAR.update(
     {
-        torch.flatten,
-        torch.reshape,
-        torch.permute,
-        torch.transpose,
-        torch.squeeze,
-        torch.unsqueeze,
-        torch.mean,
-        torch.sum,
-        torch.cat,
-        torch.stack,
-        torch.chunk,
-        torch.split,
-        torch.narrow,
-        torch.movedim,
-        torch.clone,
-        torch.detach,
-        torch.unflatten,
-        Tensor.flatten,
-        Tensor.unflatten,
-        Tensor.reshape,
-        Tensor.permute,
-        Tensor.transpose,
-        Tensor.squeeze,
-        Tensor.unsqueeze,
-        Tensor.mean,
-        Tensor.sum,
-        Tensor.chunk,
-        Tensor.split,
-        Tensor.narrow,
-        Tensor.movedim,
-        Tensor.contiguous,
-        Tensor.clone,
-        Tensor.detach,
-        Tensor.expand,
-        Tensor.__getitem__,
-        F.avg_pool2d,
-        F.adaptive_avg_pool2d,
-        F.avg_pool1d,
-        F.adaptive_avg_pool1d,
-        F.interpolate,
+        torch.reshape: _reshape,
+        Tensor.reshape: _reshape,
+        torch.permute: _permute,
+        Tensor.permute: _permute,
+        torch.transpose: _transpose,
+        Tensor.transpose: _transpose,
+        torch.swapaxes: _transpose,
+        Tensor.swapaxes: _transpose,
+        torch.flatten: _flatten,
+        Tensor.flatten: _flatten,
+        torch.unflatten: _unflatten,
+        Tensor.unflatten: _unflatten,
+        torch.unsqueeze: _unsqueeze,
+        Tensor.unsqueeze: _unsqueeze,
+        Tensor.expand: _expand,
+        torch.mean: _reduced(torch.mean),
+        Tensor.mean: _reduced(torch.mean),
+        torch.sum: _reduced(torch.sum),
+        Tensor.sum: _reduced(torch.sum),
+        torch.chunk: _chunk,
+        Tensor.chunk: _chunk,
+        torch.split: _split,
+        Tensor.split: _split,
+        torch.narrow: _narrow,
+        Tensor.narrow: _narrow,
+        torch.select: _select,
+        Tensor.select: _select,
+        Tensor.__getitem__: _item,
+        Tensor.contiguous: _same,
+        torch.clone: _same,
+        Tensor.clone: _same,
+        torch.detach: _same,
+        Tensor.detach: _same,
+        Tensor.to: _cast,
+        Tensor.float: lambda d: _cast(d, torch.float32),
+        Tensor.double: lambda d: _cast(d, torch.float64),
+        Tensor.type_as: lambda d, other: _cast(d, other.dtype),
     }
 )
 
+LINEAR.update(
+    dict.fromkeys(
+        [
+            *(getattr(torch, name) for name in ("squeeze", "movedim", "moveaxis", "roll", "flip", "cumsum", "tile")),
+            *(getattr(torch, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
+            *(getattr(torch, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "rot90")),
+            *(getattr(Tensor, name) for name in ("squeeze", "movedim", "moveaxis", "roll", "flip", "cumsum", "tile")),
+            *(getattr(Tensor, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
+            *(getattr(Tensor, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "repeat")),
+            *(getattr(Tensor, name) for name in ("expand_as", "reshape_as", "unfold", "t")),
+            *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.interpolate, F.pixel_shuffle, F.pixel_unshuffle),
+            *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.unfold, F.fold),
+            *(torch.t, torch.channel_shuffle, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
+        ]
+    )
+)
 
-@rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Pair:
+    tensors = [one for one in tensors if one.ndim != 1 or one.numel()]  # torch takes no notice of empty ones
+    return torch.cat([base_of(one) for one in tensors], dim), torch.cat(_all_deltas(tensors), _later(dim))
+
+
+@rule(torch.stack)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Pair:
+    return torch.stack([base_of(one) for one in tensors], dim), torch.stack(_all_deltas(tensors), _later(dim))
+
+
+def _all_deltas(tensors: Sequence[Any]) -> list[Tensor]:
+    """Differences of tensors side by side: a constant is one that does not differ."""
+    deltas = [delta_of(one) for one in tensors]
+    c = next(len(d) for d in deltas if d is not None)
+    pairs = zip(tensors, deltas, strict=True)
+    return [torch.zeros_like(base_of(one)).expand(c, *one.shape) if d is None else d for one, d in pairs]
+
+
+@rule(Tensor.__setitem__)
+def set_item(x: Any, index: Any, value: Any) -> None:
+    """x[index] = value."""
+    if not isinstance(x, Difference) or base_of(x)._is_view():
+        raise UnsupportedModelError("a value that moves, written into a part of another tensor")
+    index = index if isinstance(index, tuple) else (index,)
+    index = tuple(base_of(one) for one in index)
+    moved, dx = delta_of(value), delta_of(x)
+    known = moved if moved is not None else dx
+    assert known is not None
+    after = x.new_zeros(()).expand(len(known), *x.shape).clone() if dx is None else dx.clone()
+    after[(slice(None), *index)] = 0 if moved is None else aligned(moved, base_of(x)[index].ndim)
+    base_of(x)[index] = base_of(value)
+    x._delta, x.change = base_of(after), None
+
+
+@rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Pair:
     if training and p > 0:
         raise UnsupportedModelError("dropout in training mode")
@@ -69,7 +216,30 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Pair:
 def pad(x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Pair:
     """Differences are padded with zeros, whatever the constant."""
     same = {"pad": pad, "mode": mode}
-    return F.pad(base_of(x), **same, value=value), applied_to_deltas(F.pad, (x,), same)
+    return F.pad(base_of(x), **same, value=value), vectorized_over_sources(F.pad, (x,), same)
+
+
+@rule(torch.amax, Tensor.amax)
+def amax(x: Any, dim: Any = (), keepdim: bool = False) -> Pair:
+    """max(h + δ) − max(h) = max((h − max(h)) + δ)."""
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    dims = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(h.ndim))
+    after = d + (h - torch.amax(h, dims, keepdim=True))
+    return torch.amax(h, dims, keepdim=keepdim), torch.amax(after, tuple(map(_later, dims)), keepdim=keepdim)
+
+
+@rule(torch.amin, Tensor.amin)
+def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    return -torch.amax(-x, dim, keepdim)
+
+
+@rule(F.max_pool1d, torch.max_pool1d)
+def max_pool1d(
+    x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **options: Any
+) -> Any:
+    kernel, step, spacing = ((1, *each_axis(v, 1)) for v in (kernel_size, stride or kernel_size, dilation))
+    return F.max_pool2d(x.unsqueeze(-2), kernel, step, (0, *each_axis(padding, 1)), spacing, **options).squeeze(-2)
 
 
 @rule(F.max_pool2d, torch.max_pool2d)
@@ -88,7 +258,7 @@ def max_pool2d(
     h, d = base_of(x), delta_of(x)
     assert d is not None
     base = F.max_pool2d(h, kernel_size, stride, padding, dilation)
-    kernel, step, border, spacing = (two(v) for v in (kernel_size, stride or kernel_size, padding, dilation))
+    kernel, step, border, spacing = (each_axis(v, 2) for v in (kernel_size, stride or kernel_size, padding, dilation))
     if any(border):
         edges = (border[1], border[1], border[0], border[0])
         h, d = F.pad(h, edges, value=-torch.inf), F.pad(d.flatten(0, 1), edges).unflatten(0, d.shape[:2])

@@ -1,0 +1,246 @@
+"""Networks that people train today: a good hand-written loop against `auto`, and the linear response, in one run.
+
+    python benchmarks/modern.py --device cuda                      # all networks, figures to results/modern-cuda.json
+    python benchmarks/modern.py --device cuda --only "ViT-B/16"    # one of them, printed
+    python benchmarks/modern.py                                    # small networks on the CPU
+
+A loop takes one `torch.func.functional_call` with stepped parameters for each source, all targets in one pass. Loop and
+`auto` take turns; a figure is the median of its turns, `auto`'s first call aside. Weights and inputs are random. A few
+rows are compared with a loop in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+import local_elasticity as le
+from local_elasticity.training.language import sequence_problem, sequences
+
+RESULTS = Path(__file__).parent / "results"
+TURNS, SAMPLED_ROWS, STEP_SIZE = 3, 2, 1e-3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A problem with examples that are sources and targets at once."""
+
+    problem: le.Problem
+    inputs: Any
+    labels: Tensor
+
+    @property
+    def n(self) -> int:
+        return len(self.labels)
+
+
+def images(make: Callable[[], nn.Module], *, n: int = 60, size: int = 224, classes: int = 10, **options: Any) -> Job:
+    """A classifier of random pictures."""
+    model = make().eval()
+    inputs = torch.randn(n, 3, size, size)
+    return Job(le.Problem.of(model, "cross_entropy", **options), inputs, torch.arange(n) % classes)
+
+
+def text(model: nn.Module, vocabulary: int, *, n: int, length: int, params: Any = None) -> Job:
+    """The log-probability of random sequences."""
+    inputs, lengths = sequences(torch.randint(0, vocabulary, (n, length)))
+    problem = sequence_problem(model.eval())
+    return Job(problem, inputs, lengths)
+
+
+def torchvision_net(name: str) -> nn.Module:
+    import torchvision
+
+    net: nn.Module = getattr(torchvision.models, name)(weights=None, num_classes=10)
+    return net
+
+
+def vit(width: int, depth: int, heads: int, patch: int, size: int) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    return ViTForImageClassification(
+        ViTConfig(**shape, intermediate_size=4 * width, image_size=size, patch_size=patch, num_labels=10)
+    )
+
+
+def gpt2(**shape: Any) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(**shape))
+
+
+def llama(**shape: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**shape))
+
+
+def bert() -> Job:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(num_labels=4)).eval()
+    ids = torch.randint(0, 30000, (32, 64))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return Job(le.Problem.of(model, "cross_entropy", output=logits), inputs, torch.arange(32) % 4)
+
+
+def logits(result: Any) -> Tensor:
+    found: Tensor = result.logits
+    return found
+
+
+NETWORKS: dict[str, Callable[[], Job]] = {
+    "ResNet-50": lambda: images(lambda: torchvision_net("resnet50")),
+    "ViT-B/16": lambda: images(lambda: torchvision_net("vit_b_16")),
+    "ConvNeXt-T": lambda: images(lambda: torchvision_net("convnext_tiny")),
+    "EfficientNet-B0": lambda: images(lambda: torchvision_net("efficientnet_b0")),
+    "MobileNetV3-S": lambda: images(lambda: torchvision_net("mobilenet_v3_small")),
+    "ViT-tiny, CIFAR": lambda: images(lambda: vit(192, 6, 3, 4, 32), size=32, output=logits),
+    "GPT-2 124M": lambda: text(gpt2(), 50257, n=32, length=64),
+    "BERT-base": bert,
+    "Llama 30M": lambda: text(
+        llama(vocab_size=8192, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8),
+        8192,
+        n=64,
+        length=64,
+    ),
+}
+
+SMALL: dict[str, Callable[[], Job]] = {
+    "ViT, 100 000": lambda: images(lambda: vit(64, 2, 4, 4, 32), n=50, size=32, output=logits),
+    "GPT, 100 000": lambda: text(
+        gpt2(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64), 256, n=50, length=32
+    ),
+}
+
+
+def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tensor:
+    """For each source: its gradient, a step, one pass of all targets, subtract."""
+    problem = job.problem
+    model, read = problem.model, problem.output or (lambda result: result)
+    params = {name: p.detach().to(dtype) for name, p in model.named_parameters()}
+    buffers = {name: b.to(dtype) if b.is_floating_point() else b for name, b in model.named_buffers()}
+    inputs = tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, job.inputs)
+
+    def outputs(weights: dict[str, Tensor], x: Any) -> Tensor:
+        args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
+        found: Tensor = read(functional_call(model, {**weights, **buffers}, args, kwargs))
+        return found
+
+    with torch.no_grad():
+        before = outputs(params, inputs)
+    changes = []
+    for row in rows:
+        leaves = {name: p.requires_grad_() for name, p in params.items()}
+        one = tree_map(lambda leaf, row=row: leaf[row : row + 1], inputs)
+        loss = problem.loss(outputs(leaves, one), job.labels[row : row + 1])
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        with torch.no_grad():
+            stepped = {
+                name: p if g is None else p - STEP_SIZE * g for (name, p), g in zip(params.items(), found, strict=True)
+            }
+            changes.append(outputs(stepped, inputs) - before)
+    return torch.stack(changes).flatten(2)
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    found = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, found
+
+
+def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, engine: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    job = make()
+    job.problem.model.to(device)
+    job = Job(job.problem, tree_map(lambda leaf: leaf.to(device), job.inputs), job.labels.to(device))
+    sources, update = (job.inputs, job.labels), le.SGD(STEP_SIZE)
+
+    def ours(**options: Any) -> le.Response:
+        return le.respond(job.problem, sources, update=update, progress=False, **options)
+
+    first, response = timed(lambda: ours(engine=engine), device)
+    good_loop(job, range(1))
+    loops, autos = [], []
+    for _ in range(TURNS):
+        loops.append(timed(lambda: good_loop(job, range(job.n)), device)[0])
+        seconds, response = timed(lambda: ours(engine=engine), device)
+        autos.append(seconds)
+    found = {
+        "loop_s": statistics.median(loops),
+        "auto_s": statistics.median(autos),
+        "first_s": first,
+        "engine": response.engine,
+        "notes": list(response.notes),
+    }
+    found["loop / auto"] = found["loop_s"] / found["auto_s"]
+    found |= agreement(job, response)
+    if linear:
+        timed(lambda: ours(engine="linearized"), device)
+        found["linearized_s"] = timed(lambda: ours(engine="linearized"), device)[0]
+        found["linearized / auto"] = found["linearized_s"] / found["auto_s"]
+    print(name, json.dumps(found), flush=True)
+    return found
+
+
+def agreement(job: Job, response: le.Response) -> dict[str, float]:
+    """Resolved pairs of a few rows against a loop in float64: the worst and the median relative error."""
+    truth = good_loop(job, range(SAMPLED_ROWS), torch.float64)
+    S = le.relative(response)[:SAMPLED_ROWS].double()
+    sizes = truth.norm(dim=2)
+    own = torch.stack([sizes[i, i] for i in range(SAMPLED_ROWS)])[:, None]
+    error = ((S - sizes / own).abs() / (sizes / own).clamp_min(1e-2))[S.isfinite()]
+    return {
+        "worst": float(error.max()),
+        "median": float(error.median()),
+        "resolved": float(S.isfinite().double().mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--machine", default="", help="the machine in words, as it is written into the results")
+    parser.add_argument("--only", nargs="*", help="networks by name; nothing is written then")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--no-linear", action="store_true")
+    options = parser.parse_args()
+    networks = NETWORKS if options.device == "cuda" else SMALL
+    results = {}
+    for name, make in networks.items():
+        if options.only and name not in options.only:
+            continue
+        try:
+            linear = not options.no_linear
+            results[name] = measured(name, make, options.device, linear=linear, engine=options.engine)
+        except Exception as error:  # the others shall be measured
+            print(name, type(error).__name__, error, flush=True)
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    if not options.only:
+        machine = options.machine or platform.processor() or platform.machine()
+        versions = {"torch": torch.__version__, "local_elasticity": le.__version__}
+        path = RESULTS / f"modern-{options.device}.json"
+        path.write_text(json.dumps({"machine": machine, "versions": versions, "networks": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

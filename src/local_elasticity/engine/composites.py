@@ -1,0 +1,156 @@
+"""Functions that are made of others: what the rules and the tape have to know is what they are made of.
+
+Most of torch.nn.functional is Python code, which is entered. Recurrent networks are one call to torch; they are
+written out here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+COMPOSITES: dict[Any, Callable[..., Any]] = {}
+"""Function → the same function, written with others."""
+
+_PYTHON = ("torch.nn.functional", "torch.functional", "torch._tensor")
+
+
+@cache
+def inside(func: Any) -> Callable[..., Any] | None:
+    """The body of a function that is made of others, which calls them as if nobody had asked to handle the whole; None
+    where it is made of nothing that is known."""
+    if func in COMPOSITES:
+        return COMPOSITES[func]
+    if not isinstance(func, types.FunctionType) or func.__module__ not in _PYTHON:
+        return None
+    asked = {name: _nobody for name in func.__globals__ if name.startswith("has_torch_function")}
+    body = types.FunctionType(
+        func.__code__, {**func.__globals__, **asked}, func.__name__, func.__defaults__, func.__closure__
+    )
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def _nobody(*tensors: Any) -> bool:
+    return False
+
+
+def composite(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what functions are made of."""
+
+    def register(written: Callable[..., Any]) -> Callable[..., Any]:
+        COMPOSITES.update(dict.fromkeys(functions, written))
+        return written
+
+    return register
+
+
+@composite(torch.prelu)
+def _prelu(x: Any, weight: Any) -> Any:
+    """max(x, 0) − w max(−x, 0), with a w for each channel or one."""
+    w = weight.reshape(1, -1, *[1] * (x.ndim - 2)) if weight.numel() > 1 and x.ndim > 1 else weight
+    return torch.relu(x) - w * torch.relu(-x)
+
+
+def _both_ways(
+    layer: Callable[..., tuple[Any, list[Any]]],
+    states: list[Any],
+    x: Any,
+    weights: list[Any],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Any, list[Any]]:
+    """Layers one after the other, each forwards and perhaps backwards in time: outputs and last states."""
+    if train and dropout > 0:
+        raise NotImplementedError("dropout between recurrent layers in training mode")
+    x = x.transpose(0, 1) if batch_first else x
+    each, ways = (4 if biases else 2), (2 if both else 1)
+    last: list[list[Any]] = []
+    for depth in range(layers):
+        outputs = []
+        for way in range(ways):
+            i = depth * ways + way
+            own = weights[i * each : (i + 1) * each]
+            out, end = layer(x.flip(0) if way else x, [state[i] for state in states], *own)
+            outputs.append(out.flip(0) if way else out)
+            last.append(end)
+        x = torch.cat(outputs, -1) if both else outputs[0]
+    ends = [torch.stack([end[j] for end in last]) for j in range(len(states))]
+    return (x.transpose(0, 1) if batch_first else x), ends
+
+
+def _over_time(cell: Callable[..., list[Any]]) -> Callable[..., tuple[Any, list[Any]]]:
+    """A layer that takes a cell along the first axis; the inputs' part is computed for all times at once."""
+
+    def layer(x: Any, state: list[Any], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        from_input, outputs = F.linear(x, w_ih, b_ih), []
+        for i in range(x.shape[0]):
+            state = cell(from_input[i], state, w_hh, b_hh)
+            outputs.append(state[0])
+        return torch.stack(outputs), state
+
+    return layer
+
+
+def _lstm_cell(from_input: Any, state: list[Any], w_hh: Any, b_hh: Any) -> list[Any]:
+    i, f, g, o = (from_input + F.linear(state[0], w_hh, b_hh)).chunk(4, -1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return [torch.sigmoid(o) * torch.tanh(c), c]
+
+
+def _gru_cell(from_input: Any, state: list[Any], w_hh: Any, b_hh: Any) -> list[Any]:
+    h = state[0]
+    (ir, iz, new), (hr, hz, hn) = from_input.chunk(3, -1), F.linear(h, w_hh, b_hh).chunk(3, -1)
+    new = torch.tanh(new + torch.sigmoid(ir + hr) * hn)
+    return [new + torch.sigmoid(iz + hz) * (h - new)]
+
+
+def _plain_cell(activation: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    return lambda from_input, state, w_hh, b_hh: [activation(from_input + F.linear(state[0], w_hh, b_hh))]
+
+
+@composite(torch.lstm)
+def _lstm(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
+    if isinstance(hx, Tensor):
+        raise NotImplementedError("packed sequences")
+    out, (h, c) = _both_ways(_over_time(_lstm_cell), list(hx), x, weights, *options)
+    return out, h, c
+
+
+def _recurrent(cell: Callable[..., list[Any]]) -> Callable[..., Any]:
+    def run(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
+        if isinstance(weights, Tensor):
+            raise NotImplementedError("packed sequences")
+        out, (h,) = _both_ways(_over_time(cell), [hx], x, weights, *options)
+        return out, h
+
+    return run
+
+
+composite(torch.gru)(_recurrent(_gru_cell))
+composite(torch.rnn_tanh)(_recurrent(_plain_cell(torch.tanh)))
+composite(torch.rnn_relu)(_recurrent(_plain_cell(torch.relu)))
+
+
+@composite(torch.lstm_cell)
+def _one_lstm(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    return tuple(_lstm_cell(F.linear(x, w_ih, b_ih), list(hx), w_hh, b_hh))
+
+
+def _one(cell: Callable[..., list[Any]]) -> Callable[..., Any]:
+    return lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: cell(F.linear(x, w_ih, b_ih), [hx], w_hh, b_hh)[0]
+
+
+composite(torch.gru_cell)(_one(_gru_cell))
+composite(torch.rnn_tanh_cell)(_one(_plain_cell(torch.tanh)))
+composite(torch.rnn_relu_cell)(_one(_plain_cell(torch.relu)))

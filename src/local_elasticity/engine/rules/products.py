@@ -1,0 +1,212 @@
+"""Rules of products between activations, and of what attention is made of: softmax and its kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
+from local_elasticity.engine.rules.alignment import added, aligned
+from local_elasticity.engine.rules.layers import through
+from local_elasticity.engine.supported import UnsupportedModelError
+
+
+def telescoped(function: Callable[..., Tensor], *operands: Any) -> Pair:
+    """A function that is linear in each of its operands: Σ_j f(x_1 … x_{j−1}, Δx_j, x⁺_{j+1} … x⁺_r)."""
+    bases, deltas = [base_of(x) for x in operands], [delta_of(x) for x in operands]
+    total: Tensor | None = None
+    for j, delta in enumerate(deltas):
+        if delta is None:
+            continue
+        later = [b if d is None else b + d for b, d in zip(bases[j + 1 :], deltas[j + 1 :], strict=True)]
+        axes = [None] * j + [0] + [None if d is None else 0 for d in deltas[j + 1 :]]
+        part = torch.vmap(function, in_dims=tuple(axes))(*bases[:j], delta, *later)
+        total = part if total is None else total + part
+    return function(*bases), total
+
+
+@rule(torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__)
+def matmul(x: Any, y: Any) -> Pair:
+    """Δ = Δa b⁺ + a Δb; with a matrix on the right it is a linear layer."""
+    h, g = base_of(x), base_of(y)
+    if h.ndim < 2 or g.ndim < 2:
+        return telescoped(torch.matmul, x, y)
+    base, dx = h @ g, delta_of(x)
+    if g.ndim == 2:
+        return base, through(h, dx, y, g.T, transposed=True)
+    dy = delta_of(y)
+    dx = None if dx is None else aligned(dx, base.ndim)
+    dy = None if dy is None else aligned(dy, base.ndim)
+    total = None if dx is None else dx @ (g if dy is None else g + dy)
+    part = None if dy is None else h @ dy
+    return base, part if total is None else total if part is None else total.add_(part)
+
+
+@rule(Tensor.__rmatmul__)
+def rmatmul(x: Any, y: Any) -> Pair:
+    return matmul(y, x)
+
+
+@rule(torch.dot, torch.mv, Tensor.dot, Tensor.mv)
+def vector_product(x: Any, y: Any) -> Pair:
+    return telescoped(torch.matmul, x, y)
+
+
+@rule(torch.outer, Tensor.outer)
+def outer(x: Any, y: Any) -> Pair:
+    return telescoped(torch.outer, x, y)
+
+
+@rule(torch.einsum)
+def einsum(equation: str, *operands: Any) -> Pair:
+    found = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    return telescoped(lambda *parts: torch.einsum(equation, *parts), *found)
+
+
+@rule(torch.baddbmm, Tensor.baddbmm)
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return torch.mul(input, beta) + torch.mul(torch.bmm(batch1, batch2), alpha)
+
+
+@rule(F.bilinear)
+def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Pair:
+    base, delta = telescoped(lambda x, y, W: F.bilinear(x, y, W), input1, input2, weight)
+    return base if bias is None else base + base_of(bias), added(delta, delta_of(bias), base)
+
+
+@rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def transposed_convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Pair:
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[base_of(weight).ndim - 3]
+    base, delta = telescoped(lambda x, W: function(x, W, None, *options, **named), input, weight)
+    channels = (1, -1, *[1] * (base.ndim - 2))
+    base = base if bias is None else base + base_of(bias).view(channels)
+    return base, added(delta, delta_of(bias), base, channels=True)
+
+
+@rule(torch.softmax, Tensor.softmax)
+def softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
+    """Δp = p expm1(d − L), L = log1p(Σ p expm1(d)), d less its value where p is largest."""
+    h, d, axis = *_cast(x, dtype), _axis(x, dim)
+    p = torch.softmax(h, dim)
+    moved = _less_the_largest(h, d, axis)
+    total = _log_normalizer(p, moved, axis)
+    return p, moved.sub_(total).expm1_().mul_(p)
+
+
+@rule(torch.log_softmax, Tensor.log_softmax)
+def log_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
+    """d − L."""
+    h, d, axis = *_cast(x, dtype), _axis(x, dim)
+    base = torch.log_softmax(h, dim)
+    moved = _less_the_largest(h, d, axis)
+    return base, moved - _log_normalizer(base.exp(), moved, axis)
+
+
+@rule(torch.logsumexp, Tensor.logsumexp)
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Pair:
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if not isinstance(dim, int):
+        raise UnsupportedModelError("logsumexp over several axes")
+    h, d, axis = *_cast(x, None), _axis(x, dim)
+    moved = _less_the_largest(h, d, axis)
+    at = h.argmax(dim, keepdim=True)
+    first = d.gather(axis, at.expand(len(d), *at.shape))
+    change = first + _log_normalizer(torch.softmax(h, dim), moved, axis)
+    return torch.logsumexp(h, dim, keepdim), change if keepdim else change.squeeze(axis)
+
+
+def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    return (h, d) if dtype is None else (h.to(dtype), d.to(dtype))
+
+
+def _axis(x: Any, dim: int) -> int:
+    ndim: int = base_of(x).ndim
+    return dim % ndim + 1
+
+
+def _less_the_largest(h: Tensor, d: Tensor, axis: int) -> Tensor:
+    """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 where h is −∞."""
+    at = h.argmax(axis - 1, keepdim=True)
+    return (d - d.gather(axis, at.expand(len(d), *at.shape))).masked_fill_(h == -torch.inf, 0)
+
+
+def _log_normalizer(p: Tensor, moved: Tensor, axis: int) -> Tensor:
+    """log1p(Σ p expm1(d)); the largest p stays in the sum, so that it never cancels. NaN where it overflows."""
+    total = torch.log1p(torch.expm1(moved).mul_(p).sum(axis, keepdim=True))
+    return total.masked_fill_(total.isinf(), torch.nan)
+
+
+@rule(F.scaled_dot_product_attention)
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """softmax(Q Kᵀ / √d + mask) V."""
+    if dropout_p > 0:
+        raise UnsupportedModelError("attention with dropout in training mode")
+    if enable_gqa:
+        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+    scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    if attn_mask is not None:
+        masks = not base_of(attn_mask).is_floating_point()
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masks else scores + attn_mask
+    return torch.softmax(scores, -1) @ value
+
+
+@rule(torch.linalg.vector_norm)
+def vector_norm(
+    x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    if ord != 2 or dtype is not None:
+        raise UnsupportedModelError("a norm other than the Euclidean one")
+    return x.square().sum(tuple(range(x.ndim)) if dim is None else dim, keepdim).sqrt()
+
+
+@rule(torch.norm, Tensor.norm)
+def norm(x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Any:
+    if p not in ("fro", 2, None):
+        raise UnsupportedModelError("a norm other than the Euclidean one")
+    return vector_norm(x, 2, dim, keepdim, dtype=dtype)
+
+
+@rule(torch.var, Tensor.var)
+def variance(
+    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
+) -> Any:
+    dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    count = math.prod(x.shape[i] for i in dims) - (int(unbiased) if correction is None else correction)
+    return (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim) / count
+
+
+@rule(torch.std, Tensor.std)
+def deviation(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return variance(x, *args, **kwargs).sqrt()
+
+
+@rule(F.cosine_similarity)
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    sizes = [vector_norm(one, 2, dim).clamp_min(eps) for one in (x1, x2)]
+    return (x1 * x2).sum(dim) / (sizes[0] * sizes[1])
+
+
+@rule(torch._weight_norm)
+def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """v g / ‖v‖ over all axes but one."""
+    axes = [i for i in range(v.ndim) if i != dim]
+    return v * (g / vector_norm(v, 2, axes, True))
