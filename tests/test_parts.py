@@ -17,7 +17,7 @@ from torch import nn
 
 import local_elasticity as le
 from tests.kinds import KINDS, N
-from tests.tolerances import SAME_IN_FLOAT64
+from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
 
@@ -309,3 +309,102 @@ def test_an_interrupt_where_torch_leaves_a_mode():
             sys.settrace(None)
         assert torch._C._len_torch_function_stack() == 0
     assert hit
+
+
+@pytest.mark.parametrize(("width", "scale", "step_size"), [(4, 100.0, 0.1), (8, 1000.0, 0.01), (16, 100.0, 0.1)])
+def test_units_that_a_large_step_turns_off_do_not_cancel_unseen(width, scale, step_size):
+    """What units that flip take back of a change in float32 counts as noise, and such rows are computed again."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+        sources = scale * torch.randn(10, 4), torch.randn(10)
+        problem, update = le.Problem.of(net, "mse"), le.SGD(step_size)
+        found = le.relative(le.respond(problem, sources, update=update)).double()
+        truth = le.relative(le.respond(problem.to(torch.float64), sources, update=update, engine="looped"))
+        known = found.isfinite() & truth.isfinite()
+        assert ((found - truth).abs() / truth.clamp_min(1))[known].le(RESOLVED_ERROR).all()
+
+
+def clipping(net, level):
+    """A backward hook that does nothing to small gradients."""
+    net[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0].clamp(-level, level),))
+    return net
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("engine", ["structured", "vmapped", "linearized"])
+def test_backward_hooks_of_modules_run_in_the_loop_alone(deep, engine):
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1)]
+    net = clipping(nn.Sequential(*(layers if deep else [*layers[:2], nn.Linear(6, 1)])), 1e-3).double()
+    x = torch.randn(12, 4).double()
+    labels = net(x)[:, 0].detach() + torch.linspace(0, 2, 12).double()
+    problem = le.Problem.of(net, "half_mse")
+    with pytest.raises(ValueError, match="cannot .* backward hooks of modules"):
+        le.respond(problem, (x, labels), engine=engine)
+    found = le.respond(problem, (x, labels))
+    expected = le.respond(problem, (x, labels), engine="looped")
+    assert found.engine == "looped"
+    assert torch.equal(found.target_change, expected.target_change)
+
+
+def test_what_the_tape_sees_of_a_softplus_with_a_low_threshold_is_refused():
+    net = nn.Sequential(nn.Linear(4, 6), nn.Softplus(threshold=1), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    sources = torch.randn(8, 4).double(), torch.arange(8) % 2
+    with pytest.raises(ValueError, match="softplus with a low threshold"):
+        le.respond(le.Problem.of(net, "cross_entropy"), sources, engine="structured")
+
+
+class StraightThrough(nn.Module):
+    def forward(self, x):
+        return x + (torch.sign(x) * x.abs().sqrt() - x).detach()
+
+
+def test_linearized_says_where_gradients_are_not_derivatives():
+    net = nn.Sequential(nn.Linear(4, 6), StraightThrough(), nn.Linear(6, 2)).double()
+    sources = torch.randn(8, 4).double(), torch.arange(8) % 2
+    response = le.respond(le.Problem.of(net, "cross_entropy"), sources, engine="linearized")
+    assert "off the limit of small steps" in response.notes[0]
+    honest = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    assert le.respond(le.Problem.of(honest, "cross_entropy"), sources, engine="linearized").notes == ()
+
+
+class Pieces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    def forward(self, x):
+        return torch.cat([self.body(piece) for piece in x.split(16)]) if len(x) > 16 else self.body(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "structured"])
+def test_two_layers_that_take_large_batches_in_pieces_are_measured(engine):
+    problem = le.Problem.of(Pieces().double(), "cross_entropy")
+    sources = torch.randn(30, 4).double(), torch.arange(30) % 2
+    found = le.respond(problem, sources, engine=engine).target_change
+    expected = le.respond(problem, sources, engine="looped").target_change
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-14)
+
+
+class Conditional(nn.Module):
+    """A layer that some examples do not reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.extra = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        reached = x[:, :1] > 0
+        out = self.first(x)
+        return out + self.extra(x) * reached if reached.any() else out
+
+
+@pytest.mark.parametrize("engine", ["linearized", "structured"])
+def test_an_optimizer_that_skips_what_some_sources_do_not_reach_is_left_to_the_loop(engine):
+    net = Conditional().double()
+    x = torch.randn(8, 4).double()
+    x[:, 0] = torch.tensor([1.0, -1, 1, -1, 1, -1, 1, -1])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+    problem, update = le.Problem.of(net, "cross_entropy"), le.FromOptimizer(optimizer)
+    with pytest.raises(ValueError, match="which the optimizer may skip"):
+        le.respond(problem, (x, torch.arange(8) % 2), update=update, engine=engine)

@@ -115,6 +115,15 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(tree_flatten(one)[1] == tree_flatten(other)[1])
 
 
+def spread(count: int, few: int, device: torch.device) -> Tensor:
+    """A few of so many, evenly spaced.
+
+    >>> spread(10, 3, torch.device("cpu"))
+    tensor([0, 4, 9])
+    """
+    return torch.linspace(0, count - 1, min(few, count), device=device).round().long()
+
+
 def count(inputs: Inputs) -> int:
     """How many examples there are."""
     return len(tree_flatten(inputs)[0][0])

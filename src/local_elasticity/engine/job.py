@@ -17,6 +17,7 @@ from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
+from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
@@ -103,7 +104,7 @@ class Job:
     @property
     def vectorizes(self) -> bool:
         """Whether vmap can take the rule."""
-        return self.update.vectorizes and not self.bound.hooks
+        return self.update.vectorizes and not (self.bound.hooks or self.bound.alters_gradients)
 
     @cached_property
     def unreached(self) -> list[str]:
@@ -218,6 +219,18 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: expected a positive whole number, got {batch!r}")
     if n % batch:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
+
+
+def refuse_unreached(job: Job, gradients: Params) -> None:
+    """Raise an UnsupportedModelError where some sources [c, …] have no gradient at a parameter: an optimizer skips one
+    that a source does not reach, which only a loop can tell from a gradient that is zero."""
+    if not isinstance(job.update, FromOptimizer):
+        return
+    reached = torch.stack([part.flatten(1).any(1) for part in gradients.values()])
+    missed = (~reached.all(1)).tolist()
+    if any(missed):
+        name = next(name for name, missing in zip(gradients, missed, strict=True) if missing)
+        raise UnsupportedModelError(f"engine: some sources have no gradient at {name}, which the optimizer may skip")
 
 
 def check_network(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.coverage import Coverage, ReusedParameterError
-from local_elasticity.engine.inputs import take
+from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.jacobian import (
     Factors,
     contract,
@@ -23,13 +24,22 @@ from local_elasticity.engine.jacobian import (
     inner,
     jacobian_factors,
 )
-from local_elasticity.engine.job import Job
-from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.job import Job, refuse_unreached
+from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.memory import is_out_of_memory, may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Matrices
+from local_elasticity.engine.update import SGD, rule_of
+
+FEW_SOURCES, FEW_TARGETS, SMALL_STEP = 2, 8, 1e-6
+"""The pairs on which it is compared with a loop in float64, for steps that change predictions by so much."""
+
+ALLOWED = 0.01
+"""From which deviation of those pairs on it is said."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,16 @@ class Linearized:
         return False
 
     def runner(self, job: Job) -> LinearizedRunner:
-        return LinearizedRunner(job)
+        if job.bound.alters_gradients:
+            raise UnsupportedModelError("engine: Linearized cannot follow backward hooks of modules; use engine='auto'")
+        runner = LinearizedRunner(job)
+        off = deviation_from_the_limit(job)
+        if off > ALLOWED:
+            runner.notes = (
+                f"linearized: {off:.0%} off the limit of small steps on a few pairs; gradients are not the derivative "
+                "of what the model computes (detach, hooks, straight-through), or units are exactly at a kink",
+            )
+        return runner
 
 
 class LinearizedRunner:
@@ -56,6 +75,7 @@ class LinearizedRunner:
     """
 
     subtracts = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, job: Job) -> None:
         if job.unreached:
@@ -156,6 +176,7 @@ class LinearizedRunner:
             name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *params[name].shape)
             for name, part in gradients.matrices().items()
         }
+        refuse_unreached(job, summed)
         if job.vectorizes:
             moved: Params = vmap(job.rule, in_dims=(None, 0))(params, summed)
         else:
@@ -176,3 +197,38 @@ class LinearizedRunner:
         if self.kept is None:
             self.kept = jacobian_factors(self.job.bound, self.coverage, self.job.target_inputs)[1]
         return self.kept
+
+
+_deviations: ModelCache[float] = ModelCache()
+
+
+def deviation_from_the_limit(job: Job) -> float:
+    """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 where there
+    is no float64. Found once for a model."""
+    what = tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs)), job.batch
+    found = _deviations.get(job.bound, what)
+    if found is None:
+        try:
+            found = 0.0 if job.bound.device.type == "mps" else _deviation(job)
+        except Exception as error:  # whatever a forward pass raises that was not made for float64
+            if not may_be_passed_over(error):
+                raise
+            found = 0.0
+        _deviations.put(job.bound, what, found)
+    return found
+
+
+def _deviation(job: Job) -> float:
+    few = spread(job.n, FEW_SOURCES, job.bound.device)
+    with job.bound.problem.to(torch.float64).bound() as bound:
+        part = replace(job, update=SGD(1.0), plain=True).again(bound, few)
+        part = replace(part, target_inputs=take(part.target_inputs, spread(job.m, FEW_TARGETS, job.bound.device)))
+        unit = LinearizedRunner(part).rows(0, len(few)).target_change.flatten(1)
+        largest = float(unit.abs().max())
+        if not 0 < largest < math.inf or part.rounding_inside():
+            return 0.0
+        step = SGD(SMALL_STEP / largest)
+        small = replace(part, update=step, rule=rule_of(step, bound))
+        limit = LoopedRunner(small).rows(0, len(few)).target_change.flatten(1) / step.step_size
+    off, sizes = (unit - limit).norm(dim=1), limit.norm(dim=1)
+    return float((off / sizes.clamp_min(ALLOWED * largest)).max())

@@ -245,6 +245,13 @@ class BoundProblem:
         shapes = tuple(p.shape for p in self.params.values())
         return traits(problem.model), problem.stepped, stand_in(problem.output), shapes, problem.mode
 
+    @cached_property
+    def alters_gradients(self) -> bool:
+        """Whether modules have backward hooks, which see and may change gradients on their way. They are made for one
+        step's backward pass, so that only the loop runs them as they are meant."""
+        modules = self.problem.model.modules() if isinstance(self.problem.model, nn.Module) else ()
+        return any(module._backward_hooks or module._backward_pre_hooks for module in modules)
+
     @property
     def constants(self) -> Params:
         """The parameters that do not step, and the buffers."""

@@ -16,7 +16,7 @@ from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import left_over_gradients
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.job import Job, refuse_unreached
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import EmbeddingUse, LinearUse, Tape, Use
 from local_elasticity.engine.update import SGD
@@ -88,6 +88,7 @@ class _Gradients:
         """The change that any other rule makes of the gradients."""
         job, params = self.job, self.job.bound.params
         whole = {name: self._whole(name) for name in params}
+        refuse_unreached(job, whole)
         if job.vectorizes:
             with vectorized():
                 changes: Params = vmap(job.rule, in_dims=(None, 0))(params, whole)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.coverage import Coverage, ReusedParameterError
 from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
-from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import Live, may_be_passed_over
@@ -51,8 +51,9 @@ MOST_TARGETS = 64
 """Targets of a tile. Where caches are small it has about as many of them as of sources, since either brings work that
 the others share."""
 
-PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 2, 8, 0.1
-"""Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units."""
+PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 4, 8, 0.1
+"""Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units. Sources and
+targets are far apart in the order that they were given in."""
 
 PROVED, PROOF_ROUNDING = 1e-9, 1e-13
 """By how much they may differ: of the row's norm, and of the largest prediction, which the loop subtracts. In float32,
@@ -105,6 +106,8 @@ class StructuredRunner:
     def __init__(self, job: Job) -> None:
         if job.bound.hooks:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
+        if job.bound.alters_gradients:
+            raise UnsupportedModelError("engine: Structured cannot run backward hooks of modules; use engine='auto'")
         if job.unreached:
             raise UnsupportedModelError(
                 f"engine: Structured cannot skip {job.unreached[0]}, which a source does not reach"
@@ -238,12 +241,13 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: 
     """Whether a few pairs differ from the loop's by less than these shares of the row's norm and of the largest
     prediction, in float64 where that is possible.
     """
-    rows = torch.arange(min(PROOF_SOURCES, job.n), device=job.bound.device)
+    device = job.bound.device
+    rows, some = spread(job.n, PROOF_SOURCES, device), spread(job.m, PROOF_TARGETS, device)
     update = SGD(step_size, getattr(job.update, "weight_decay", 0.0))
     dtype = torch.float32 if job.bound.device.type == "mps" else torch.float64
     with job.bound.problem.to(dtype).bound() as bound:
         few = replace(job, update=update, plain=update.plain).again(bound, rows)
-        few = replace(few, target_inputs=take(few.target_inputs, slice(0, PROOF_TARGETS)))
+        few = replace(few, target_inputs=take(few.target_inputs, some))
         unit = max(torch.finfo(dtype).eps, few.rounding_inside())
         looped = LoopedRunner(few)
         expected = looped.rows(0, len(rows)).target_change.flatten(1)

@@ -40,6 +40,8 @@ class Vmapped:
     def runner(self, job: Job) -> VmappedRunner:
         if job.bound.hooks:
             raise UnsupportedModelError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
+        if job.bound.alters_gradients:
+            raise UnsupportedModelError("engine: Vmapped cannot run backward hooks of modules; use engine='auto'")
         if not job.vectorizes:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"

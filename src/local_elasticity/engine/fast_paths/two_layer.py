@@ -112,7 +112,13 @@ class TwoLayerRunner:
         with torch.no_grad(), _Watch() as seen:
             job.bound.outputs(job.bound.params, one)
         kind = _KINDS.get(tuple(seen.names))
-        if kind is None or not job.plain or job.batch > 1 or any(x.ndim != 2 for x, *_ in seen.linear):
+        if (
+            kind is None
+            or not job.plain
+            or job.bound.alters_gradients
+            or job.batch > 1
+            or any(x.ndim != 2 for x, *_ in seen.linear)
+        ):
             raise NotTwoLayersError
         self.relu, self.sigmoid = kind
         (_, self.W, self.b, _), (_, self.V, self.c, _) = seen.linear
@@ -151,19 +157,27 @@ class TwoLayerRunner:
             parts = [
                 self._changes(step, self._target(slice(i, i + self.at_once))) for i in range(0, job.m, self.at_once)
             ]
-            target_change = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            own = own_change(target_change, start) if job.targets_are_sources else self._own_changes(step, source)
-        return Rows.of(own, target_change, loss_gradient, subtracted=False)
+            target_change = parts[0][0] if len(parts) == 1 else torch.cat([part for part, _ in parts], dim=1)
+            rough = torch.stack([part for _, part in parts]).amax(0)
+            if job.targets_are_sources:
+                own = own_change(target_change, start)
+            else:
+                own, of_own = self._own_changes(step, source)
+                rough = torch.maximum(rough, of_own)
+            size = own.flatten(1).norm(dim=1).clamp_min(torch.finfo(own.dtype).tiny)
+        return Rows.of(own, target_change, loss_gradient, 1 + rough / size, subtracted=False)
 
-    def _own_changes(self, step: HiddenStep, source: Pass) -> Tensor:
-        """Each source's change at itself, [c, 1, k], from the pairs among a few sources at a time."""
-        parts = []
+    def _own_changes(self, step: HiddenStep, source: Pass) -> tuple[Tensor, Tensor]:
+        """Each source's change at itself, [c, 1, k], from the pairs among a few sources at a time, and its rounding."""
+        parts, rough = [], []
         for i in range(0, len(step.x), OWN_AT_ONCE):
             some = slice(i, i + OWN_AT_ONCE)
             few = HiddenStep(*(part[some] for part in (step.x, step.H, step.g)))
             at = Pass(*(part[some] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
-            parts.append(own_change(self._changes(few, at), 0))
-        return torch.cat(parts)
+            found, rounding = self._changes(few, at)
+            parts.append(own_change(found, 0))
+            rough.append(rounding)
+        return torch.cat(parts), torch.cat(rough)
 
     def _target(self, rows: slice) -> Pass:
         """The forward pass of a block of targets; kept where there is one block."""
@@ -184,6 +198,8 @@ class TwoLayerRunner:
         """A forward pass, watched."""
         with _Watch() as seen:
             outputs = self.job.bound.outputs(self.job.bound.params, inputs)
+        if len(seen.linear) != 2 or tuple(seen.names) not in _KINDS:
+            raise NotTwoLayersError  # a large batch is taken in pieces
         (x, _, _, Z), (H, _, _, top) = seen.linear
         return Pass(x, Z, H, top, outputs)
 
@@ -225,10 +241,12 @@ class TwoLayerRunner:
             top.addmm_(Z.relu_() if self.relu else Z, self.V[:, units].double().T)
         return top
 
-    def _changes(self, step: HiddenStep, target: Pass) -> Tensor:
-        """Δ [c, t, k] of the predictions at a block of targets."""
+    def _changes(self, step: HiddenStep, target: Pass) -> tuple[Tensor, Tensor]:
+        """Δ [c, t, k] of the predictions at a block of targets, and the rounding [c] of what units that flip take back
+        of it: where a large step turns units off, what is added for them cancels with what was counted before."""
         rate = self.job.update.step_size
         shape = len(step.x), len(target.x)
+        rough = step.x.new_zeros(len(step.x))
         top = _product(step.H, target.H) if self.V_steps else step.x.new_zeros(shape)
         delta = -rate * step.g[:, None] * (top + 1 if self.c_steps else top)[:, :, None]
         if self.W_steps or self.b_steps:
@@ -236,8 +254,10 @@ class TwoLayerRunner:
             s = -rate * (met + 1 if self.b_steps else met)
             delta += s[:, :, None] * self._through_hidden(step, target)
             if self.relu:
-                delta += flips(target.Z, s, step.H, self.V, step.g, rate if self.V_steps else 0.0)
-        return sigmoid_change(target.top, delta) if self.sigmoid else delta
+                flipped = flips(target.Z, s, step.H, self.V, step.g, rate if self.V_steps else 0.0)
+                rough = torch.finfo(delta.dtype).eps * flipped.abs().flatten(1).amax(1)
+                delta += flipped
+        return sigmoid_change(target.top, delta) if self.sigmoid else delta, rough
 
     def _through_hidden(self, step: HiddenStep, target: Pass) -> Tensor:
         """Σ_r (V_kr − η g_ik H_ir) u_ir M_jr, [c, t, k]; without ReLUs all units are on."""

@@ -119,6 +119,8 @@ def silu(x: Any) -> Pair:
 @rule(F.softplus)
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + sigmoid(h) expm1(d)) for small d."""
+    if threshold < 20:
+        raise UnsupportedModelError("softplus with a low threshold, at which it jumps")
     h, d = _parts(x)
     h, d = beta * h, beta * d
     small = d.clamp(-1, 1)
