@@ -129,9 +129,17 @@ def factors_along(
     bound: BoundProblem, coverage: Coverage, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
 ) -> Factors:
     """Jᵀ g of every example, for r cotangents g of its own."""
-    layers = [*_understood(coverage, tape, cotangents), *_left_over(bound, coverage, inputs, cotangents)]
+    layers = list(layers_along(bound, coverage, tape, inputs, cotangents))
     explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
     return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
+
+
+def layers_along(
+    bound: BoundProblem, coverage: Coverage, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
+) -> Iterator[Factors]:
+    """The same a layer at a time, in an order that is that of the network."""
+    yield from _understood(coverage, tape, cotangents)
+    yield from _left_over(bound, coverage, inputs, cotangents)
 
 
 def _understood(coverage: Coverage, tape: Tape, cotangents: Float[Tensor, "b r k"]) -> Iterator[Factors]:
@@ -237,7 +245,17 @@ def contract(moved: Matrices, right: Factors) -> Float[Tensor, "c br rr"]:
 
 def explicit_columns(bound: BoundProblem, coverage: Coverage) -> int:
     """How many of the p columns `Factors` multiplies out; the rest costs no more than activations."""
-    return sum(p.numel() for name, p in bound.params.items() if name not in coverage.low_rank)
+    return sum(_explicit(bound, coverage))
+
+
+def columns_at_once(bound: BoundProblem, coverage: Coverage) -> int:
+    """How many of them one layer has at most; those that no layer has are multiplied out together."""
+    left_over = sum(bound.params[name].numel() for name in coverage.unsupported)
+    return max([left_over, *_explicit(bound, coverage)])
+
+
+def _explicit(bound: BoundProblem, coverage: Coverage) -> list[int]:
+    return [p.numel() for name, p in bound.params.items() if name not in coverage.low_rank]
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -16,13 +16,14 @@ from local_elasticity.engine.coverage import Coverage, ReusedParameterError
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.jacobian import (
     Factors,
+    columns_at_once,
     contract,
     every_output,
     explicit_columns,
-    factors_along,
     gram,
     inner,
     jacobian_factors,
+    layers_along,
 )
 from local_elasticity.engine.job import Job, refuse_unreached
 from local_elasticity.engine.looped import LoopedRunner
@@ -69,7 +70,8 @@ class Linearized:
 class LinearizedRunner:
     """Plain steps are inner products of gradients, layer by layer; other rules need each displacement written out.
 
-    What the targets' Jacobians are made of is kept if half of the memory holds it, and computed again in blocks if not.
+    What the targets' Jacobians are made of is kept if half of the memory holds it. If not, the sources' gradients are
+    kept, and the Jacobians of some targets at a time meet them layer by layer.
     Where the targets are the sources, their gradients are combinations of the same Jacobians; with one output the
     kernel is symmetric besides, and half of it is enough.
     """
@@ -85,12 +87,20 @@ class LinearizedRunner:
             raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
         self.coverage = Coverage.of(job.bound, job.target_inputs)
-        low_rank = torch.finfo(job.bound.dtype).bits // 8 * explicit_columns(job.bound, self.coverage)
-        columns = low_rank if job.plain else job.footprint.parameters
-        self.per_example = 3 * job.k * columns + 2 * job.footprint.backward(job.k)
+        size = torch.finfo(job.bound.dtype).bits // 8
+        columns = size * explicit_columns(job.bound, self.coverage) if job.plain else job.footprint.parameters
+        passes = job.footprint.backward() + job.k * job.footprint.activations
+        self.per_example = 3 * job.k * columns + passes
         fitting = max(1, job.memory // 2 // self.per_example)
-        self.block = min(job.m, fitting)
-        self.chunk = max(1, min(job.n, fitting // job.batch))
+        if fitting < job.m or fitting < job.n * job.batch:
+            # the sources' gradients are kept, and meet the targets' Jacobians layer by layer
+            self.per_example = 3 * job.k * size * columns_at_once(job.bound, self.coverage) + passes
+            fitting = max(1, job.memory // 2 // self.per_example)
+            kept = max(1, job.memory // 2 // (3 * columns + 2 * job.footprint.backward()))
+            self.block, self.chunk = min(job.m, fitting), max(1, min(job.n, kept // job.batch))
+            self.streams = True
+        else:
+            self.block, self.chunk, self.streams = job.m, job.n, False
         self.kept: Factors | None = None
         self.kernel: Tensor | None = None
 
@@ -99,9 +109,14 @@ class LinearizedRunner:
         return self.per_example * (self.block + self.chunk * self.job.batch)
 
     @property
+    def keeps(self) -> bool:
+        """Whether the Jacobians of all targets are kept."""
+        return self.block == self.job.m and not self.streams
+
+    @property
     def shared(self) -> bool:
         """Whether the sources' gradients come from the Jacobians that are kept for the targets."""
-        return self.job.targets_are_sources and self.block == self.job.m
+        return self.job.targets_are_sources and self.keeps
 
     def shrink(self) -> bool:
         smaller = max(1, self.block // 2), max(1, self.chunk // 2)
@@ -121,7 +136,7 @@ class LinearizedRunner:
     @cached_property
     def target_before(self) -> Tensor:
         """Predictions at the targets, with their Jacobians where those are kept; in smaller blocks if memory ends."""
-        while self.block == self.job.m:
+        while self.keeps:
             try:
                 outputs, self.kept = jacobian_factors(self.job.bound, self.coverage, self.job.target_inputs)
             except ReusedParameterError as error:
@@ -142,7 +157,8 @@ class LinearizedRunner:
                 self.kernel = gram(jacobians)
             change = (-job.update.step_size * g * self.kernel[start:stop])[:, :, None]
         else:
-            change = self._along(jacobians.take(slice(start, stop)).along(g))(jacobians)
+            some = jacobians.take(slice(start, stop)).along(g)
+            change = self._along(list(_by_layer(some)))(_by_layer(jacobians))
         return loss_gradient, change, own_change(change, start)
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,22 +167,38 @@ class LinearizedRunner:
         tape = self.coverage.record(job.bound, examples)
         loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]
-        along = self._along(factors_along(job.bound, self.coverage, tape, examples, cotangents))
+        along = self._along(list(self._arranged(layers_along(job.bound, self.coverage, tape, examples, cotangents))))
         blocks = range(0, job.m, self.block)
-        target_change = torch.cat([along(self._jacobian_of(slice(i, i + self.block))) for i in blocks], dim=1)
+        target_change = torch.cat([along(self._layers_of(slice(i, i + self.block))) for i in blocks], dim=1)
         if job.targets_are_sources:
             return loss_gradient, target_change, own_change(target_change, start)
-        own = along(factors_along(job.bound, self.coverage, tape, examples, every_output(tape)))
+        own = along(self._arranged(layers_along(job.bound, self.coverage, tape, examples, every_output(tape))))
         rows = torch.arange(stop - start, device=own.device)
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
-    def _along(self, gradients: Factors) -> Callable[[Factors], Tensor]:
-        """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
-        return partial(self._plain_change, gradients) if self.job.plain else partial(contract, self._moved(gradients))
+    def _arranged(self, layers: Iterable[Factors]) -> Iterable[Factors]:
+        """Layers as they come, or parameter by parameter, as those that are kept are."""
+        return _by_layer(_together(list(layers))) if self.keeps else layers
 
-    def _plain_change(self, gradients: Factors, of: Factors) -> Tensor:
+    def _layers_of(self, targets: slice) -> Iterable[Factors]:
+        """The Jacobians of some targets, a layer at a time."""
+        if self.keeps:
+            return _by_layer(self._jacobian_of(targets))
+        inputs = take(self.job.target_inputs, targets)
+        tape = self.coverage.record(self.job.bound, inputs)
+        return layers_along(self.job.bound, self.coverage, tape, inputs, every_output(tape))
+
+    def _along(self, sources: list[Factors]) -> Callable[[Iterable[Factors]], Tensor]:
+        """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
+        if self.job.plain:
+            return partial(self._plain_change, sources)
+        moved = self._moved(_together(sources))
+        return lambda of: _summed(contract(moved, layer) for layer in of)
+
+    def _plain_change(self, sources: list[Factors], of: Iterable[Factors]) -> Tensor:
         """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed."""
-        products: Tensor = inner(gradients, of)[:, 0].unflatten(0, (-1, self.job.batch)).sum(1)
+        met = _summed(inner(one, other) for one, other in zip(sources, of, strict=True))
+        products: Tensor = met[:, 0].unflatten(0, (-1, self.job.batch)).sum(1)
         return -self.job.update.step_size * products
 
     def _moved(self, gradients: Factors) -> Matrices:
@@ -192,11 +224,27 @@ class LinearizedRunner:
         return self.target_before[start:stop].reshape(-1, *one.shape[1:])
 
     def _jacobian_of(self, targets: slice) -> Factors:
-        if self.block < self.job.m:
-            return jacobian_factors(self.job.bound, self.coverage, take(self.job.target_inputs, targets))[1]
         if self.kept is None:
             self.kept = jacobian_factors(self.job.bound, self.coverage, self.job.target_inputs)[1]
-        return self.kept
+        return self.kept if targets == slice(None) else self.kept.take(targets)
+
+
+def _by_layer(factors: Factors) -> Iterator[Factors]:
+    yield from (Factors((outer,), {}) for outer in factors.outer)
+    yield from (Factors((), {name: part}) for name, part in factors.explicit.items())
+
+
+def _together(layers: list[Factors]) -> Factors:
+    explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
+    return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
+
+
+def _summed(parts: Iterable[Tensor]) -> Tensor:
+    total: Tensor | None = None
+    for part in parts:
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 _deviations: ModelCache[float] = ModelCache()

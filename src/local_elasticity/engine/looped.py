@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -93,11 +94,9 @@ class LoopedRunner:
         """Put w⁺ into the buffers; plain steps in one pass over memory. Returns the share that rounding left of it."""
         params, job = self.job.bound.left_by_forward(self.params), self.job
         moved, scale = (gradient, -job.update.step_size) if job.plain else (job.rule(params, gradient), 1.0)
-        for name, p in params.items():
-            if name in moved:
-                torch.add(p, moved[name], alpha=scale, out=self.after[name])
-            else:
-                self.after[name].copy_(p)
+        after = list(self.after.values())
+        torch._foreach_copy_(after, list(params.values()))
+        torch._foreach_add_([self.after[name] for name in moved], list(moved.values()), alpha=scale)
         return realized_step({name: params[name] for name in moved}, self.after, gradient, moved, scale)
 
     def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
@@ -125,14 +124,23 @@ def seconds_of_a_row(job: Job) -> float:
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
     """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 where there is no step."""
-    got, wanted = [], []
-    for name, p in params.items():
-        before = _sampled(p)
-        g = _sampled(gradient[name]) * (p.numel() / before.numel())
-        got.append((g * (_sampled(after[name]) - before)).sum())
-        wanted.append((g * _sampled(moved[name])).sum() * scale)
-    total = torch.stack(wanted).sum()
-    return torch.where(total == 0, torch.ones_like(total), torch.stack(got).sum() / total)
+    before, g, there, step = (
+        torch.cat([_sampled(part[name]).reshape(-1) for name in params]) for part in (params, gradient, after, moved)
+    )
+    g = g * _stands_for(tuple((name, p.shape) for name, p in params.items()), g.device).to(g.dtype)
+    total = torch.dot(g, step) * scale
+    return torch.where(total == 0, torch.ones_like(total), torch.dot(g, there - before) / total)
+
+
+@lru_cache(maxsize=8)
+def _stands_for(shapes: tuple[tuple[str, torch.Size], ...], device: torch.device) -> Tensor:
+    """How many weights each of those that are looked at stands for."""
+    with torch.no_grad():
+        looked_at = [_sampled(torch.empty(shape, device="meta")).numel() for _, shape in shapes]
+        each = [
+            torch.full((count,), shape.numel() / count) for (_, shape), count in zip(shapes, looked_at, strict=True)
+        ]
+        return torch.cat(each).to(device)
 
 
 def _sampled(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
@@ -21,6 +22,9 @@ from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import EmbeddingUse, LinearUse, Tape, Use
 from local_elasticity.engine.update import SGD
 from local_elasticity.shapes import Float
+
+ALIGNED = 16
+"""Places come in multiples of this on a GPU, whose fast kernels take no others."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class _Gradients:
             tokens, at = use.tokens(q)
             return TokenRows(tokens.reshape(self.c, -1), at.reshape(self.c, -1, at.shape[-1]))
         a, at = (part.reshape(self.c, -1, part.shape[-1]) for part in use.places(q, channels_last=True))
+        odd = -a.shape[1] % ALIGNED if a.is_cuda else 0
+        a, at = (F.pad(part, (0, 0, 0, odd)) if odd else part for part in (a, at))
         return LowRank(a, at, isinstance(use, LinearUse) and use.transposed)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import IN_PLACE, Pair, base_of, delta_of, rule
+from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -39,12 +42,32 @@ IN_PLACE.update(
 )
 
 
+Change = Callable[[Tensor, Tensor], Tensor]
+"""h [t, …] and d [c, t, …] → f(h + d) − f(h)."""
+
+
+def on_gpu(kind: str) -> Callable[[Change], Change]:
+    """On a GPU, the kernel of this name instead of many passes over memory."""
+
+    def choosing(change: Change) -> Change:
+        @wraps(change)
+        def chosen(h: Tensor, d: Tensor) -> Tensor:
+            kernels = kernels_for(d) if d.shape[1:] == h.shape else None
+            found: Tensor = change(h, d) if kernels is None else kernels.changes_on_gpu(kind, h, d)
+            return found
+
+        return chosen
+
+    return choosing
+
+
 @rule(torch.relu, F.relu, Tensor.relu)
 def relu(x: Any) -> Pair:
     h, d = _parts(x)
     return torch.relu(h), relu_change(h, d)
 
 
+@on_gpu("relu")
 def relu_change(h: Tensor, d: Tensor) -> Tensor:
     """max(h + d, 0) − max(h, 0) = max(d + min(h, 0), −max(h, 0))."""
     return torch.maximum(d + h.clamp(max=0), -h.clamp(min=0))
@@ -86,6 +109,7 @@ def tanh(x: Any) -> Pair:
     return torch.tanh(h), tanh_change(h, d)
 
 
+@on_gpu("tanh")
 def tanh_change(h: Tensor, d: Tensor) -> Tensor:
     """sinh(d) / (cosh(h) cosh(h + d)), subtracted where d is large."""
     small = d.clamp(-1, 1)
@@ -105,6 +129,7 @@ def sigmoid(x: Any) -> Pair:
     return torch.sigmoid(h), sigmoid_change(h, d)
 
 
+@on_gpu("sigmoid")
 def sigmoid_change(h: Tensor, d: Tensor) -> Tensor:
     """sigmoid(h + d) − sigmoid(h) = sinh(d/2) / (2 cosh(h/2) cosh((h + d)/2)) = ½ (tanh((h + d)/2) − tanh(h/2))."""
     return tanh_change(h / 2, d / 2) / 2
@@ -113,7 +138,12 @@ def sigmoid_change(h: Tensor, d: Tensor) -> Tensor:
 @rule(F.silu)
 def silu(x: Any) -> Pair:
     h, d = _parts(x)
-    return F.silu(h), d * torch.sigmoid(h + d) + h * sigmoid_change(h, d)
+    return F.silu(h), _silu_change(h, d)
+
+
+@on_gpu("silu")
+def _silu_change(h: Tensor, d: Tensor) -> Tensor:
+    return d * torch.sigmoid(h + d) + h * sigmoid_change(h, d)
 
 
 @rule(F.softplus)
@@ -131,12 +161,20 @@ def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Pair:
 @rule(F.gelu)
 def gelu(x: Any, approximate: str = "none") -> Pair:
     h, d = _parts(x)
-    if approximate == "tanh":
-        u, change = _gelu_argument(h, d)
-        share, moved = (1 + torch.tanh(u + change)) / 2, tanh_change(u, change) / 2
-    else:
-        share, moved = torch.special.ndtr(h + d), _normal_between(h, d)
-    return F.gelu(h, approximate=approximate), d * share + h * moved
+    change = _gelu_tanh_change if approximate == "tanh" else _gelu_change
+    return F.gelu(h, approximate=approximate), change(h, d)
+
+
+@on_gpu("gelu")
+def _gelu_change(h: Tensor, d: Tensor) -> Tensor:
+    found: Tensor = d * torch.special.ndtr(h + d) + h * _normal_between(h, d)
+    return found
+
+
+@on_gpu("gelu_tanh")
+def _gelu_tanh_change(h: Tensor, d: Tensor) -> Tensor:
+    u, change = _gelu_argument(h, d)
+    return d * (1 + torch.tanh(u + change)) / 2 + h * tanh_change(u, change) / 2
 
 
 def _gelu_argument(h: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:

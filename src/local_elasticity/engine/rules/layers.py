@@ -9,54 +9,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.changes import LowRank, WeightChange
+from local_elasticity.engine.changes import LowRank, TokenRows, WeightChange
 from local_elasticity.engine.difference import Pair, base_of, change_of, delta_of, rule
-from local_elasticity.engine.products import each, shared
+from local_elasticity.engine.fast_paths.kernels import kernels_for
+from local_elasticity.engine.products import Term, Windows, total_of
 from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import padding_of, patches
+from local_elasticity.engine.tape import each_axis, padding_of
 
 
 @rule(F.linear)
 def linear(input: Any, weight: Any, bias: Any = None) -> Pair:
     """W⁺(h + δ) + b⁺ − W h − b = W δ + ΔW (h + δ) + Δb."""
-    h, W, b = base_of(input), base_of(weight), base_of(bias)
-    base = F.linear(h, W, b)
-    return base, added(through(h, delta_of(input), weight, W), delta_of(bias), base)
+    h, W = base_of(input), base_of(weight)
+    return F.linear(h, W, base_of(bias)), through(h, delta_of(input), weight, W, bias)
 
 
 @rule(torch.addmm, Tensor.addmm)
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1 or base_of(input).ndim != 1:
         return input * beta + torch.mm(mat1, mat2) * alpha
-    h = base_of(mat1)
-    base = torch.addmm(base_of(input), h, base_of(mat2))
-    return base, added(through(h, delta_of(mat1), mat2, base_of(mat2).T, transposed=True), delta_of(input), base)
+    h, W = base_of(mat1), base_of(mat2)
+    return torch.addmm(base_of(input), h, W), through(h, delta_of(mat1), mat2, W.T, input, transposed=True)
 
 
-def through(h: Tensor, d: Tensor | None, weight: Any, W: Tensor, *, transposed: bool = False) -> Tensor | None:
-    """W δ + ΔW (h + δ) for W [o, d], which the weight is, or is the transpose of."""
-    change = change_of(weight)
-    moved = None if change is not None else delta_of(weight)
-    if d is None and change is None and moved is None:
+def through(
+    h: Tensor, d: Tensor | None, weight: Any, W: Tensor, bias: Any = None, *, transposed: bool = False
+) -> Tensor | None:
+    """W δ + ΔW (h + δ) + Δb for W [o, d], which the weight is, or is the transpose of."""
+    change, shift = change_of(weight), delta_of(bias)
+    dense = None if change is not None and _keeps_vectors(change) else delta_of(weight)
+    change = None if dense is not None else change
+    if d is None and change is None and dense is None and shift is None:
         return None
-    from_before = None if d is None else shared(d, W)
-    if change is None and moved is None:
-        return from_before
     o, size = W.shape
-    after = h.reshape(-1, size) if d is None else (h + d).reshape(len(d), -1, size)
-    total = None if from_before is None else from_before.reshape(len(from_before), -1, o)
-    if change is not None and _keeps_vectors(change):
-        total = _along_vectors(change, after, total)
-        c = len(total)
-        if change.decay:
-            total = total - change.decay * F.linear(after, W)
-    else:
-        dense = delta_of(weight)
-        assert dense is not None
-        c = len(dense)
-        total = each(after.expand(c, -1, -1), dense if transposed else dense.transpose(1, 2), total)
+    base, c = h.reshape(-1, size), len(_known(d, change, dense, shift))
+    moved = None if d is None else d.reshape(c, -1, size)
+    terms = [] if moved is None else [Term(moved, W)]
+    if dense is not None:
+        right = dense.transpose(1, 2) if transposed else dense
+        terms.append(Term(base, right) if moved is None else Term(moved, right, base))
+    elif change is not None:
+        terms += _along_vectors(change, base, moved, c)
+    if not terms:
+        assert shift is not None
+        return shift[:, None].expand(c, len(base), o).reshape(c, *h.shape[:-1], o)
+    total = total_of(terms, c, shift)
+    if change is not None:
+        total = _at_tokens(change, base, moved, total)
+        total = total - change.decay * F.linear(base if moved is None else base + moved, W) if change.decay else total
     return total.reshape(c, *h.shape[:-1], o)
+
+
+def _known(d: Tensor | None, change: WeightChange | None, dense: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Something that has the sources on its first axis."""
+    if change is not None:
+        part = change.parts[0]
+        return part.a if isinstance(part, LowRank) else part.g
+    return next(one for one in (d, dense, shift) if one is not None)
 
 
 def _keeps_vectors(change: WeightChange) -> bool:
@@ -64,18 +74,22 @@ def _keeps_vectors(change: WeightChange) -> bool:
     return all(part.pays for part in change.parts if isinstance(part, LowRank))
 
 
-def _along_vectors(change: WeightChange, after: Tensor, total: Tensor | None) -> Tensor:
-    """ΔW (h + δ) from vectors: Σ_l q_l (a_l·(h + δ)); on top of `total`."""
+def _along_vectors(change: WeightChange, base: Tensor, moved: Tensor | None, c: int) -> list[Term]:
+    """ΔW (h + δ) = Σ_l q_l (a_l·(h + δ))."""
+    terms = []
     for part in change.parts:
         if isinstance(part, LowRank):
-            c = len(part.a)
-            total = each(each(after.expand(c, *after.shape[-2:]), part.a.transpose(1, 2)), part.q, total)
-        else:
-            c = len(part.g)
-            met = each(after.expand(c, *after.shape[-2:]), part.g.transpose(1, 2))
-            total = met.new_zeros(*met.shape[:2], change.rows) if total is None else total
+            met = total_of([Term(base, part.a) if moved is None else Term(moved, part.a, base)], c)
+            terms.append(Term(met, part.q.transpose(1, 2)))
+    return terms
+
+
+def _at_tokens(change: WeightChange, base: Tensor, moved: Tensor | None, total: Tensor) -> Tensor:
+    """ΔW (h + δ) where rows of the weight belong to tokens: g_l·(h + δ) at the output of the token."""
+    for part in change.parts:
+        if isinstance(part, TokenRows):
+            met = total_of([Term(base, part.g) if moved is None else Term(moved, part.g, base)], len(total))
             total = total.scatter_add(2, part.tokens[:, None].expand_as(met), met)
-    assert total is not None
     return total
 
 
@@ -103,10 +117,10 @@ def embedding(
         if isinstance(part, LowRank):
             q = part.a if part.transposed else part.q
             a = part.q if part.transposed else part.a
-            total = each(q[:, :, tokens.flatten()].transpose(1, 2), a, total)
+            found = q[:, :, tokens.flatten()].transpose(1, 2) @ a
         else:
-            same = (part.tokens[:, None] == tokens.flatten()[:, None]).to(part.g.dtype)
-            total = each(same, part.g, total)
+            found = (part.tokens[:, None] == tokens.flatten()[:, None]).to(part.g.dtype) @ part.g
+        total = found if total is None else total + found
     assert total is not None
     delta = total.reshape(len(total), *base.shape)
     return base, delta - change.decay * base if change.decay else delta
@@ -156,7 +170,12 @@ def _grouped(
         assert d is not None
         found: Tensor = function(d.flatten(0, 1), W, **geometry, groups=groups).unflatten(0, d.shape[:2])
         return found
-    c = len(moved)
+    c, kernels = len(moved), kernels_for(moved) if groups == h.shape[1] == len(W) and h.ndim == 4 else None
+    if kernels is not None and not isinstance(geometry["padding"], str):
+        options = [each_axis(geometry[name], 2) for name in ("stride", "padding", "dilation")]
+        places = Windows(h[None], tuple(W.shape[2:]), geometry).places
+        changed: Tensor = kernels.depthwise_change_on_gpu(h, d, W, moved, places, *options)
+        return changed
 
     def each_source(x: Tensor, filters: Tensor) -> Tensor:
         side_by_side = x.transpose(0, 1).flatten(1, 2)
@@ -172,21 +191,21 @@ def _at_patches(
     h: Tensor, d: Tensor | None, weight: Any, W: Tensor, b: Tensor | None, geometry: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """W δ + ΔW (h + δ) at every patch."""
-    at_h, sizes = _rows(h[None], W, geometry)
-    at_d = None if d is None else _rows(d, W, geometry)[0]
-    flat = W.movedim(1, -1).flatten(1)
-    base = _as_images(F.linear(at_h, flat, b), sizes)[0]
+    at_h, kernel = Windows(h[None], tuple(W.shape[2:]), geometry), tuple(W.shape[2:])
+    at_d = None if d is None else Windows(d, kernel, geometry)
+    sizes = torch.Size((len(h), *at_h.places))
+    flat, rows = W.movedim(1, -1).flatten(1), at_h.rows()[0]
+    base = _as_images(F.linear(rows, flat, b)[None], sizes)[0]
     change = change_of(weight)
     vectors = None if change is None else _few_patches(change)
     if vectors is not None:
-        moved = _at_few_patches(vectors, flat, at_h, at_d)
+        moved = _at_few_patches(vectors, flat, rows, at_d)
     else:
         dense = delta_of(weight)
         assert dense is not None
         dense = dense.movedim(2, -1).flatten(2)
-        moved = each(at_h.expand(len(dense), -1, -1), dense.transpose(1, 2))
-        if at_d is not None:
-            moved = each(at_d, (flat + dense).transpose(1, 2), moved)
+        terms = [Term(rows, dense)] + ([] if at_d is None else [Term(at_d, flat + dense)])
+        moved = total_of(terms, len(dense))
     return base, _as_images(moved, sizes)
 
 
@@ -199,24 +218,11 @@ def _few_patches(change: WeightChange) -> LowRank | None:
     return part if places * (2 * d + o) < d * o else None
 
 
-def _at_few_patches(vectors: LowRank, W: Tensor, at_h: Tensor, at_d: Tensor | None) -> Tensor:
+def _at_few_patches(vectors: LowRank, W: Tensor, at_h: Tensor, at_d: Windows | None) -> Tensor:
     """Σ_l q_il (a_il·patch)."""
-    a, q = vectors.a, vectors.q
-    c, places, size = a.shape
-    met = (a.reshape(c * places, size) @ at_h[0].T).reshape(c, places, -1)
-    if at_d is None:
-        return each(met.transpose(1, 2), q)
-    met = each(a, at_d.transpose(1, 2), met)
-    return each(met.transpose(1, 2), q, shared(at_d, W))
-
-
-def _rows(images: Tensor, weight: Tensor, geometry: dict[str, Any]) -> tuple[Tensor, torch.Size]:
-    """Images [c, t, channels, …] as rows of patches [c, t · places, size of a patch], and [t, *places]."""
-    c, t = images.shape[:2]
-    n = weight.ndim - 2
-    windows = patches(images.flatten(0, 1), weight.shape[2:], **geometry)
-    windows = windows.permute(0, *range(2 + n, 2 + 2 * n), *range(2, 2 + n), 1)
-    return windows.reshape(c, -1, weight[0].numel()), torch.Size((t, *windows.shape[1 : 1 + n]))
+    c = len(vectors.a)
+    met = total_of([Term(at_h, vectors.a)] + ([] if at_d is None else [Term(at_d, vectors.a)]), c)
+    return total_of([Term(met, vectors.q.transpose(1, 2))] + ([] if at_d is None else [Term(at_d, W)]), c)
 
 
 def _as_images(moved: Tensor, sizes: torch.Size) -> Tensor:
@@ -243,9 +249,14 @@ def batch_norm(
     base = F.batch_norm(h, mean, variance, base_of(weight), base_of(bias), False, momentum, eps)
     channels = (1, -1, *[1] * (h.ndim - 2))
     inverse = (variance.view(channels) + eps).rsqrt()
+    moved = delta_of(weight)
+    kernels = kernels_for(d) if d is not None and d.shape[1:] == h.shape and h.ndim > 1 else None
+    if kernels is not None:
+        scale = torch.ones_like(mean) if weight is None else base_of(weight)
+        parts = mean, inverse.flatten(), scale, moved, delta_of(bias)
+        return base, kernels.scale_change_on_gpu(h, d, *parts)
     scale = inverse if weight is None else base_of(weight).view(channels) * inverse
     delta = None if d is None else d * scale
-    moved = delta_of(weight)
     if moved is not None:
         normal = (h - mean.view(channels)) * inverse
         after = normal if d is None else normal + d * inverse
@@ -258,15 +269,25 @@ def batch_norm(
 def layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Pair:
-    axes = [-1 - i for i in range(len(normalized_shape))]
-    return _affine(*_normal(base_of(input), delta_of(input), axes, eps, centred=True), weight, bias)
+    return _last_axes(input, len(normalized_shape), weight, bias, eps, centred=True)
 
 
 @rule(F.rms_norm, torch.rms_norm)
 def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Pair:
-    axes = [-1 - i for i in range(len(normalized_shape))]
     eps = torch.finfo(base_of(input).dtype).eps if eps is None else eps
-    return _affine(*_normal(base_of(input), delta_of(input), axes, eps, centred=False), weight, None)
+    return _last_axes(input, len(normalized_shape), weight, None, eps, centred=False)
+
+
+def _last_axes(input: Any, axes: int, weight: Any, bias: Any, eps: float, *, centred: bool) -> Pair:
+    h, d = base_of(input), delta_of(input)
+    kernels = kernels_for(d, h.shape[-1]) if d is not None and axes == 1 and d.shape[1:] == h.shape else None
+    if kernels is None or d is None:
+        return _affine(*_normal(h, d, [-1 - i for i in range(axes)], eps, centred=centred), weight, bias)
+    x = h - h.mean(-1, keepdim=True) if centred else h
+    root = (x.square().mean(-1) + eps).sqrt()
+    base = _affine(x / root[..., None], None, base_of(weight), base_of(bias))[0]
+    moved = delta_of(weight), delta_of(bias)
+    return base, kernels.norm_change_on_gpu(x, root, d, base_of(weight), *moved, eps, centred=centred)
 
 
 @rule(F.group_norm, torch.group_norm)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
+from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.rules.layers import through
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -93,6 +94,9 @@ def softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     """Δp = p expm1(d − L), L = log1p(Σ p expm1(d)), d less its value where p is largest."""
     h, d, axis = *_cast(x, dtype), _axis(x, dim)
     p = torch.softmax(h, dim)
+    kernels = _kernels(h, d, axis)
+    if kernels is not None:
+        return p, kernels.softmax_change_on_gpu(h, p, d, log=False)
     moved = _less_the_largest(h, d, axis)
     total = _log_normalizer(p, moved, axis)
     return p, moved.sub_(total).expm1_().mul_(p)
@@ -103,6 +107,9 @@ def log_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     """d − L."""
     h, d, axis = *_cast(x, dtype), _axis(x, dim)
     base = torch.log_softmax(h, dim)
+    kernels = _kernels(h, d, axis)
+    if kernels is not None:
+        return base, kernels.softmax_change_on_gpu(h, base.exp(), d, log=True)
     moved = _less_the_largest(h, d, axis)
     return base, moved - _log_normalizer(base.exp(), moved, axis)
 
@@ -124,6 +131,11 @@ def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     h, d = base_of(x), delta_of(x)
     assert d is not None
     return (h, d) if dtype is None else (h.to(dtype), d.to(dtype))
+
+
+def _kernels(h: Tensor, d: Tensor, axis: int) -> Any:
+    fits = axis == h.ndim and d.shape[1:] == h.shape
+    return kernels_for(d, h.shape[-1]) if fits else None
 
 
 def _axis(x: Any, dim: int) -> int:

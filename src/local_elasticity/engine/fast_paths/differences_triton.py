@@ -1,0 +1,389 @@
+"""GPU kernels for rules that would otherwise pass over memory many times, and for products on tensor cores.
+
+Differences d [c, …] are c times as large as the activations h [...] that they belong to; h is read again for every
+source. All of it is float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+"""Numbers of one program."""
+
+WIDEST = 16384
+"""The longest row that a program holds at once."""
+
+
+@triton.jit
+def _expm1(x):
+    """e^x − 1, by its series where that would cancel."""
+    series = x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8)))))))
+    return tl.where(tl.abs(x) < 0.5, series, tl.exp(x) - 1)
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x), by 2 artanh(x / (2 + x)) where that would cancel."""
+    s = x / (2 + x)
+    q = s * s
+    series = 2 * s * (1 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q * (1 / 9 + q / 11)))))
+    return tl.where(tl.abs(x) < 0.4, series, tl.log(1 + x))
+
+
+@triton.jit
+def _sigmoid(x):
+    decay = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1 / (1 + decay), decay / (1 + decay))
+
+
+@triton.jit
+def _sigmoid_change(h, d):
+    """σ(h) σ(−h − d) expm1(d), subtracted where d is large."""
+    small = tl.minimum(tl.maximum(d, -1.0), 1.0)
+    exact = _sigmoid(h) * _sigmoid(-h - small) * _expm1(small)
+    return tl.where(tl.abs(d) < 1, exact, _sigmoid(h + d) - _sigmoid(h))
+
+
+@triton.jit
+def _normal_change(h, d):
+    """Φ(h + d) − Φ(h): the density integrated by Gauss and Legendre where d is small, subtracted where it is not."""
+    small = tl.minimum(tl.maximum(d, -1.0), 1.0)
+    middle, half = h + small / 2, small / 2
+    one, two = middle + 0.5384693101056831 * half, middle - 0.5384693101056831 * half
+    three, four = middle + 0.9061798459386640 * half, middle - 0.9061798459386640 * half
+    density = 0.5688888888888889 * tl.exp(-middle * middle / 2)
+    density += 0.4786286704993665 * (tl.exp(-one * one / 2) + tl.exp(-two * two / 2))
+    density += 0.2369268850561891 * (tl.exp(-three * three / 2) + tl.exp(-four * four / 2))
+    exact = half * density * 0.3989422804014327
+    root = 0.7071067811865476
+    return tl.where(tl.abs(d) < 1, exact, (tl.erf((h + d) * root) - tl.erf(h * root)) / 2)
+
+
+@triton.jit
+def _changes(h_at, d_at, out_at, size, total, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    h = tl.load(h_at + i % size, mask=inside, other=0.0)
+    d = tl.load(d_at + i, mask=inside, other=0.0)
+    if KIND == "relu":
+        change = tl.maximum(d + tl.minimum(h, 0.0), -tl.maximum(h, 0.0))
+    elif KIND == "sigmoid":
+        change = _sigmoid_change(h, d)
+    elif KIND == "tanh":
+        change = 2 * _sigmoid_change(2 * h, 2 * d)
+    elif KIND == "silu":
+        change = d * _sigmoid(h + d) + h * _sigmoid_change(h, d)
+    elif KIND == "gelu":
+        change = d * (1 + tl.erf((h + d) * 0.7071067811865476)) / 2 + h * _normal_change(h, d)
+    else:
+        u = 0.7978845608028654 * (h + 0.044715 * h * h * h)
+        moved = 0.7978845608028654 * (d + 0.044715 * d * (3 * h * h + 3 * h * d + d * d))
+        change = d * _sigmoid(2 * (u + moved)) + h * _sigmoid_change(2 * u, 2 * moved)
+    tl.store(out_at + i, change, mask=inside)
+
+
+def changes_on_gpu(kind: str, h: Tensor, d: Tensor) -> Tensor:
+    """f(h + d) − f(h) of an activation, elementwise."""
+    if not _alike(h, d):
+        h, d = h.contiguous(), d.contiguous()
+    out = torch.empty_like(d)
+    with _device(d):
+        _changes[(triton.cdiv(d.numel(), BLOCK),)](h, d, out, h.numel(), d.numel(), kind, BLOCK)
+    return out
+
+
+def _alike(h: Tensor, d: Tensor) -> bool:
+    """Whether both fill their memory in the same order, whatever it is."""
+    if d.stride()[1:] != h.stride() or (len(d) > 1 and d.stride(0) != h.numel()):
+        return False
+    return h.permute(sorted(range(h.ndim), key=lambda i: -h.stride(i))).is_contiguous()
+
+
+def _device(x: Tensor) -> torch.cuda.device:
+    return torch.cuda.device(x.device)
+
+
+@triton.jit
+def _norms(
+    x_at,
+    root_at,
+    d_at,
+    g_at,
+    dg_at,
+    db_at,
+    out_at,
+    rows,
+    width,
+    eps,
+    CENTRED: tl.constexpr,
+    SCALES: tl.constexpr,
+    G_MOVES: tl.constexpr,
+    B_MOVES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    source, at = row // rows, row % rows
+    i = tl.arange(0, BLOCK)
+    inside = i < width
+    x = tl.load(x_at + at * width + i, mask=inside, other=0.0)
+    d = tl.load(d_at + row * width + i, mask=inside, other=0.0)
+    root = tl.load(root_at + at)
+    if CENTRED:
+        d = tl.where(inside, d - tl.sum(d, 0) / width, 0.0)
+    moved = tl.sum(d * (2 * x + d), 0) / width
+    after = tl.sqrt(tl.maximum(root * root + moved, eps))
+    change = d / after - x * (moved / (root * after * (root + after)))
+    out = change
+    if SCALES:
+        out = change * tl.load(g_at + i, mask=inside, other=0.0)
+    if G_MOVES:
+        out += tl.load(dg_at + source * width + i, mask=inside, other=0.0) * (x / root + change)
+    if B_MOVES:
+        out += tl.load(db_at + source * width + i, mask=inside, other=0.0)
+    tl.store(out_at + row * width + i, out, mask=inside)
+
+
+def norm_change_on_gpu(
+    x: Tensor,
+    root: Tensor,
+    d: Tensor,
+    scale: Tensor | None,
+    scaled: Tensor | None,
+    shifted: Tensor | None,
+    eps: float,
+    *,
+    centred: bool,
+) -> Tensor:
+    """γ Δx̂ + Δγ (x̂ + Δx̂) + Δβ of a norm over the last axis: x [..., w] with the mean taken off, root [...] its size."""
+    width, d = x.shape[-1], d.contiguous()
+    rows, out = x.numel() // width, torch.empty_like(d)
+    parts = [None if one is None else one.contiguous() for one in (scale, scaled, shifted)]
+    given = [d if one is None else one for one in parts]
+    flags = [one is not None for one in parts]
+    with _device(d):
+        _norms[(d.numel() // width,)](
+            x.contiguous(),
+            root.contiguous(),
+            d,
+            *given,
+            out,
+            rows,
+            width,
+            eps,
+            centred,
+            *flags,
+            triton.next_power_of_2(width),
+        )
+    return out
+
+
+@triton.jit
+def _softmaxes(
+    h_at, p_at, first_at, d_at, out_at, rows, width, total, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
+    inside = (i < width) & (row < total)
+    at = row % rows
+    h = tl.load(h_at + at * width + i, mask=inside, other=-float("inf"))
+    p = tl.load(p_at + at * width + i, mask=inside, other=0.0)
+    first = tl.load(first_at + at, mask=row < total, other=0)
+    d = tl.load(d_at + row * width + i, mask=inside, other=0.0)
+    d -= tl.load(d_at + row * width + first, mask=row < total, other=0.0)
+    d = tl.where(h == -float("inf"), 0.0, d)
+    grown = tl.sum(p * _expm1(d), 1)[:, None]
+    normalizer = _log1p(grown)
+    normalizer = tl.where(grown == float("inf"), float("nan"), normalizer)
+    change = d - normalizer if LOG else p * _expm1(d - normalizer)
+    tl.store(out_at + row * width + i, change, mask=inside)
+
+
+def softmax_change_on_gpu(h: Tensor, p: Tensor, d: Tensor, *, log: bool) -> Tensor:
+    """The change of a (log-)softmax over the last axis; h [..., w], its softmax p, and d [c, ..., w]."""
+    width, d = h.shape[-1], d.contiguous()
+    rows, total = h.numel() // width, d.numel() // width
+    block, out = triton.next_power_of_2(width), torch.empty_like(d)
+    at_once = max(1, 2048 // block)
+    warps = 4 if block <= 2048 else 16
+    with _device(d):
+        _softmaxes[(triton.cdiv(total, at_once),)](
+            h.contiguous(),
+            p.contiguous(),
+            h.argmax(-1).contiguous(),
+            d,
+            out,
+            rows,
+            width,
+            total,
+            log,
+            at_once,
+            block,
+            num_warps=warps,
+        )
+    return out
+
+
+@triton.jit
+def _scales(
+    h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, out_at, size, total, inner, channels,
+    G_MOVES: tl.constexpr, B_MOVES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < total
+    source, at = i // size, i % size
+    channel = (at // inner) % channels
+    d = tl.load(d_at + i, mask=inside, other=0.0)
+    inverse = tl.load(inverse_at + channel, mask=inside, other=0.0)
+    change = d * inverse * tl.load(g_at + channel, mask=inside, other=0.0)
+    if G_MOVES:
+        h = tl.load(h_at + at, mask=inside, other=0.0)
+        mean = tl.load(mean_at + channel, mask=inside, other=0.0)
+        change += tl.load(dg_at + source * channels + channel, mask=inside, other=0.0) * (h - mean + d) * inverse
+    if B_MOVES:
+        change += tl.load(db_at + source * channels + channel, mask=inside, other=0.0)
+    tl.store(out_at + i, change, mask=inside)
+
+
+def scale_change_on_gpu(
+    h: Tensor, d: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, scaled: Tensor | None, shifted: Tensor | None
+) -> Tensor:
+    """(γ + Δγ) δ/σ + Δγ x̂ + Δβ of a norm with frozen statistics, channels on the second axis of h."""
+    if not _alike(h, d):
+        h, d = h.contiguous(), d.contiguous()
+    out = torch.empty_like(d)
+    moved = [d if one is None else one.contiguous() for one in (scaled, shifted)]
+    flags = scaled is not None, shifted is not None
+    with _device(d):
+        _scales[(triton.cdiv(d.numel(), BLOCK),)](
+            h, d, mean, inverse, scale, *moved, out, h.numel(), d.numel(), h.stride(1), h.shape[1], *flags, BLOCK
+        )
+    return out
+
+
+@triton.jit
+def _depthwise(
+    h_at, d_at, w_at, dw_at, out_at, t, height, width, channels, rows, columns, sy, sx, py, px, gy, gx,
+    D_MOVES: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    line, block, ch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    image, y = line // rows, line % rows
+    source = image // t
+    x = block * PLACES + tl.arange(0, PLACES)
+    i = ch * BLOCK + tl.arange(0, BLOCK)
+    fits = i < channels
+    total = tl.zeros((PLACES, BLOCK), tl.float32)
+    for ky in range(KY):
+        at_y = y * sy + ky * gy - py + 0 * x
+        for kx in range(KX):
+            at_x = x * sx + kx * gx - px
+            inside = ((at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width) & (x < columns))[:, None] & fits[
+                None
+            ]
+            tap = (ky * KX + kx) * channels + i
+            moved = tl.load(dw_at + source * KY * KX * channels + tap, mask=fits, other=0.0)[None]
+            place = (at_y * width + at_x)[:, None] * channels + i[None]
+            total += moved * tl.load(h_at + (image % t) * height * width * channels + place, mask=inside, other=0.0)
+            if D_MOVES:
+                after = moved + tl.load(w_at + tap, mask=fits, other=0.0)[None]
+                total += after * tl.load(d_at + image * height * width * channels + place, mask=inside, other=0.0)
+    put = (line * columns + x)[:, None] * channels + i[None]
+    tl.store(out_at + put, total, mask=(x < columns)[:, None] & fits[None])
+
+
+def depthwise_change_on_gpu(
+    h: Tensor, d: Tensor | None, W: Tensor, moved: Tensor, places: tuple[int, int],
+    stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """W⁺ δ + ΔW h of a convolution with one filter for each channel: h [t, C, …], d [c, t, C, …], ΔW [c, C, 1, ky, kx];
+    channels last in memory."""
+    c, (t, channels, height, width) = len(moved), h.shape
+    last = h.permute(0, 2, 3, 1).contiguous()
+    moves = last if d is None else d.permute(0, 1, 3, 4, 2).contiguous()
+    filters, changes = W[:, 0].permute(1, 2, 0).contiguous(), moved[:, :, 0].permute(0, 2, 3, 1).contiguous()
+    out = torch.empty(c, t, *places, channels, device=h.device)
+    block, at_once = min(64, triton.next_power_of_2(channels)), 8
+    grid = c * t * places[0], triton.cdiv(places[1], at_once), triton.cdiv(channels, block)
+    with _device(h):
+        _depthwise[grid](
+            last, moves, filters, changes, out, t, height, width, channels, *places, *stride, *padding, *dilation,
+            d is not None, *W.shape[2:], at_once, block, num_warps=2,
+        )  # fmt: skip
+    return out.permute(0, 1, 4, 2, 3)
+
+
+@triton.jit
+def _splits(
+    x_at, h_at, out_at, sum_at, of_h, width, stride, of_sum, at,
+    PLUS: tl.constexpr, BOTH: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < width
+    x = tl.load(x_at + row * width + i, mask=inside, other=0.0)
+    if PLUS or BOTH:
+        after = x + tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
+    if BOTH:
+        _put(sum_at + row * of_sum + i, after, width, inside, True)
+    _put(out_at + row * stride + at + i, after if PLUS else x, width, inside, LEFT)
+
+
+@triton.jit
+def _put(at, x, width, inside, LEFT: tl.constexpr):
+    high = x.to(tl.bfloat16)
+    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    tl.store(at, high, mask=inside)
+    tl.store(at + width, low if LEFT else high, mask=inside)
+    tl.store(at + 2 * width, high if LEFT else low, mask=inside)
+
+
+def split_into(
+    x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None, sums: Tensor | None = None
+) -> None:
+    """x [rows, w], or x + plus, as bfloat16 numbers high + low in three blocks of columns of `out` from `at` on: high,
+    low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5. Where there are
+    `sums`, x + plus goes there and x itself to `out`."""
+    rows, width = x.shape
+    x, plus = x.contiguous(), None if plus is None else plus.contiguous()
+    given, of_h = (x, 1) if plus is None else (plus, len(plus))
+    block, both = min(1024, triton.next_power_of_2(width)), sums is not None
+    into, of_sum = (out, 0) if sums is None else (sums, sums.stride(0))
+    flags = plus is not None and not both, both, left
+    with _device(x):
+        _splits[(rows, triton.cdiv(width, block))](
+            x, given, out, into, of_h, width, out.stride(0), of_sum, at, *flags, block
+        )
+
+
+@triton.jit
+def _windows(
+    x_at, out_at, t, channels, height, width, rows, columns, of_c, of_t, of_ch, of_y, of_x, sy, sx, py, px, gy, gx,
+    KX, size, stride, at, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    image, y, x = row // (rows * columns), (row // columns) % rows, row % columns
+    tap, ch = i // channels, i % channels
+    at_y, at_x = y * sy + (tap // KX) * gy - py, x * sx + (tap % KX) * gx - px
+    fits = i < size
+    inside = fits & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
+    place = (image // t) * of_c + (image % t) * of_t + ch * of_ch + at_y * of_y + at_x * of_x
+    _put(out_at + row * stride + at + i, tl.load(x_at + place, mask=inside, other=0.0), size, fits, True)
+
+
+def windows_into(
+    x: Tensor, out: Tensor, at: int, kernel: tuple[int, ...], places: tuple[int, ...],
+    stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
+) -> None:  # fmt: skip
+    """As `split_into` for the patches of images [c, t, C, …], channels last, laid out while they are split."""
+    c, t, channels, height, width = x.shape
+    size = channels * kernel[0] * kernel[1]
+    block = min(1024, triton.next_power_of_2(size))
+    with _device(x):
+        _windows[(c * t * places[0] * places[1], triton.cdiv(size, block))](
+            x, out, t, channels, height, width, *places, *x.stride(), *stride, *padding, *dilation,
+            kernel[1], size, out.stride(0), at, block,
+        )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Where the GPU kernels for differences can be had."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@cache
+def _triton() -> Any:
+    """The kernels, where Triton is installed, as it is beside torch for CUDA."""
+    try:
+        from local_elasticity.engine.fast_paths import differences_triton
+    except ImportError:
+        return None
+    return differences_triton
+
+
+def kernels_for(d: Tensor, width: int = 1) -> Any:
+    """The kernels for differences in float32 on a GPU, in rows of such a width; None for any other."""
+    if not d.is_cuda or d.dtype != torch.float32 or not d.numel():
+        return None
+    kernels = _triton()
+    return None if kernels is None or width > kernels.WIDEST else kernels
