@@ -25,19 +25,23 @@ from local_elasticity.engine.jacobian import (
     jacobian_factors,
     layers_along,
 )
-from local_elasticity.engine.job import Job, refuse_unreached
+from local_elasticity.engine.job import Job, Runner, refuse_unreached
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import is_out_of_memory, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows, own_change
+from local_elasticity.engine.structured import LimitRunner, differences_runner
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Matrices
 from local_elasticity.engine.update import SGD, rule_of
 
 FEW_SOURCES, FEW_TARGETS, SMALL_STEP = 2, 8, 1e-6
 """The pairs on which it is compared with a loop in float64, for steps that change predictions by so much."""
+
+OUTPUTS_WORTH_A_SOURCE = 10
+"""Sources for each output, up to which differences on a GPU take less time than Jacobians."""
 
 ALLOWED = 0.01
 """From which deviation of those pairs on it is said."""
@@ -54,17 +58,33 @@ class Linearized:
     def exact(self) -> bool:
         return False
 
-    def runner(self, job: Job) -> LinearizedRunner:
+    def runner(self, job: Job) -> Runner:
         if job.bound.alters_gradients:
             raise UnsupportedModelError("engine: Linearized cannot follow backward hooks of modules; use engine='auto'")
-        runner = LinearizedRunner(job)
         off = deviation_from_the_limit(job)
+        runner = _forwards(job) if off <= ALLOWED else None
+        if runner is not None:
+            return runner
+        backwards = LinearizedRunner(job)
         if off > ALLOWED:
-            runner.notes = (
+            backwards.notes = (
                 f"linearized: {off:.0%} off the limit of small steps on a few pairs; gradients are not the derivative "
                 "of what the model computes (detach, hooks, straight-through), or units are exactly at a kink",
             )
-        return runner
+        return backwards
+
+
+def _forwards(job: Job) -> LimitRunner | None:
+    """Differences of a small share of each step, where a GPU has fewer of those to compute than Jacobians: a pass of a
+    pair costs about as much as one backward pass of a target along four outputs."""
+    on_gpu = job.bound.device.type == "cuda" and job.bound.dtype == torch.float32
+    if not on_gpu or job.n * job.batch > OUTPUTS_WORTH_A_SOURCE * job.k:
+        return None
+    try:
+        differences_runner(job)
+        return LimitRunner(job)
+    except UnsupportedModelError:
+        return None
 
 
 class LinearizedRunner:

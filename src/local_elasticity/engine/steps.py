@@ -35,8 +35,8 @@ class Steps:
     loss_gradient: Float[Tensor, "c batch k"]
 
     @classmethod
-    def on(cls, job: Job, coverage: Coverage, start: int, stop: int) -> Steps:
-        """One backward pass over the sources start … stop − 1."""
+    def on(cls, job: Job, coverage: Coverage, start: int, stop: int, share: float = 1.0) -> Steps:
+        """One backward pass over the sources start … stop − 1; the parameters change by this share of a step."""
         bound, c = job.bound, stop - start
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
         tape = coverage.record(bound, inputs)
@@ -44,7 +44,7 @@ class Steps:
         cotangents = loss_gradient.flatten(0, 1)
         uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         with torch.no_grad():
-            gradients = _Gradients(job, tape, uses, c)
+            gradients = _Gradients(job, tape, uses, c, share)
             if coverage.unsupported:
                 gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
             made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
@@ -54,8 +54,8 @@ class Steps:
 class _Gradients:
     """∇_w ℓ of c sources: as vectors where a weight has those, else written out."""
 
-    def __init__(self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], c: int) -> None:
-        self.job, self.c = job, c
+    def __init__(self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], c: int, share: float) -> None:
+        self.job, self.c, self.share = job, c, share
         self.vectors: dict[str, list[LowRank | TokenRows]] = {}
         self.written: Params = {}
         for use, q in uses:
@@ -74,7 +74,7 @@ class _Gradients:
 
     def stepped(self) -> Params:
         """The change that a step of SGD makes: −η (g + λ w)."""
-        rate = self.job.update.step_size
+        rate = self.share * self.job.update.step_size
         decay = rate * getattr(self.job.update, "weight_decay", 0.0)
         made: Params = {}
         for name, p in self.job.bound.params.items():
@@ -99,7 +99,7 @@ class _Gradients:
         else:
             each = [job.rule(params, {name: part[i] for name, part in whole.items()}) for i in range(self.c)]
             changes = {name: torch.stack([one[name] for one in each]) for name in params}
-        return {name: Difference.of(p, changes[name]) for name, p in params.items()}
+        return {name: Difference.of(p, self.share * changes[name]) for name, p in params.items()}
 
     def _whole(self, name: str) -> Tensor:
         p = self.job.bound.params[name]

@@ -117,6 +117,9 @@ def differences_runner(job: Job, precision: str | None = None) -> StructuredRunn
 class StructuredRunner:
     subtracts = False
 
+    share = 1.0
+    """Of a step, how much is taken; its effect is scaled up again."""
+
     def __init__(self, job: Job, precision: str | None = None) -> None:
         if job.bound.hooks:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
@@ -180,7 +183,7 @@ class StructuredRunner:
     def rows(self, start: int, stop: int) -> Rows:
         job = self.job
         try:
-            steps = Steps.on(job, self.coverage, start, stop)
+            steps = Steps.on(job, self.coverage, start, stop, self.share)
         except ReusedParameterError as error:
             self.coverage = self.coverage.without(error.names)
             return self.rows(start, stop)
@@ -190,6 +193,8 @@ class StructuredRunner:
                 source_change = own_change(target_change, start)
             else:
                 source_change = self._own_changes(steps, start, stop)
+        if self.share != 1:
+            source_change, target_change = source_change / self.share, target_change / self.share
         rounding = 0.0 if self.splits is None else SPLIT_ROUNDING
         realized = torch.full_like(steps.loss_gradient[:, 0, 0], 1 + rounding)
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
@@ -208,6 +213,12 @@ class StructuredRunner:
         changes: Tensor = self._changes(steps, own).unflatten(1, (stop - start, self.job.batch))
         rows = torch.arange(stop - start, device=changes.device)
         return changes[rows, rows]
+
+
+class LimitRunner(StructuredRunner):
+    """The limit η → 0 by differences: so small a share of each step that it is linear, scaled up again."""
+
+    share = 1e-6
 
 
 def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 BLOCK = 1024
 """Numbers of one program."""
 
-WIDEST = 16384
-"""The longest row that a program holds at once."""
+WIDEST = 1 << 20
+"""The longest row that kernels take."""
 
 
 @triton.jit
@@ -202,14 +202,42 @@ def _softmaxes(
     tl.store(out_at + row * width + i, change, mask=inside)
 
 
+@triton.jit
+def _wide_softmaxes(h_at, p_at, first_at, d_at, out_at, rows, width, LOG: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = row % rows
+    reference = tl.load(d_at + row * width + tl.load(first_at + at))
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        inside = i < width
+        h = tl.load(h_at + at * width + i, mask=inside, other=-float("inf"))
+        p = tl.load(p_at + at * width + i, mask=inside, other=0.0)
+        d = tl.load(d_at + row * width + i, mask=inside, other=0.0) - reference
+        total += p * _expm1(tl.where(h == -float("inf"), 0.0, d))
+    grown = tl.sum(total, 0)
+    normalizer = tl.where(grown == float("inf"), float("nan"), _log1p(grown))
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        inside = i < width
+        h = tl.load(h_at + at * width + i, mask=inside, other=-float("inf"))
+        d = tl.load(d_at + row * width + i, mask=inside, other=0.0) - reference
+        d = tl.where(h == -float("inf"), 0.0, d) - normalizer
+        change = d if LOG else tl.load(p_at + at * width + i, mask=inside, other=0.0) * _expm1(d)
+        tl.store(out_at + row * width + i, change, mask=inside)
+
+
 def softmax_change_on_gpu(h: Tensor, p: Tensor, d: Tensor, *, log: bool) -> Tensor:
     """The change of a (log-)softmax over the last axis; h [..., w], its softmax p, and d [c, ..., w]."""
     width, d = h.shape[-1], d.contiguous()
     rows, total = h.numel() // width, d.numel() // width
     block, out = triton.next_power_of_2(width), torch.empty_like(d)
     at_once = max(1, 2048 // block)
-    warps = 4 if block <= 2048 else 16
     with _device(d):
+        if block > 2048:
+            given = h.contiguous(), p.contiguous(), h.argmax(-1).contiguous(), d, out
+            _wide_softmaxes[(total,)](*given, rows, width, log, 2048, num_warps=8)
+            return out
         _softmaxes[(triton.cdiv(total, at_once),)](
             h.contiguous(),
             p.contiguous(),
@@ -222,7 +250,6 @@ def softmax_change_on_gpu(h: Tensor, p: Tensor, d: Tensor, *, log: bool) -> Tens
             log,
             at_once,
             block,
-            num_warps=warps,
         )
     return out
 

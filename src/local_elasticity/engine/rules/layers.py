@@ -17,6 +17,9 @@ from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import each_axis, padding_of
 
+WIDEST_NORM = 8192
+"""The longest row that a kernel normalises at once."""
+
 
 @rule(F.linear)
 def linear(input: Any, weight: Any, bias: Any = None) -> Pair:
@@ -280,7 +283,8 @@ def rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, ep
 
 def _last_axes(input: Any, axes: int, weight: Any, bias: Any, eps: float, *, centred: bool) -> Pair:
     h, d = base_of(input), delta_of(input)
-    kernels = kernels_for(d, h.shape[-1]) if d is not None and axes == 1 and d.shape[1:] == h.shape else None
+    fits = d is not None and axes == 1 and d.shape[1:] == h.shape and h.shape[-1] <= WIDEST_NORM
+    kernels = kernels_for(d) if d is not None and fits else None
     if kernels is None or d is None:
         return _affine(*_normal(h, d, [-1 - i for i in range(axes)], eps, centred=centred), weight, bias)
     x = h - h.mean(-1, keepdim=True) if centred else h
