@@ -501,6 +501,32 @@ def test_the_state_of_a_live_optimizer_belongs_to_it(tmp_path):
         run()
 
 
+def _decaying(decayed, others):
+    groups = [{"params": list(decayed.parameters())}, {"params": list(others.parameters()), "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+
+
+def test_which_parameters_are_in_which_group_belongs_to_it(tmp_path):
+    x, y = data()
+    net = network()
+    live = le.Problem.of(net, "cross_entropy")
+    path = tmp_path / "s.zarr"
+
+    def run(optimizer):
+        return le.similarity(live, (x, y), update=le.FromOptimizer(optimizer), store=path)
+
+    first = run(_decaying(net[0], net[2]))
+    assert run(_decaying(net[0], net[2])).identical(first)
+    with pytest.raises(ValueError, match="another measurement: optimizer_groups differ"):
+        run(_decaying(net[2], net[0]))
+    described = json.loads((path / "zarr.json").read_text())
+    del described["attributes"]["local_elasticity"]["provenance"][
+        "optimizer_groups"
+    ]  # as in stores of earlier versions
+    (path / "zarr.json").write_text(json.dumps(described))
+    assert run(_decaying(net[0], net[2])).identical(first)
+
+
 def test_measures_that_look_at_all_pairs_are_refused(tmp_path):
     x, y = data()
     with pytest.raises(ValueError, match=r"measure: .*S.le.save"):

@@ -15,6 +15,9 @@ from local_elasticity.store.fingerprint import fingerprint
 Fingerprints = dict[str, str]
 """What → its fingerprint, or its value where that is short enough to read."""
 
+ADDED_LATER = frozenset({"optimizer_groups"})
+"""What earlier stores do not have. It is compared where both sides have it."""
+
 
 def of_problem(problem: Problem) -> Fingerprints:
     """The network, its weights and buffers, and how it is stepped and read.
@@ -54,6 +57,15 @@ def of_update(update: Update) -> str:
     return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}"
 
 
+def of_groups(update: Update, problem: Problem) -> Fingerprints:
+    """Which parameters each group of a live optimizer holds; its state only numbers them."""
+    if not isinstance(update, FromOptimizer):
+        return {}
+    names = {id(p): name for name, p in problem.named_parameters().items()}
+    groups = [[names.get(id(p), "") for p in group["params"]] for group in update.optimizer.param_groups]
+    return {"optimizer_groups": fingerprint(groups)}
+
+
 def of_rule(rule: Update | Engine) -> str:
     """An update or engine of ours as it is written down; another by its fingerprint."""
     ours = type(rule).__module__.startswith("local_elasticity.")
@@ -67,7 +79,8 @@ def of_function(function: Callable[..., Any]) -> str:
 
 def different(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """What is not the same, by name."""
-    return [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    compared = [name for name in {**there, **here} if name not in ADDED_LATER or (name in there and name in here)]
+    return [name for name in compared if there.get(name) != here.get(name)]
 
 
 def in_words(there: Mapping[str, str], here: Mapping[str, str]) -> str:
