@@ -90,9 +90,16 @@ def test_other_losses_have_no_closed_gradient():
 )
 def test_losses_of_torch_are_known_by_name(name, module, function):
     assert resolve_loss(module(), None) == resolve_loss(function, None) == (name, *LOSSES[name])
+    assert resolve_loss(module().eval(), None)[0] == name
     summed = module(reduction="sum")
     assert resolve_loss(summed, None) == (module.__name__, summed, LOSSES[name][1])
     assert resolve_loss(module(), "numbers")[2] == "numbers"
+
+
+def _changed(change):
+    loss = nn.CrossEntropyLoss()
+    change(loss)
+    return loss
 
 
 @pytest.mark.parametrize(
@@ -103,6 +110,10 @@ def test_losses_of_torch_are_known_by_name(name, module, function):
         nn.CrossEntropyLoss(label_smoothing=0.1),
         nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)),
         type("Own", (nn.CrossEntropyLoss,), {})(),
+        _changed(lambda loss: loss.register_forward_pre_hook(lambda module, args: (args[0] / 4, args[1]))),
+        _changed(lambda loss: loss.register_forward_hook(lambda module, args, out: 4 * out)),
+        _changed(lambda loss: loss.register_full_backward_hook(lambda module, into, out: None)),
+        _changed(lambda loss: setattr(loss, "forward", lambda outputs, labels: F.cross_entropy(outputs / 4, labels))),
     ],
 )
 def test_losses_of_torch_with_settings_stay_as_they_are(loss):

@@ -124,7 +124,8 @@ def gradient_cancels(loss: LossFunction, labels: Tensor) -> bool:
 def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, LossFunction, Kind]:
     """The loss's name, the function, and the kind of output it is for (`kind` wins where it is given).
 
-    Torch's own losses are those of the table; with weights or other settings they stay as they are, of the same kind.
+    Torch's own losses are those of the table; with weights, hooks or other settings they stay as they are, of the same
+    kind.
 
     >>> resolve_loss(nn.CrossEntropyLoss(), None)[0], resolve_loss(nn.CrossEntropyLoss(label_smoothing=0.1), None)[2]
     ('cross_entropy', 'logits')
@@ -156,13 +157,13 @@ def no_distribution(kind: Kind) -> str:
 
 
 def _as_by_default(loss: LossFunction) -> bool:
-    """Whether a loss of torch has no weights and the settings that it has by default."""
-    if not isinstance(loss, nn.Module):
-        return True
-    settings = ("reduction", "ignore_index", "label_smoothing")
-    default = type(loss)()
-    same = all(getattr(loss, name, None) == getattr(default, name, None) for name in settings)
-    return same and not list(loss.buffers())
+    """Whether a loss of torch is as a new one: no other settings, no weights, no hooks and no `forward` of its own."""
+    return not isinstance(loss, nn.Module) or _attributes(loss) == _attributes(type(loss)())
+
+
+def _attributes(loss: nn.Module) -> dict[str, Any]:
+    """Those that its value may depend on; neither the mode nor `compile()` changes it."""
+    return {name: held for name, held in vars(loss).items() if name not in ("training", "_compiled_call_impl")}
 
 
 def _is_own(outputs: Tensor, labels: Tensor) -> Tensor:
