@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from functools import partial
+from functools import partial, wraps
 
 import numpy as np
 import pandas as pd
@@ -166,6 +166,21 @@ def test_hooks_that_come_later_and_wrappers_are_refused():
     optimizer.register_step_pre_hook(lambda *_: None)
     with pytest.raises(ValueError, match="optimizer: it has step hooks"):
         one_call(model, update=update)
+
+
+def test_a_step_that_was_replaced_is_refused():
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update, plain = le.FromOptimizer(optimizer), optimizer.step
+    optimizer.step = plain  # as it was, bound
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    one_call(model, update=le.FromOptimizer(optimizer))
+    for other in (lambda closure=None: plain(closure), wraps(optimizer.step)(lambda closure=None: plain(closure))):
+        optimizer.step = other
+        for refused in (lambda: le.FromOptimizer(optimizer), lambda: one_call(model, update=update)):
+            with pytest.raises(ValueError, match="optimizer: its step was replaced"):
+                refused()
 
 
 def test_a_cache_of_parametrizations_is_not_read():

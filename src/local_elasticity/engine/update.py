@@ -193,9 +193,14 @@ class FromOptimizer:
                 "optimizer: LBFGS evaluates a closure several times a step, so there is no single step to measure; "
                 "use le.SGD, le.Adam or another optimizer"
             )
-        self._refuse_hooks()
+        self._refuse_unknown_steps()
 
-    def _refuse_hooks(self) -> None:
+    def _refuse_unknown_steps(self) -> None:
+        if not _steps_as_its_class(self.optimizer):
+            raise ValueError(
+                "optimizer: its step was replaced by another function, which is not followed; put the rule into a "
+                "subclass of the optimizer, or `del optimizer.step` while measuring"
+            )
         if _has_hooks(self.optimizer):
             raise ValueError(
                 "optimizer: it has step hooks, which would act on your own model and run; remove them while measuring"
@@ -234,7 +239,7 @@ class FromOptimizer:
 
     def _settings(self, problem: Problem) -> dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]]:
         """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
-        self._refuse_hooks()  # some may have come since it was made
+        self._refuse_unknown_steps()  # hooks may have come since it was made
         own = problem.named_parameters()
         names = {id(own[name]): name for name in problem.stepped}
         settings: dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]] = {}
@@ -286,6 +291,16 @@ def _inside(optimizer: Any) -> Any:
     """The optimizer inside the wrappers of Lightning and Accelerate. Others have a step of their own."""
     wraps = any(kind.__name__ in ("AcceleratedOptimizer", "LightningOptimizer") for kind in type(optimizer).__mro__)
     return getattr(optimizer, "optimizer", optimizer) if wraps else optimizer
+
+
+def _steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step is that of its class; the function that a scheduler of learning rates puts around it only counts
+    calls.
+    """
+    step = vars(optimizer).get("step", type(optimizer).step)
+    if getattr(step, "__globals__", {}).get("__name__") == torch.optim.lr_scheduler.__name__:
+        step = step.__wrapped__
+    return getattr(step, "__func__", step) is type(optimizer).step
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
