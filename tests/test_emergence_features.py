@@ -166,6 +166,43 @@ def test_features_of_a_layer_leave_the_model_as_it_was():
     assert not any(module._forward_hooks for module in net.modules())
 
 
+@pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_loader_and_the_random_state_are_left_as_they_were(shuffled):
+    torch.manual_seed(0)
+    net, examples = nn.Linear(4, 6), TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+    own = torch.Generator().manual_seed(1)
+    loaders = [DataLoader(examples, batch_size=5, shuffle=shuffled, generator=given) for given in (None, own)]
+    before = torch.get_rng_state(), own.get_state()
+    for loader in loaders:
+        stream = le.emergence.stream_features(net, loader)
+        le.emergence.alignment(stream, form="centred_cosine")
+        le.emergence.recall_at_k(stream, k=1)
+        le.emergence.elasticity(stream, stream)
+        le.emergence.separability(loader)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.equal(own.get_state(), before[1])
+
+
+def test_a_stream_draws_on_where_it_was_between_batches():
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return torch.rand(2), index % 2
+
+    torch.manual_seed(0)
+    stream = le.emergence.stream_features(lambda rows: rows, DataLoader(Noisy(), batch_size=2))
+    whole = stream.gathered()[0]
+    assert len(whole.unique(dim=0)) == 6
+    torch.manual_seed(0)
+    drawn = [(rows, torch.rand(1)) for rows, _ in stream]
+    assert torch.equal(torch.cat([rows for rows, _ in drawn]), whole)
+    torch.manual_seed(0)
+    assert torch.equal(torch.cat([one for _, one in drawn]), torch.cat([torch.rand(1) for _ in range(3)]))
+
+
 def test_images_are_flattened_per_row():
     assert em.feature_extractor(nn.Conv2d(1, 4, 3))(torch.zeros(2, 1, 8, 8)).shape == (2, 4 * 36)
 

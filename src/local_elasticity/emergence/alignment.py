@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from local_elasticity.emergence.checks import check_stream, checked_features, checked_labels
-from local_elasticity.emergence.features import Batches
+from local_elasticity.emergence.features import Batches, as_stream
 
 Form = Literal["raw", "normalized", "cosine", "centred_cosine"]
 NOTHING = 1e-12
@@ -148,6 +148,6 @@ def _batches(features: Tensor | Batches, labels: Tensor | None, name: str) -> It
         yield rows, checked_labels(torch.zeros(len(rows)) if labels is None else labels, len(rows)).to(rows.device)
         return
     check_stream(name, features, labels)
-    for batch, classes in features:
+    for batch, classes in as_stream(features):
         rows = checked_features(name, batch)
         yield rows, checked_labels(classes, len(rows)).to(rows.device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from local_elasticity.emergence.alignment import elasticity
 from local_elasticity.emergence.features import FeatureStream
@@ -18,6 +19,10 @@ Gathered = tuple[Tensor, Tensor]
 
 ALONG = ("elasticity", "train_unseen_similarity")
 """What needs more than the features of one moment."""
+
+SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+ANOTHER_ORDER = "features: the loader gives its examples in another order every time; elasticity wants shuffle=False"
 
 
 class FeatureMeasure:
@@ -71,6 +76,8 @@ class FeatureMeasure:
             raise TypeError("features: expected a FeatureStream; stream_features(model, loader, layer=...) makes one")
         if (self.measure == "train_unseen_similarity") != (self.train is not None):
             raise ValueError("train: the training task's features go with train_unseen_similarity, and with it alone")
+        if self.measure == "elasticity" and isinstance(getattr(self.features.loader, "sampler", None), SHUFFLES):
+            raise ValueError(ANOTHER_ORDER)
 
     def __call__(self, gathered: Callable[[FeatureStream], Gathered] = FeatureStream.gathered) -> float:
         """The number now; `gathered` may answer for streams that others have asked for already."""
@@ -86,7 +93,7 @@ class FeatureMeasure:
         assert self._start is not None
         start, order = self._start
         if not torch.equal(order, labels.cpu()):
-            raise ValueError("features: the loader gave its examples in another order; elasticity wants shuffle=False")
+            raise ValueError(ANOTHER_ORDER)
         return elasticity(start, features.cpu())
 
     def state(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from local_elasticity.emergence.checks import check_stream
 from local_elasticity.engine.guard import untouched
+from local_elasticity.engine.inputs import read_apart
 from local_elasticity.engine.replica import Replica
 from local_elasticity.shapes import Float
 
@@ -58,8 +59,11 @@ class FeatureStream:
     loader: Iterable[Any]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for inputs, labels in self.loader:
-            yield self.extract(inputs), labels
+        return read_apart(self.loader, self._features)
+
+    def _features(self, batch: Any) -> tuple[Tensor, Tensor]:
+        inputs, labels = batch
+        return self.extract(inputs), labels
 
     def gathered(self) -> tuple[Float[Tensor, "n p"], Tensor]:
         """All features and labels, in memory."""
@@ -77,11 +81,15 @@ def gathered(
     """
     if not isinstance(features, Tensor):
         check_stream(name, features, labels, labels_name=labels_name)
-        stream = features if isinstance(features, FeatureStream) else FeatureStream(lambda rows: rows, features)
-        return stream.gathered()
+        return as_stream(features).gathered()
     if labels is None:
         raise ValueError(f"{labels_name}: expected a class for each row")
     return features, labels
+
+
+def as_stream(features: Batches) -> FeatureStream:
+    """Batches of features as they are, where they are no stream already."""
+    return features if isinstance(features, FeatureStream) else FeatureStream(lambda rows: rows, features)
 
 
 def stream_features(model: Callable[..., Any], loader: Iterable[Any], *, layer: str | None = None) -> FeatureStream:

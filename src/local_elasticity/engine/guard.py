@@ -144,7 +144,7 @@ class Surroundings:
     """
 
     def __init__(self) -> None:
-        self.generators = [(get, put, get()) for get, put in _generators()]
+        self.generators = [(get, put, get()) for get, put in random_states()]
         self.flags = [(get, put, get()) for get, put in _flags()]
         self.warnings = cast(list[Any], warnings.filters), list(warnings.filters), warnings.showwarning
         self.stacks = _stacks()
@@ -252,7 +252,7 @@ def _set_stance(stance: Any) -> None:
     frames._set_stance(frames.DynamoStance() if stance is None else stance)
 
 
-def _generators() -> Iterator[Access]:
+def random_states() -> Iterator[Access]:
     """The random states of all libraries."""
     yield random.getstate, random.setstate
     yield partial(np.random.get_state, legacy=False), np.random.set_state

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +19,18 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from local_elasticity.engine.copying import cell_contents
+from local_elasticity.engine.guard import Access, random_states
 from local_elasticity.engine.problem import Inputs
+
+T = TypeVar("T")
 
 LOADED_AT_ONCE = 256
 
 MOST_NESTED, MOST_TRANSFORMS = 5, 32
 """How deep, and in lists of what length, the generators of a loader are looked for."""
+
+END: Any = object()
+"""What comes after the last batch."""
 
 NO_EXAMPLES = "there are no examples; give at least one"
 
@@ -213,12 +219,9 @@ def _from_array(array: np.ndarray) -> Tensor:
 
 
 def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any], device: torch.device) -> Any:
-    batches: Iterable[Any]
-    if isinstance(examples, DataLoader):
-        batches = copy.copy(examples)
-        vars(batches)["_iterator"] = None  # that of persistent workers may be in the middle of an epoch
-    else:
-        batches = DataLoader(examples, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
+    batches = _beside(examples)
+    if not isinstance(batches, DataLoader):
+        batches = DataLoader(batches, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
     with kept_generators(examples):
         picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
     if not picked:
@@ -241,12 +244,44 @@ def kept_generators(examples: Any) -> Iterator[None]:
             put(before)
 
 
-State = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""How a state is read, and put back."""
+def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
+    """What `read` makes of each batch. It and the batches draw from random states of their own, which begin as the
+    global ones and the loader's are now; whoever asks for the batches finds those as they were, between any two.
+    """
+    states = [*random_states(), *_states_of(batches)]
+    own = [get() for get, _ in states]
+    under_way: Iterator[Any] | None = None
+    while True:
+        outside = [get() for get, _ in states]
+        try:
+            _put(states, own)
+            under_way = iter(_beside(batches)) if under_way is None else under_way
+            batch = next(under_way, END)
+            found = END if batch is END else read(batch)
+            own = [get() for get, _ in states]
+        finally:
+            _put(states, outside)
+        if found is END:
+            return
+        yield found
 
 
-def _states_of(examples: Any) -> list[State]:
-    found: dict[int, State] = {}
+def _put(states: list[Access], values: list[Any]) -> None:
+    for (_, put), value in zip(states, values, strict=True):
+        put(value)
+
+
+def _beside(batches: Any) -> Any:
+    """A copy of a DataLoader, whose persistent workers may be in the middle of an epoch; anything else as it is."""
+    if not isinstance(batches, DataLoader):
+        return batches
+    made = copy.copy(batches)
+    vars(made)["_iterator"] = None
+    return made
+
+
+def _states_of(examples: Any) -> list[Access]:
+    found: dict[int, Access] = {}
     waiting, seen = [(examples, 0)], set()
     while waiting:
         value, depth = waiting.pop()
@@ -261,7 +296,7 @@ def _states_of(examples: Any) -> list[State]:
     return list(found.values())
 
 
-def _state_of(value: Any) -> State | None:
+def _state_of(value: Any) -> Access | None:
     """The state of a random generator, or of a sampler, which may count its epochs."""
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
