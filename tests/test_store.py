@@ -534,6 +534,61 @@ def test_measures_that_look_at_all_pairs_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def _endless(file, how):
+    """In place of a file, something that reading waits for, or that fills the memory."""
+    file.unlink()
+    if how == "fifo":
+        os.mkfifo(file)
+    elif how == "endless":
+        file.symlink_to("/dev/zero")
+    elif how == "nested":
+        file.write_text("[" * 100_000)
+    else:
+        with file.open("wb") as sparse:
+            sparse.truncate(1 << 40)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A similarity and a history."""
+    folder = tmp_path_factory.mktemp("stores")
+    x, y = data()
+    le.similarity(problem(), (x, y), update=SGD, store=folder / "similarity.zarr")
+    monitor = le.Monitor(network(), (x, y), loss="cross_entropy", every=1, budget=None, store=folder / "history.zarr")
+    monitor.step(0)
+    monitor.close()
+    return folder
+
+
+CHUNKS = [
+    "similarity.zarr/target/c/0",
+    "similarity.zarr/source_class/c/0",
+    "similarity.zarr/source_change/c/0",
+    "similarity.zarr/block_digest/c/0/0/0",
+    "similarity.zarr/similarity/c/0/0",
+    "history.zarr/step/c/0",
+    "history.zarr/seconds/c/0",
+]
+DESCRIPTIONS = [f"{kind}.zarr/{of}zarr.json" for kind in ("similarity", "history") for of in ("", "similarity/")]
+
+
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        *((file, how) for file in CHUNKS + DESCRIPTIONS for how in ("fifo", "endless", "sparse")),
+        *((file, "nested") for file in DESCRIPTIONS),
+    ],
+)
+def test_a_file_that_cannot_be_read_at_once_is_refused(tmp_path, stores, file, how):
+    shutil.copytree(stores, tmp_path, dirs_exist_ok=True)
+    _endless(tmp_path / file, how)
+    path = tmp_path / file.partition("/")[0]
+    with pytest.raises(ValueError, match=f"path: .*{path.name} (is damaged|cannot be read)"):
+        le.training.History.open(path) if "history" in path.name else le.load(path)
+    le.write_report(path, tmp_path / "page.html")
+    assert "cannot be read" in (tmp_path / "page.html").read_text()
+
+
 def _damage(path, chunk, how):
     file = path / chunk
     content = bytearray(file.read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown,
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.history import HistoryStore
 from local_elasticity.store.result import read
-from local_elasticity.store.sizes import check_regular
+from local_elasticity.store.sizes import read_json
 
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
@@ -84,8 +83,7 @@ def _guarded(name: str, read_one: Callable[[Path], Run | Paper], path: Path) -> 
 
 
 def _read_store(name: str, path: Path) -> Run:
-    check_regular(path)
-    about = json.loads((path / "zarr.json").read_text())
+    about = read_json(path / "zarr.json")
     attributes = about.get("attributes") if isinstance(about, dict) else None
     if not isinstance(attributes, dict):
         raise ValueError("its zarr.json is not one of a store")

@@ -21,7 +21,7 @@ import zarr
 
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import plainly
-from local_elasticity.store.sizes import MOST_BLOCKS, check_chunk, check_regular, check_shape, chunk_file, whole_number
+from local_elasticity.store.sizes import MOST_BLOCKS, RegularFiles, check_chunk, check_shape, chunk_file, whole_number
 
 SCHEMA = 2
 OURS = "local_elasticity"
@@ -155,9 +155,8 @@ class BlockStore:
         """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
-        check_regular(path)
         try:
-            group = zarr.open_group(path, mode="r+" if write else "r")
+            group = zarr.open_group(RegularFiles(path), mode="r+" if write else "r")
             ours = group.attrs.get(OURS)
         except Exception as error:
             raise _unreadable(path, error) from error

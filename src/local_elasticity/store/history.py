@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.store.atomic import whole_folder, write_whole
-from local_elasticity.store.sizes import check_chunk, check_regular, check_shape
+from local_elasticity.store.sizes import RegularFiles, check_chunk, check_shape, read_json
 
 NOT_WRITTEN = -1
 """The step of a probe that was not finished."""
@@ -72,7 +72,6 @@ class HistoryStore:
         }
         if self.path.exists() and not self.path.is_dir():
             raise FileExistsError(f"store: {self.path} is a file; choose another path")
-        check_regular(self.path)
         if (self.path / DESCRIPTION).exists():
             self._check(identity)
         elif self.path.exists() and any(self.path.iterdir()):
@@ -89,7 +88,6 @@ class HistoryStore:
         """A history that is there, whatever it holds."""
         if not (Path(path) / DESCRIPTION).exists():
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
-        check_regular(Path(path))
         if not _is_history(Path(path)):
             raise ValueError(f"path: {path} is a zarr store, but holds no history")
         about = _about(Path(path))
@@ -150,7 +148,10 @@ class HistoryStore:
         """The steps of the finished probes, in order; as many as there are files are read, whatever the array tells."""
         folder = self.path / "step" / "c"
         files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
-        written: list[int] = self._array("step")[:files].tolist()
+        try:
+            written: list[int] = self._array("step")[:files].tolist()
+        except ValueError as error:
+            raise _damaged(self.path, error) from error
         return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
 
     def append(
@@ -169,7 +170,7 @@ class HistoryStore:
             "similarity": list(similarity.values()),
             "step": step,
         }
-        descriptions = {name: json.loads((self.path / name / DESCRIPTION).read_text()) for name in self._names}
+        descriptions = {name: read_json(self.path / name / DESCRIPTION) for name in self._names}
         if descriptions["step"]["shape"][0] != self._length or (self._claimed and self._other_writer()):
             raise OtherWriterError("another monitor writes to it; give each its own")
         self.say(engine=engine, writer=self._writer)
@@ -194,7 +195,7 @@ class HistoryStore:
         new = {name: value for name, value in facts.items() if (self._said.get(name) or None) != (value or None)}
         if not new:
             return
-        about = json.loads((self.path / DESCRIPTION).read_text())
+        about = read_json(self.path / DESCRIPTION)
         about["attributes"] |= {name: json.dumps(value) for name, value in new.items()}
         write_whole(self.path / DESCRIPTION, json.dumps(about).encode())
         self._said = {**self._said, **new}
@@ -210,7 +211,7 @@ class HistoryStore:
     def _array(self, name: str) -> Any:
         import zarr
 
-        return zarr.open_array(self.path / name, mode="r+")
+        return zarr.open_array(RegularFiles(self.path), path=name, mode="r+")
 
     def probes(self) -> Iterator[tuple[int, np.ndarray, float, list[float]]]:
         """The finished probes: step, similarities [measures, n, m], seconds, and the measures of features."""
@@ -238,7 +239,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 def _attributes(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads((path / DESCRIPTION).read_text())
+        about = read_json(path / DESCRIPTION)
     except ValueError as error:
         raise _damaged(path, error) from error
     attributes = about.get("attributes") if isinstance(about, dict) else None

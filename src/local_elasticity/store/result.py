@@ -14,9 +14,10 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from local_elasticity.engine.memory import available
+from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import whole_folder
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
-from local_elasticity.store.sizes import SHARE_OF_FREE, check_affordable
+from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
@@ -122,10 +123,10 @@ def _labels(store: BlockStore) -> dict[str, Any]:
     digests = store.record["labels"]
     try:
         check_affordable(array for name, array in store.group.arrays() if name not in ("similarity", "block_digest"))
-        with xr.open_zarr(store.path, consolidated=False, chunks=None) as stored:
+        with xr.open_zarr(RegularFiles(store.path, read_only=True), consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
-        raise ValueError(f"path: {store.path} is damaged: its labels cannot be read ({error})") from error
+        raise ValueError(f"path: {store.path} is damaged: its labels cannot be read ({first_line(error)})") from error
     for name, digest in digests.items():
         if label_digest(found[name].values) != digest:
             raise ValueError(f"path: {store.path} is damaged: {name} is not what was written; remove the store")

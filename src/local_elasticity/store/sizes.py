@@ -5,13 +5,16 @@ A few bytes of JSON can claim any number. A store that was copied from elsewhere
 
 from __future__ import annotations
 
+import json
 import math
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import zarr
+from zarr.storage import LocalStore
 
 from local_elasticity.engine.memory import available
 
@@ -20,6 +23,9 @@ MOST_BLOCKS = 10**6
 
 LARGEST_EMPTY_CHUNK = 1 << 26
 """Bytes of a chunk that may be left out on disk; zarr leaves out chunks that hold the fill value alone."""
+
+LARGEST_DESCRIPTION = 1 << 28
+"""Bytes of a file that describes a store or an array."""
 
 SHARE_OF_FREE = 0.25
 """The share of the free memory that a store may fill; a larger matrix is left on disk, and read where it is used."""
@@ -61,11 +67,47 @@ def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *,
         raise ValueError(f"a chunk of {folder.name} has {there:,} bytes; expected {wanted:,}")
 
 
-def check_regular(path: Path) -> None:
-    """Raise a ValueError where a description in a store is a FIFO or a device, which reading would wait for."""
-    for file in (path / "zarr.json", *path.glob("*/zarr.json")):
-        if file.exists() and not file.is_file():
-            raise ValueError(f"path: {path} is damaged: {file.name} is not a regular file; remove it")
+class RegularFiles(LocalStore):
+    """A folder as zarr reads it, each of its files looked at before it is read (`check_readable`)."""
+
+    async def _open(self, *, mode: Any = None) -> None:
+        if not self.root.is_dir():  # zarr would make it
+            raise FileNotFoundError(f"{self.root} does not exist")
+        await super()._open(mode=mode)
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        check_readable(self.root / key)
+        return await super().get(key, *args, **options)
+
+    def get_sync(self, key: str, **options: Any) -> Any:
+        check_readable(self.root / key)
+        return super().get_sync(key, **options)
+
+
+def read_json(file: Path) -> Any:
+    """What a description says; a ValueError where it cannot be read."""
+    check_readable(file)
+    try:
+        return json.loads(file.read_text())
+    except RecursionError as error:
+        raise ValueError(f"{file.name} is nested too deeply") from error
+
+
+def check_readable(file: Path) -> None:
+    """Raise a ValueError where a file of a store is a FIFO or a device, which reading would wait for, or is too large
+    for the memory. That it is missing, or a folder, is for the reader to say.
+    """
+    try:
+        found = file.stat()
+    except OSError:
+        return
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{file} is not a regular file")
+    limit = LARGEST_DESCRIPTION if file.suffix == ".json" else LARGEST_EMPTY_CHUNK
+    if found.st_size <= limit:
+        return
+    if file.suffix == ".json" or found.st_size > SHARE_OF_FREE * available(torch.device("cpu")):
+        raise ValueError(f"{file} has {found.st_size:,} bytes, which are too many to read")
 
 
 def check_affordable(arrays: Iterable[Any]) -> None:
