@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import local_elasticity as le
 from tests.kinds import KINDS, N
@@ -145,6 +145,56 @@ def test_all_rows_are_computed_where_float64_is_not_possible():
     ]
     assert lost[0].tolist() == lost[1].tolist()
     assert not lost[0][10:].any()
+
+
+class OnGraph(nn.Module):
+    """Its first layer mixes the features along a graph; a forward pass may write the graph's weights."""
+
+    def __init__(self, graph, writes=False):
+        super().__init__()
+        self.net, self.writes = small_net(), writes
+        self.register_buffer("graph", graph)
+
+    def forward(self, x):
+        if self.writes:
+            self.graph.mul_(2)
+        return self.net((self.graph @ x.T).T)
+
+
+GRAPH = torch.tensor([[1.0, 0, 0, 0], [0, 0, 2, 0], [0, 0.5, 0, 0], [0, 0, 0, 1]]).double()
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "linearized"])
+@pytest.mark.parametrize("sparse", [Tensor.to_sparse, Tensor.to_sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_buffer_is_as_the_dense_one(sparse, engine):
+    for writes in (False, True):
+        given = sparse(GRAPH)
+        found = []
+        for graph in (GRAPH.clone(), given):
+            torch.manual_seed(0)
+            found.append(one_call(OnGraph(graph, writes), engine=engine).target_change)
+        assert torch.allclose(found[1], found[0], rtol=SAME_IN_FLOAT64, atol=1e-12)
+        assert torch.equal(given.to_dense(), GRAPH)
+
+
+def test_a_frozen_sparse_parameter_stays():
+    model = OnGraph(GRAPH)
+    torch.manual_seed(0)
+    expected = one_call(model).target_change
+    del model.graph
+    model.graph = nn.Parameter(GRAPH.to_sparse(), requires_grad=False)
+    torch.manual_seed(0)
+    assert torch.allclose(one_call(model).target_change, expected, rtol=SAME_IN_FLOAT64, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_buffer_is_refused(layout):
+    model = small_net()
+    model.register_buffer("rows", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout))
+    with pytest.raises(TypeError, match="model: rows is a nested tensor"):
+        one_call(model)
 
 
 class Wrapper:

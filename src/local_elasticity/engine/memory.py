@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.problem import BoundProblem, Inputs
-from local_elasticity.engine.replica import flatten_tree
+from local_elasticity.engine.replica import flatten_tree, storage_of
 
 SHARE_OF_FREE = 0.5
 """Of the memory that is free, how much a measurement may use unless `memory=` says otherwise."""
@@ -111,7 +111,7 @@ class Live(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in flatten_tree(result):
             if isinstance(leaf, Tensor):
-                self._note(leaf.untyped_storage())
+                self._note(storage_of(leaf))
         return result
 
     def _note(self, storage: Any) -> None:

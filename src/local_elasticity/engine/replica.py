@@ -30,6 +30,9 @@ OUT_OF_REACH = (
 )
 
 
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 @dataclass(frozen=True)
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
@@ -189,8 +192,17 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """Where its numbers are; those of a sparse tensor are its values."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout in COMPRESSED:
+        tensor = tensor.values()
+    return tensor.untyped_storage()
+
+
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(storage_of(tensor)._cdata)
 
 
 def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:

@@ -55,6 +55,11 @@ def _refuse_without_values(name: str, tensor: Tensor) -> None:
         raise ValueError(f"model: {name} has no shape yet; run one batch through the lazy modules first")
     if tensor.device.type == "meta":
         raise ValueError(f"model: {name} is on the meta device, so it has no values; load the weights first")
+    if tensor.is_nested:
+        raise TypeError(
+            f"model: {name} is a nested tensor, which cannot be copied; register a padded one, "
+            "torch.nested.to_padded_tensor(x, 0.0)"
+        )
     if type(tensor).__name__ == "DTensor":
         raise TypeError(f"model: {name} is a DTensor, {_GATHER}")
 
