@@ -197,6 +197,68 @@ def test_a_nested_buffer_is_refused(layout):
         one_call(model)
 
 
+class ToldError(Exception):
+    """What a signal handler of the user's raises."""
+
+
+@pytest.fixture(params=[ToldError, TimeoutError])
+def told(request):
+    """A signal whose handler raises."""
+
+    def stop(number, frame):
+        raise request.param("told")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    yield request.param
+    signal.signal(signal.SIGUSR1, before)
+
+
+CALLS = [0]
+"""Forward passes so far; a global list, which no copy of a model counts on its own."""
+
+
+class Interrupted(nn.Module):
+    """The signal arrives in its forward pass of this number."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.net, self.at = small_net(), at
+
+    def forward(self, x):
+        CALLS[0] += 1
+        if CALLS[0] == self.at:
+            signal.raise_signal(signal.SIGUSR1)
+        return self.net(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "structured", "vmapped", "looped"])
+def test_what_a_signal_handler_raises_ends_the_call(told, engine):
+    CALLS[0] = 0
+    one_call(Interrupted(at=-1), engine=engine)
+    for at in range(1, CALLS[0] + 1):
+        CALLS[0] = 0
+        with pytest.raises(told, match="^told$"):
+            one_call(Interrupted(at), engine=engine)
+
+
+@pytest.mark.parametrize(
+    "place", ["blocks.zarr.open_group", "blocks.Grid.read", "blocks._digest", "result.xr.open_zarr"]
+)
+def test_what_a_signal_handler_raises_is_no_damage(told, place, tmp_path, monkeypatch):
+    le.similarity(le.Problem.of(small_net(), "mse"), (torch.ones(3, 4), torch.ones(3, 2)), store=tmp_path / "s.zarr")
+    monkeypatch.setattr(f"local_elasticity.store.{place}", lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+    with pytest.raises(told, match="^told$"):
+        le.load(tmp_path / "s.zarr")
+
+
+def test_what_a_signal_handler_raises_ends_training(told):
+    model = Interrupted(at=-1)
+    monitor = le.Monitor(model, (torch.ones(6, 4).double(), torch.arange(6) % 2), loss="cross_entropy", every=1)
+    model.at, CALLS[0] = 1, 0
+    with pytest.raises(told, match="^told$"):
+        monitor.step(0)
+
+
 class Wrapper:
     """An optimizer of the user's that is none of torch's."""
 

@@ -7,10 +7,13 @@ Measurements of several threads follow one another, because the flags belong to 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import random
+import signal
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,15 +98,41 @@ def _leave(before: Surroundings) -> bool:
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """The interrupt from outside that an error follows from: torch's context managers, when they are interrupted, may
-    raise errors of their own on the way out.
+    """The interrupt from outside that an error follows from: Ctrl-C, a timeout, or whatever a signal handler raises.
+    Torch's context managers, when they are interrupted, may raise errors of their own on the way out.
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, (KeyboardInterrupt, SystemExit, TimeoutError)):
+        if isinstance(seen, (KeyboardInterrupt, SystemExit, TimeoutError)) or raised_by_a_handler(seen):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise the interrupt that an error follows from, where there is one, as it was."""
+    stopped = interruption(error)
+    if stopped is not None:
+        raise stopped
+
+
+def raised_by_a_handler(error: BaseException) -> bool:
+    """Whether a signal handler that is installed now was running."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__ if handlers else None
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> types.CodeType | None:
+    """What runs when a handler is called; None where it is not Python."""
+    if isinstance(handler, partial):
+        return _code(handler.func)
+    found: types.CodeType | None = getattr(handler, "__code__", None)  # a method has that of its function
+    return found or getattr(inspect.getattr_static(type(handler), "__call__", None), "__code__", None)
 
 
 class FunctionMode(TorchFunctionMode):

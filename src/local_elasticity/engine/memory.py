@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from local_elasticity.engine.guard import FunctionMode, interruption
+from local_elasticity.engine.guard import FunctionMode, interruption, raise_interruption
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import flatten_tree, storage_of
@@ -142,7 +142,8 @@ def _free_in_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
+    except (OSError, StopIteration) as error:
+        raise_interruption(error)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
@@ -151,5 +152,6 @@ def _free_in_container() -> int:
     group = Path("/sys/fs/cgroup")
     try:
         return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        raise_interruption(error)
         return 1 << 62

@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import plainly
 from local_elasticity.store.sizes import MOST_BLOCKS, RegularFiles, check_chunk, check_shape, chunk_file, whole_number
@@ -159,6 +160,7 @@ class BlockStore:
             group = zarr.open_group(RegularFiles(path), mode="r+" if write else "r")
             ours = group.attrs.get(OURS)
         except Exception as error:
+            raise_interruption(error)
             raise _unreadable(path, error) from error
         if not isinstance(ours, dict):
             history = " It is the history of a Monitor: read it with le.training.History.open."
@@ -172,6 +174,7 @@ class BlockStore:
         try:
             return cls(path, group)
         except Exception as error:
+            raise_interruption(error)
             raise _unreadable(path, error) from error
 
     @property
@@ -199,6 +202,7 @@ class BlockStore:
             if at not in self._sound and _digest(*found) != self._noted(at):
                 raise ValueError("other bytes")
         except Exception as error:  # zarr raises what its codecs raise
+            raise_interruption(error)
             raise ValueError(
                 f"path: {self.path} is damaged: block {at} is not what was written ({first_line(error)}); the same "
                 "le.similarity(..., store=path) computes it again"
@@ -216,7 +220,8 @@ class BlockStore:
             if not self._file("block_digest", (*at, 0)).exists() or not any(self._noted(at)):
                 return "missing"
             self.read(at)
-        except Exception:  # zarr raises what its codecs raise
+        except Exception as error:  # zarr raises what its codecs raise
+            raise_interruption(error)
             return "damaged"
         return "finished"
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.store.atomic import whole_folder, write_whole
 from local_elasticity.store.sizes import RegularFiles, check_chunk, check_shape, read_json
 
@@ -142,6 +143,7 @@ class HistoryStore:
                 array = self._array(name)
                 check_shape(name, array, (array.shape[0], *wanted[name]), (1, *(max(1, size) for size in wanted[name])))
         except Exception as error:  # zarr raises what its codecs raise
+            raise_interruption(error)
             raise _damaged(self.path, error) from error
 
     def steps(self) -> list[int]:

@@ -13,6 +13,7 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.memory import available
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import whole_folder
@@ -126,6 +127,7 @@ def _labels(store: BlockStore) -> dict[str, Any]:
         with xr.open_zarr(RegularFiles(store.path, read_only=True), consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
+        raise_interruption(error)
         raise ValueError(f"path: {store.path} is damaged: its labels cannot be read ({first_line(error)})") from error
     for name, digest in digests.items():
         if label_digest(found[name].values) != digest:

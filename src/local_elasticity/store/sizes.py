@@ -99,7 +99,7 @@ def check_readable(file: Path) -> None:
     """
     try:
         found = file.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{file} is not a regular file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from local_elasticity.engine.guard import raised_by_a_handler
 from local_elasticity.training.failures import first_line, tell
 
 Log = Callable[[Mapping[str, float], int], Any]
@@ -40,6 +41,8 @@ class Loggers:
             try:
                 log(dict(values), step)
             except Exception as error:
+                if raised_by_a_handler(error):
+                    raise
                 self._logs.remove(one)
                 tell(
                     f"loggers: {name} failed at step {step} ({first_line(error)}). It is left out from now on; "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from local_elasticity.engine.guard import raised_by_a_handler
 from local_elasticity.store.history import HistoryStore, OtherWriterError
 from local_elasticity.training.failures import first_line, tell
 
@@ -56,10 +57,13 @@ class OnDisk:
             self._write(notes, probe)
         except OtherWriterError as error:
             self._give_up("another monitor writes to it", error)
-        except OSError as error:
-            self._tell(f"cannot be written ({first_line(error)})", "every later probe tries the store again", error)
         except Exception as error:
-            self._give_up(f"its files cannot be read ({first_line(error)})", error)
+            if raised_by_a_handler(error):
+                raise
+            if isinstance(error, OSError):
+                self._tell(f"cannot be written ({first_line(error)})", "every later probe tries the store again", error)
+            else:
+                self._give_up(f"its files cannot be read ({first_line(error)})", error)
         else:
             return True
         return False

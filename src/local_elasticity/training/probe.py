@@ -16,7 +16,7 @@ from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.choose import short
 from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
-from local_elasticity.engine.guard import isolated
+from local_elasticity.engine.guard import interruption, isolated
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
@@ -119,7 +119,7 @@ class Prober:
             try:
                 found[measure.name] = self._similarity(measure, response)
             except Exception as error:
-                if for_want_of_memory(error):
+                if for_want_of_memory(error) or interruption(error):
                     raise
                 errors[measure.name] = error
         if not found:
@@ -154,7 +154,7 @@ class Prober:
                 try:
                     values[name] = measure(gathered)
                 except Exception as error:
-                    if is_out_of_memory(error):
+                    if is_out_of_memory(error) or interruption(error):
                         raise
                     errors[name] = error
             return values, errors
