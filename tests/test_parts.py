@@ -126,6 +126,27 @@ def test_numbers_in_half_precision_inside_are_not_called_resolved():
         le.ntk(model, x)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_cast_to_half_precision_is_blamed_on_the_model(half):
+    class Casting(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.body, self.head, self.kind = nn.Linear(4, 6), nn.Linear(6, 2).to(half), kind
+
+        def forward(self, x):
+            return self.head(self.body(x).to(self.kind or self.head.weight.dtype)).float()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    problem = le.Problem.of(Casting(half), "mse")
+    with pytest.raises(ValueError, match=f"model: it is measured in torch.float32, .* casts to {half} .*"):
+        le.respond(problem, (x, y))
+    rough = le.respond(problem.to(half), (x, y), update=le.SGD(10.0), engine="looped")
+    fine = le.respond(le.Problem.of(Casting(None), "mse"), (x, y))
+    assert rough.target_change.shape == fine.target_change.shape
+    assert le.relative(fine).isfinite().all()
+
+
 def test_all_rows_are_computed_where_float64_is_not_possible():
     class Single(nn.Module):
         def __init__(self):

@@ -283,13 +283,7 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ", "output: ")):
             raise
-        if "Expected more than 1 value per channel" in str(error):
-            raise ValueError(
-                "model: its batch norm has no running statistics, so that a prediction depends on the whole batch; "
-                "make it with track_running_stats=True"
-            ) from error
-        given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
-        raise ValueError(f"{name}: the model does not take one example of {given} ({error})") from error
+        raise ValueError(_why_not_taken(bound, one, name, error)) from error
     if outputs.ndim == 0 or len(outputs) != 1:
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
@@ -297,6 +291,24 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; expected real floating-point numbers")
     return outputs, size
+
+
+def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception) -> str:
+    """What to say where the model fails on one example."""
+    if "Expected more than 1 value per channel" in str(error):
+        return (
+            "model: its batch norm has no running statistics, so that a prediction depends on the whole batch; "
+            "make it with track_running_stats=True"
+        )
+    half = bound.problem.half
+    if half not in (None, bound.dtype) and any(word in str(error) for word in ("BFloat16", "Half")):
+        return (
+            f"model: it is measured in {bound.dtype}, since steps drown in {half}, but its forward casts to {half} "
+            f"({error}); cast to the type of the weights, x.to(layer.weight.dtype), or remove the cast, or pass "
+            f"problem.to({half}) with a large step"
+        )
+    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
+    return f"{name}: the model does not take one example of {given} ({error})"
 
 
 def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:

@@ -111,11 +111,13 @@ class Problem:
 
     def promoted(self) -> Problem:
         """In float32, where part of the model is in half precision and none was asked for: steps would drown in it."""
-        tensors = list(self.named_parameters().values())
-        if isinstance(self.model, nn.Module):
-            tensors += self.model.buffers()
-        half = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
-        return self.to(torch.float32) if half and self.dtype is None else self
+        return self.to(torch.float32) if self.half is not None and self.dtype is None else self
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The half precision that the model, or a part of it, is in."""
+        kinds = {tensor.dtype for tensor in self.named_tensors().values()}
+        return next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), None)
 
     @property
     def loss_is_named(self) -> bool:
