@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,12 +34,20 @@ import jaxtyping
 import pytest
 import torch
 
+from local_elasticity.training import MonitorWarning
+
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _monitors_raise():
+    """With all warnings turned into errors, monitors only log theirs."""
+    warnings.filterwarnings("error", category=MonitorWarning, append=True)
 
 
 @pytest.fixture

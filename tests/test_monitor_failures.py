@@ -530,7 +530,18 @@ def test_interrupts_pass_through(error):
     assert run.monitor.stopped is None
 
 
-def test_a_user_who_turns_warnings_into_errors_gets_errors():
+def test_training_goes_on_where_all_warnings_are_errors(caplog):
+    run = Run()
+    run.train()
+    run.net[2] = nn.Linear(7, 3)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        assert not run.monitor.step(1)
+    assert "the probe at step 1 failed" in caplog.text
+
+
+def test_a_user_who_turns_these_warnings_into_errors_gets_errors():
     run = Run()
     run.train()
     prune.random_unstructured(run.net[0], "weight", 0.5)

@@ -25,13 +25,21 @@ class MonitorWarning(UserWarning):
 def tell(message: str, error: BaseException | None = None) -> None:
     """Warn at the line of the caller outside this package; log the traceback of an error at level DEBUG.
 
-    The message is logged too if logging is set up. Otherwise Python would print it twice.
+    The message is logged too if logging is set up. Otherwise Python would print it twice. Where all warnings are errors
+    it is logged only: a training run goes on unless `MonitorWarning` itself was turned into an error.
     """
-    if logger.hasHandlers():
+    logged = logger.hasHandlers()
+    if logged:
         logger.warning(message)
     if error is not None:
         logger.debug("traceback of: %s", message, exc_info=error)
-    warnings.warn(message, MonitorWarning, stacklevel=_depth_of_caller())
+    try:
+        warnings.warn(message, MonitorWarning, stacklevel=_depth_of_caller())
+    except MonitorWarning:
+        if any(action == "error" and kind is MonitorWarning for action, _, kind, *_ in warnings.filters):
+            raise
+        if not logged:
+            logger.warning(message)
 
 
 def first_line(error: BaseException) -> str:

@@ -70,7 +70,7 @@ class ProbeRunner:
         """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
         try:
             return work()
-        except MonitorWarning:  # the user has turned warnings into errors
+        except MonitorWarning:  # the user has turned these into errors
             raise
         except Exception as error:
             if interruption(error):  # a signal handler raised it, to end the run
