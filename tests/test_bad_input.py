@@ -225,6 +225,12 @@ def test_class_labels_must_be_whole():
         le.respond(classes, (x, torch.zeros(6)))
 
 
+def test_a_model_without_outputs():
+    nothing = le.Problem.of(nn.Linear(3, 2), "mse", output=lambda out: out[:, :0])
+    with pytest.raises(ValueError, match=r"model: one example gives outputs of shape \(1, 0\)"):
+        le.respond(nothing, (torch.ones(4, 3), torch.ones(4, 0)))
+
+
 def test_a_model_on_two_devices():
     model = net()
     model[2].to("meta")

@@ -288,6 +288,11 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
         raise ValueError(
             f"model: one example gives outputs of shape {tuple(outputs.shape)}; the first axis must be the examples"
         )
+    if not outputs.numel():
+        raise ValueError(
+            f"model: one example gives outputs of shape {tuple(outputs.shape)}, which hold no number; "
+            "return at least one output"
+        )
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; expected real floating-point numbers")
     return outputs, size
