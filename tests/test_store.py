@@ -534,6 +534,25 @@ def test_measures_that_look_at_all_pairs_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000, "a\0b"])
+def test_a_path_that_nothing_can_have_is_refused(tmp_path, name):
+    path, (x, y) = f"{tmp_path}/{name}", data()
+    S = le.similarity(problem(), (x, y))
+    asked = {
+        "store": lambda: le.similarity(problem(), (x, y), store=path),
+        "store: ": lambda: S.le.save(path),
+        "store: /": lambda: le.Monitor(network(), (x, y), loss="cross_entropy", store=path),
+        "path": lambda: le.load(path),
+        "path: ": lambda: le.training.History.open(path),
+        "out": lambda: le.write_report(S, path),
+        "results": lambda: le.write_report(path, tmp_path / "page.html"),
+    }
+    for argument, call in asked.items():
+        with pytest.raises(ValueError, match=f"^{argument}.* is no possible path"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
 def _endless(file, how):
     """In place of a file, something that reading waits for, or that fills the memory."""
     file.unlink()

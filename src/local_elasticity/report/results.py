@@ -17,6 +17,7 @@ from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.statistics.class_pairs import carried
+from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import read_json
@@ -62,6 +63,7 @@ def is_history(one: Any) -> bool:
 
 def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
     """Whatever lies under a path; a folder may hold several."""
+    check_name(path, "results")
     if not path.exists():
         raise FileNotFoundError(f"results: there is no {path}")
     if (path / "zarr.json").exists():

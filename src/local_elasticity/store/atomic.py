@@ -29,11 +29,24 @@ ADVICE = {
 """What to do about a write that failed, by its error number."""
 
 
+def check_name(path: Path, argument: str = "path") -> None:
+    """Raise a ValueError where nothing can have this path: it is too long, or holds a NUL character."""
+    try:
+        path.lstat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            return
+        reason = error.strerror if isinstance(error, OSError) else error
+        shown = str(path)[:LONGEST_NAME].replace("\0", "\\0")
+        raise ValueError(f"{argument}: {shown}… is no possible path ({reason}); choose another") from error
+
+
 def check_file(path: Path, argument: str = "path") -> None:
     """Raise a FileExistsError where `path` exists and is not a regular file; call it before a long computation.
 
     A symlink counts as what it points to. A folder, a device, a FIFO or a socket is refused and left as it is.
     """
+    check_name(path, argument)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

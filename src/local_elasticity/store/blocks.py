@@ -21,7 +21,7 @@ import zarr
 
 from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.supported import first_line
-from local_elasticity.store.atomic import plainly
+from local_elasticity.store.atomic import check_name, plainly
 from local_elasticity.store.sizes import MOST_BLOCKS, RegularFiles, check_chunk, check_shape, chunk_file, whole_number
 
 SCHEMA = 2
@@ -154,6 +154,7 @@ class BlockStore:
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> BlockStore:
         """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
+        check_name(path)
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
         try:

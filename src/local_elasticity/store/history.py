@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.engine.guard import raise_interruption
-from local_elasticity.store.atomic import whole_folder, write_whole
+from local_elasticity.store.atomic import check_name, whole_folder, write_whole
 from local_elasticity.store.sizes import RegularFiles, check_chunk, check_shape, read_json
 
 NOT_WRITTEN = -1
@@ -62,6 +62,7 @@ class HistoryStore:
         numbers: Sequence[str] = (),
     ) -> None:
         self.path = Path(path).absolute()  # the working folder may change
+        check_name(self.path, "store")
         self._writer = f"{platform.node()} {os.getpid()} {time.time_ns()}"
         self._claimed = False
         identity = {
@@ -87,6 +88,7 @@ class HistoryStore:
     @classmethod
     def open(cls, path: str | Path) -> HistoryStore:
         """A history that is there, whatever it holds."""
+        check_name(Path(path))
         if not (Path(path) / DESCRIPTION).exists():
             raise FileNotFoundError(f"path: {path} is not a history; Monitor(..., store=path) writes one")
         if not _is_history(Path(path)):

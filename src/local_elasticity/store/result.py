@@ -16,7 +16,7 @@ from xarray.core import indexing
 from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.memory import available
 from local_elasticity.engine.supported import first_line
-from local_elasticity.store.atomic import whole_folder
+from local_elasticity.store.atomic import check_name, whole_folder
 from local_elasticity.store.blocks import BlockStore, Grid, label_digest
 from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable
 
@@ -27,6 +27,7 @@ SIDE = 2048
 def save(S: xr.DataArray, path: str | Path) -> Path:
     """Write a labelled similarity. An interrupted save leaves nothing under `path`; an existing path is refused."""
     path = Path(path)
+    check_name(path, "store")
     if path.exists():
         raise FileExistsError(f"store: {path} is there already; choose another path or remove it")
     coords = as_stored(S.coords.to_dataset())

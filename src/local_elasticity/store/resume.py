@@ -12,7 +12,7 @@ import xarray as xr
 
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.scale.workers import current_workers
-from local_elasticity.store.atomic import whole_folder
+from local_elasticity.store.atomic import check_name, whole_folder
 from local_elasticity.store.blocks import At, BlockStore, Grid, alone
 from local_elasticity.store.provenance import Fingerprints, different, in_words
 
@@ -89,6 +89,7 @@ def fill(
     progress: ProgressOption = None,
 ) -> None:
     """Compute the blocks that `path` does not hold yet."""
+    check_name(path, "store")
     if not path.exists():
         planned = work.planned(side)
         _begin(path, planned, coords, {"provenance": provenance, "plan": planned.record(), "versions": versions})
