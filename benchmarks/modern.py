@@ -30,7 +30,7 @@ import local_elasticity as le
 from local_elasticity.training.language import sequence_problem, sequences
 
 RESULTS = Path(__file__).parent / "results"
-TURNS, SAMPLED_ROWS, STEP_SIZE = 3, 2, 1e-3
+TURNS, SAMPLED_ROWS, STEP_SIZE = 2, 2, 1e-3
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,16 @@ def main() -> None:
             results[name] = {"error": f"{type(error).__name__}: {error}"}
         if options.device == "cuda":
             torch.cuda.empty_cache()
-    if not options.only:
-        machine = options.machine or platform.processor() or platform.machine()
-        versions = {"torch": torch.__version__, "local_elasticity": le.__version__}
-        path = RESULTS / f"modern-{options.device}.json"
-        path.write_text(json.dumps({"machine": machine, "versions": versions, "networks": results}, indent=1))
+        if not options.only:
+            write(results, options)
+
+
+def write(results: dict[str, Any], options: argparse.Namespace) -> None:
+    """What is known so far, after every network."""
+    machine = options.machine or platform.processor() or platform.machine()
+    versions = {"torch": torch.__version__, "local_elasticity": le.__version__}
+    path = RESULTS / f"modern-{options.device}.json"
+    path.write_text(json.dumps({"machine": machine, "versions": versions, "networks": results}, indent=1))
 
 
 if __name__ == "__main__":

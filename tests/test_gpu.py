@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
 from local_elasticity.engine.fast_paths.flips import flips
+from local_elasticity.training.language import sequence_problem, sequences
 from tests.cases import CASES
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
@@ -290,3 +292,62 @@ def test_approximate_clusters_are_found_on_the_gpu(approximation):
         2, network="fnn-128", epochs=5, approximation=approximation, random_state=0, device="cuda"
     ).fit(x)
     assert le.best_match_accuracy(model.labels_, torch.arange(80) // 40) == 1
+
+
+class Wide(nn.Module):
+    """Wide enough for tensor cores: patches, attention, norms, a gated MLP, depthwise and dense convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.token = nn.Conv2d(3, 64, 2, 2), nn.Parameter(0.1 * torch.randn(1, 1, 64))
+        self.depthwise, self.batch_norm = nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.BatchNorm2d(64)
+        self.dense = nn.Conv2d(64, 64, 3, padding=1)
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.batch_norm(self.depthwise(self.patch(x))))
+        x = F.gelu(self.dense(x)).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("update", [le.SGD(1e-4), le.SGD(0.1, weight_decay=0.1), le.Adam(1e-3)], ids=str)
+@pytest.mark.parametrize("precision", [None, "float32", "split_bf16"])
+def test_kernels_and_tensor_cores_agree_with_the_loop_in_float64(update, precision):
+    torch.manual_seed(0)
+    net = Wide().cuda()
+    x, y = torch.randn(24, 3, 8, 8, device="cuda"), torch.arange(24, device="cuda") % 5
+    problem = le.Problem.of(net, "cross_entropy")
+    found = le.respond(problem, (x, y), update=update, engine=le.Structured(precision))
+    truth = le.respond(problem.to(torch.float64), (x, y), update=update, engine="looped")
+    assert truth.target_change.isfinite().all()
+    S, expected = le.relative(found).double(), le.relative(truth)
+    assert S.isfinite().all()
+    allowed = 1e-4 if precision == "float32" else 1e-3
+    assert ((S - expected).abs() / expected.clamp_min(0.1)).max() < allowed
+
+
+def test_the_linear_limit_by_differences_is_that_of_jacobians():
+    torch.manual_seed(0)
+    net = Wide().cuda()
+    sources = torch.randn(12, 3, 8, 8, device="cuda"), torch.arange(12, device="cuda") % 5
+    problem = le.Problem.of(net, "cross_entropy")
+    found = le.respond(problem, sources, engine="linearized").target_change.double()
+    expected = le.respond(problem.to(torch.float64), sources, engine="linearized").target_change
+    error = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    assert error.max() < 1e-3
+
+
+def test_log_probabilities_over_a_wide_vocabulary():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5003, 64), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5003)).cuda()
+    inputs, lengths = sequences(torch.randint(0, 5003, (20, 16), device="cuda"))
+    problem = sequence_problem(net)
+    found = le.relative(le.respond(problem, (inputs, lengths), update=le.SGD(1e-2), engine="structured")).double()
+    truth = le.respond(problem.to(torch.float64), (inputs, lengths), update=le.SGD(1e-2), engine="looped")
+    assert ((found - le.relative(truth)).abs() / le.relative(truth).clamp_min(0.1)).max() < 1e-2

@@ -53,7 +53,26 @@ Written = TypeVar("Written", bound=Callable[..., Any])
 
 
 def rule(*functions: Any) -> Callable[[Written], Written]:
-    """Register the rule of functions."""
+    """Teach `Structured` functions of torch, or operators of your own: how they pass differences on.
+
+    The decorated function gets the arguments of the call. Those that differ are tensors with a `.base`, the values h
+    before the step, and a `.delta`, how they differ after the step of each source, one axis more in front, or None. It
+    returns f(h) and f(h + δ) − f(h), the latter in a form that does not subtract nearly equal numbers. A few pairs of
+    every model are compared with the loop before the rule is trusted.
+
+    >>> import local_elasticity as le
+    >>> @le.rule(torch.atan, torch.Tensor.atan)
+    ... def atan(x):
+    ...     h, d = x.base, x.delta
+    ...     return torch.atan(h), torch.atan2(d, 1 + h * (h + d))
+    >>> class Bounded(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.atan(x)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), Bounded(), torch.nn.Linear(3, 3), Bounded())
+    >>> sources = torch.randn(4, 2), torch.arange(4) % 3
+    >>> le.respond(net, sources, loss="cross_entropy", engine="structured").engine
+    'structured'
+    """
 
     def register(written: Written) -> Written:
         RULES.update(dict.fromkeys(functions, written))
@@ -76,7 +95,13 @@ class Difference(Tensor):
         return made
 
     @property
+    def base(self) -> Tensor:
+        """h as a plain tensor."""
+        return self.as_subclass(Tensor)
+
+    @property
     def delta(self) -> Tensor | None:
+        """δ, multiplied out where it is made of vectors."""
         if self._delta is None and self.change is not None:
             self._delta = self.change.dense(base_of(self))
         return self._delta
@@ -97,7 +122,7 @@ class Difference(Tensor):
 
 def base_of(x: Any) -> Any:
     """h of a `Difference` as a plain tensor; anything else as it is."""
-    return x.as_subclass(Tensor) if isinstance(x, Difference) else x
+    return x.base if isinstance(x, Difference) else x
 
 
 def delta_of(x: Any) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Structured: exact responses from differences passed through the network, with no copies of its weights.
 
 All pairs go through the shared weights in large products, and nothing is subtracted, so that it is right in float32 at
-any step size. It reads networks of linear layers, convolutions, frozen batch norm, common activations, pooling and
-residual sums, however they are written; what it cannot read it names.
+any step size. It reads networks however they are written, as long as every function that a moving value goes into has a
+rule (`rules/`) or is made of functions that have one; what it cannot read it names.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.coverage import Coverage, ReusedParameterError
-from local_elasticity.engine.difference import Difference
+from local_elasticity.engine.difference import LINEAR, RULES, Difference
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import Job, Runner
@@ -35,8 +37,25 @@ from local_elasticity.engine.update import SGD
 
 logger = logging.getLogger("local_elasticity")
 
-RULES = (elementwise, layers, products, shapes)
+READERS = {"elementwise": elementwise, "layers": layers, "products": products, "shapes": shapes}
 """The modules whose import registers the rules."""
+
+
+def readable() -> dict[str, list[str]]:
+    """The functions that can be read, by the module of their rule; those that are linear, and those that are made of
+    others, by themselves."""
+    found: dict[str, list[str]] = {kind: [] for kind in (*READERS, "linear", "recurrent")}
+    for function, written in RULES.items():
+        kind = written.__module__.rpartition(".")[2]
+        found.setdefault(kind, []).append(_name(function))
+    found["linear"] = [_name(function) for function in LINEAR]
+    found["recurrent"] = [_name(function) for function in COMPOSITES]
+    return {kind: sorted(set(names)) for kind, names in found.items()}
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", function)).strip("_")
+
 
 TENSORS_A_PAIR = 16
 """How many tensors of the largest activation's size a pair of source and target takes, at most, while it passes a
@@ -70,7 +89,7 @@ rounding: the gradients of a net that is about to diverge are huge."""
 
 @dataclass(frozen=True)
 class Structured:
-    """Differences propagated layer by layer; SGD, with or without weight decay. Exact.
+    """Differences propagated layer by layer, for the steps of any update. Exact.
 
     Two-layer nets take a shorter way (`two_layer.py`). Whichever it is, a few pairs are compared with `Looped` first.
 
