@@ -53,13 +53,13 @@ def through(
         right = dense.transpose(1, 2) if transposed else dense
         terms.append(Term(base, right) if moved is None else Term(moved, right, base))
     elif change is not None:
-        terms += _along_vectors(change, base, moved, c)
-    if not terms:
-        assert shift is not None
-        return shift[:, None].expand(c, len(base), o).reshape(c, *h.shape[:-1], o)
-    total = total_of(terms, c, shift)
+        terms += _along_vectors(change, base, moved, c, transposed)
+    if terms:
+        total = total_of(terms, c, shift)
+    else:
+        total = (h.new_zeros(c, o) if shift is None else shift)[:, None].expand(c, len(base), o)
     if change is not None:
-        total = _at_tokens(change, base, moved, total)
+        total = _at_tokens(change, base, moved, total, transposed)
         total = total - change.decay * F.linear(base if moved is None else base + moved, W) if change.decay else total
     return total.reshape(c, *h.shape[:-1], o)
 
@@ -77,22 +77,32 @@ def _keeps_vectors(change: WeightChange) -> bool:
     return all(part.pays for part in change.parts if isinstance(part, LowRank))
 
 
-def _along_vectors(change: WeightChange, base: Tensor, moved: Tensor | None, c: int) -> list[Term]:
-    """ΔW (h + δ) = Σ_l q_l (a_l·(h + δ))."""
+def _along_vectors(
+    change: WeightChange, base: Tensor, moved: Tensor | None, c: int, transposed: bool
+) -> list[Term]:
+    """ΔW (h + δ) = Σ_l q_l (a_l·(h + δ)). A weight may have been met from the other side, where a and q change places."""
     terms = []
     for part in change.parts:
         if isinstance(part, LowRank):
-            met = total_of([Term(base, part.a) if moved is None else Term(moved, part.a, base)], c)
-            terms.append(Term(met, part.q.transpose(1, 2)))
+            a, q = (part.a, part.q) if part.transposed is transposed else (part.q, part.a)
+            met = total_of([Term(base, a) if moved is None else Term(moved, a, base)], c)
+            terms.append(Term(met, q.transpose(1, 2)))
     return terms
 
 
-def _at_tokens(change: WeightChange, base: Tensor, moved: Tensor | None, total: Tensor) -> Tensor:
-    """ΔW (h + δ) where rows of the weight belong to tokens: g_l·(h + δ) at the output of the token."""
+def _at_tokens(change: WeightChange, base: Tensor, moved: Tensor | None, total: Tensor, transposed: bool) -> Tensor:
+    """ΔW (h + δ) where rows of the weight belong to tokens: g_l·(h + δ) at the output of the token; from the other side,
+    g_l times the token's entry of h + δ."""
     for part in change.parts:
-        if isinstance(part, TokenRows):
+        if isinstance(part, LowRank):
+            continue
+        tokens = part.tokens[:, None].expand(-1, len(base), -1)
+        if transposed:
+            after = base.expand(len(total), *base.shape) if moved is None else base + moved
+            total = total + after.gather(2, tokens) @ part.g
+        else:
             met = total_of([Term(base, part.g) if moved is None else Term(moved, part.g, base)], len(total))
-            total = total.scatter_add(2, part.tokens[:, None].expand_as(met), met)
+            total = total.scatter_add(2, tokens, met)
     return total
 
 
