@@ -53,7 +53,7 @@ def rmatmul(x: Any, y: Any) -> Pair:
     return matmul(y, x)
 
 
-@rule(torch.dot, torch.mv, Tensor.dot, Tensor.mv)
+@rule(torch.dot, torch.vdot, torch.mv, Tensor.dot, Tensor.vdot, Tensor.mv)
 def vector_product(x: Any, y: Any) -> Pair:
     return telescoped(torch.matmul, x, y)
 
