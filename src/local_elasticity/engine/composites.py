@@ -71,8 +71,6 @@ def _both_ways(
     batch_first: bool,
 ) -> tuple[Any, list[Any]]:
     """Layers one after the other, each forwards and perhaps backwards in time: outputs and last states."""
-    if train and dropout > 0:
-        raise NotImplementedError("dropout between recurrent layers in training mode")
     x = x.transpose(0, 1) if batch_first else x
     each, ways = (4 if biases else 2), (2 if both else 1)
     last: list[list[Any]] = []
@@ -119,27 +117,35 @@ def _plain_cell(activation: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     return lambda from_input, state, w_hh, b_hh: [activation(from_input + F.linear(state[0], w_hh, b_hh))]
 
 
+def _can_be_written_out(weights: Any, options: tuple[Any, ...]) -> bool:
+    """Not so a packed sequence, whose weights come later, nor dropout between layers, nor projected states."""
+    if not isinstance(weights, (list, tuple)) or len(options) < 6:
+        return False
+    biases, layers, dropout, train, both = options[:5]
+    return len(weights) == layers * (2 if both else 1) * (4 if biases else 2) and not (train and dropout > 0)
+
+
 @composite(torch.lstm)
 def _lstm(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
-    if isinstance(hx, Tensor):
-        raise NotImplementedError("packed sequences")
+    if isinstance(hx, Tensor) or not _can_be_written_out(weights, options):
+        return torch.ops.aten.lstm(x, hx, weights, *options)
     out, (h, c) = _both_ways(_over_time(_lstm_cell), list(hx), x, weights, *options)
     return out, h, c
 
 
-def _recurrent(cell: Callable[..., list[Any]]) -> Callable[..., Any]:
+def _recurrent(cell: Callable[..., list[Any]], whole: Any) -> Callable[..., Any]:
     def run(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
-        if isinstance(weights, Tensor):
-            raise NotImplementedError("packed sequences")
+        if not _can_be_written_out(weights, options):
+            return whole(x, hx, weights, *options)
         out, (h,) = _both_ways(_over_time(cell), [hx], x, weights, *options)
         return out, h
 
     return run
 
 
-composite(torch.gru)(_recurrent(_gru_cell))
-composite(torch.rnn_tanh)(_recurrent(_plain_cell(torch.tanh)))
-composite(torch.rnn_relu)(_recurrent(_plain_cell(torch.relu)))
+composite(torch.gru)(_recurrent(_gru_cell, torch.ops.aten.gru))
+composite(torch.rnn_tanh)(_recurrent(_plain_cell(torch.tanh), torch.ops.aten.rnn_tanh))
+composite(torch.rnn_relu)(_recurrent(_plain_cell(torch.relu), torch.ops.aten.rnn_relu))
 
 
 @composite(torch.lstm_cell)
