@@ -29,6 +29,10 @@ def inside(func: Any) -> Callable[..., Any] | None:
         return COMPOSITES[func]
     if not isinstance(func, types.FunctionType) or func.__module__ not in _PYTHON:
         return None
+    return _entered(func)
+
+
+def _entered(func: Any) -> Callable[..., Any]:
     asked = {name: _nobody for name in func.__globals__ if name.startswith("has_torch_function")}
     body = types.FunctionType(
         func.__code__, {**func.__globals__, **asked}, func.__name__, func.__defaults__, func.__closure__
@@ -56,6 +60,22 @@ def _prelu(x: Any, weight: Any) -> Any:
     """max(x, 0) − w max(−x, 0), with a w for each channel or one."""
     w = weight.reshape(1, -1, *[1] * (x.ndim - 2)) if weight.numel() > 1 and x.ndim > 1 else weight
     return torch.relu(x) - w * torch.relu(-x)
+
+
+@composite(F.embedding_bag)
+def _embedding_bag(input: Any, weight: Any, *args: Any, **options: Any) -> Any:
+    """Bags of one length are embeddings that are summed, less those of the padding."""
+    mode, padding = options.get("mode", "mean"), options.get("padding_idx")
+    plain = not any(options.get(name) for name in ("max_norm", "scale_grad_by_freq"))
+    if args or input.ndim != 2 or not plain or mode not in ("sum", "mean"):
+        return _entered(F.embedding_bag)(input, weight, *args, **options)
+    shares, scale = torch.ones_like(input, dtype=weight.dtype), options.get("per_sample_weights")
+    if padding is not None:
+        shares = (input != padding % len(weight)).to(weight.dtype)
+    if mode == "mean":
+        shares = shares / shares.sum(1, keepdim=True).clamp_min(1)
+    shares = shares if scale is None else shares * scale
+    return (F.embedding(input, weight, padding) * shares[:, :, None]).sum(1)
 
 
 def _both_ways(
