@@ -148,14 +148,14 @@ def _silu_change(h: Tensor, d: Tensor) -> Tensor:
 
 @rule(F.softplus)
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Pair:
-    """log(1 + sigmoid(h) expm1(d)) for small d."""
-    if threshold < 20:
-        raise UnsupportedModelError("softplus with a low threshold, at which it jumps")
+    """log(1 + sigmoid(h) expm1(d)) for small d; d itself above the threshold."""
     h, d = _parts(x)
     h, d = beta * h, beta * d
+    before, after = (F.softplus(one, 1.0, threshold) for one in (h, h + d))
     small = d.clamp(-1, 1)
     exact = torch.log1p(torch.sigmoid(h) * torch.expm1(small))
-    return F.softplus(h) / beta, torch.where(d.abs() < 1, exact, F.softplus(h + d) - F.softplus(h)) / beta
+    linear, near = torch.minimum(h, h + d) > threshold, (d.abs() < 1) & (torch.maximum(h, h + d) <= threshold)
+    return before / beta, torch.where(linear, d, torch.where(near, exact, after - before)) / beta
 
 
 @rule(F.gelu)
