@@ -213,10 +213,8 @@ def sub(x: Any, y: Any, *, alpha: float = 1) -> Pair:
 
 
 @rule(torch.rsub, Tensor.__rsub__)
-def rsub(x: Any, y: Any) -> Pair:
-    base, delta = sub(x, y)
-    assert delta is not None
-    return -base, -delta
+def rsub(x: Any, y: Any, *, alpha: float = 1) -> Pair:
+    return sub(y, x, alpha=alpha)
 
 
 @rule(torch.neg, Tensor.neg, Tensor.__neg__)
