@@ -394,7 +394,12 @@ def minimum(x: Any, y: Any) -> Any:
     return -torch.maximum(-x, -y)
 
 
-@rule(torch.where, Tensor.where)
+@rule(Tensor.where)
+def where_of(x: Any, condition: Any, y: Any) -> Pair:
+    return where(condition, x, y)
+
+
+@rule(torch.where)
 def where(condition: Any, x: Any, y: Any) -> Pair:
     if isinstance(condition, Tensor) and delta_of(condition) is not None:
         raise UnsupportedModelError("where by a condition that moves")
