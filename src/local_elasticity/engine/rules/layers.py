@@ -106,7 +106,13 @@ def _at_tokens(change: WeightChange, base: Tensor, moved: Tensor | None, total: 
     return total
 
 
-@rule(F.embedding, torch.embedding)
+@rule(torch.embedding)
+def embedding_by_weight(weight: Any, indices: Any, *_: Any, **__: Any) -> Pair:
+    """The same function beneath, whose arguments come the other way around."""
+    return embedding(indices, weight)
+
+
+@rule(F.embedding)
 def embedding(
     input: Any,
     weight: Any,
