@@ -167,7 +167,9 @@ def convolution(
     moves = change is not None or delta_of(weight) is not None
     if h.ndim != W.ndim:
         raise UnsupportedModelError("a convolution of one example without its axis")
-    if not moves or groups > 1 or border is None:
+    if not moves and d is None:
+        base, delta = function(h, W, b, **geometry, groups=groups), None
+    elif not moves or groups > 1 or border is None:
         base = function(h, W, b, **geometry, groups=groups)
         delta = _grouped(function, h, d, W, delta_of(weight) if moves else None, geometry, groups)
     else:
