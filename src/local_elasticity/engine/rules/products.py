@@ -76,7 +76,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: flo
 
 @rule(F.bilinear)
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Pair:
-    base, delta = telescoped(lambda x, y, W: F.bilinear(x, y, W), input1, input2, weight)
+    base, delta = telescoped(lambda x, y, W: torch.einsum("...i,oij,...j->...o", x, W, y), input1, input2, weight)
     return base if bias is None else base + base_of(bias), added(delta, delta_of(bias), base)
 
 
