@@ -178,7 +178,10 @@ def attention(
     if attn_mask is not None:
         masks = not base_of(attn_mask).is_floating_point()
         scores = scores.masked_fill(~attn_mask, -torch.inf) if masks else scores + attn_mask
-    return torch.softmax(scores, -1) @ value
+    nothing = None if attn_mask is None else (base_of(scores) == -torch.inf).all(-1, keepdim=True)
+    if nothing is None or not bool(nothing.any()):
+        return torch.softmax(scores, -1) @ value
+    return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0) @ value
 
 
 @rule(torch.linalg.vector_norm)
