@@ -194,7 +194,9 @@ def vector_norm(
 
 
 @rule(torch.norm, Tensor.norm)
-def norm(x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Any:
+def norm(
+    x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: None = None, dtype: torch.dtype | None = None
+) -> Any:
     if p not in ("fro", 2, None):
         raise UnsupportedModelError("a norm other than the Euclidean one")
     return vector_norm(x, 2, dim, keepdim, dtype=dtype)
