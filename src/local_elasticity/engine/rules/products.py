@@ -206,6 +206,8 @@ def norm(
 def variance(
     x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
 ) -> Any:
+    if isinstance(dim, bool):  # an older form, whose second argument is `unbiased`
+        dim, unbiased = None, dim
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     count = math.prod(x.shape[i] for i in dims) - (int(unbiased) if correction is None else correction)
     return (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim) / count
