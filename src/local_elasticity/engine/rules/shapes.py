@@ -64,7 +64,10 @@ def _expand(d: Tensor, *sizes: Any) -> Tensor:
 
 
 def _reduced(function: Any) -> Any:
-    def reduced(d: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    def reduced(
+        d: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        dim = axis if dim is None else dim
         dims = tuple(range(1, d.ndim)) if dim is None else tuple(map(_later, (dim,) if isinstance(dim, int) else dim))
         found: Tensor = function(d, dims, keepdim, dtype=dtype) if dims else d
         return found
