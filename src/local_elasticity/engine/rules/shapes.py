@@ -105,6 +105,7 @@ def _same(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _cast(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    kwargs.pop("memory_format", None)
     found = d.to(*(base_of(one) for one in args), **kwargs)
     if found.is_floating_point() and found.dtype.itemsize >= d.dtype.itemsize:
         return found
