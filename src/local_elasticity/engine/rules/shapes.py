@@ -100,6 +100,12 @@ def _item(d: Tensor, index: Any) -> Tensor:
     return found
 
 
+def _movedim(d: Tensor, source: Any, destination: Any) -> Tensor:
+    one = isinstance(source, int)
+    at, to = (tuple(map(_later, (axes,) if one else axes)) for axes in (source, destination))
+    return d.movedim(at, to)
+
+
 def _same(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return d
 
@@ -144,6 +150,10 @@ LINEAR.update(
         torch.select: _select,
         Tensor.select: _select,
         Tensor.__getitem__: _item,
+        torch.movedim: _movedim,
+        Tensor.movedim: _movedim,
+        torch.moveaxis: _movedim,
+        Tensor.moveaxis: _movedim,
         Tensor.contiguous: _same,
         torch.clone: _same,
         Tensor.clone: _same,
@@ -159,10 +169,10 @@ LINEAR.update(
 LINEAR.update(
     dict.fromkeys(
         [
-            *(getattr(torch, name) for name in ("squeeze", "movedim", "moveaxis", "roll", "flip", "cumsum", "tile")),
+            *(getattr(torch, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
             *(getattr(torch, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
             *(getattr(torch, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "rot90")),
-            *(getattr(Tensor, name) for name in ("squeeze", "movedim", "moveaxis", "roll", "flip", "cumsum", "tile")),
+            *(getattr(Tensor, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
             *(getattr(Tensor, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
             *(getattr(Tensor, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "repeat")),
             *(getattr(Tensor, name) for name in ("expand_as", "reshape_as", "unfold", "t")),
