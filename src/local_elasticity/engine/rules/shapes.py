@@ -75,6 +75,16 @@ def _reduced(function: Any) -> Any:
     return reduced
 
 
+def _by_channel(function: Any) -> Any:
+    """Of every source's signals or images as if they were further ones; vmap has no rule for some orders in memory."""
+
+    def pooled(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = function(d.flatten(0, 1), *args, **kwargs).unflatten(0, d.shape[:2])
+        return found
+
+    return pooled
+
+
 def _chunk(d: Tensor, chunks: int, dim: int = 0) -> Any:
     return d.chunk(chunks, _later(dim))
 
@@ -150,6 +160,12 @@ LINEAR.update(
         torch.select: _select,
         Tensor.select: _select,
         Tensor.__getitem__: _item,
+        F.avg_pool1d: _by_channel(F.avg_pool1d),
+        F.avg_pool2d: _by_channel(F.avg_pool2d),
+        F.avg_pool3d: _by_channel(F.avg_pool3d),
+        F.adaptive_avg_pool1d: _by_channel(F.adaptive_avg_pool1d),
+        F.adaptive_avg_pool2d: _by_channel(F.adaptive_avg_pool2d),
+        F.adaptive_avg_pool3d: _by_channel(F.adaptive_avg_pool3d),
         torch.movedim: _movedim,
         Tensor.movedim: _movedim,
         torch.moveaxis: _movedim,
@@ -176,8 +192,7 @@ LINEAR.update(
             *(getattr(Tensor, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
             *(getattr(Tensor, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "repeat")),
             *(getattr(Tensor, name) for name in ("expand_as", "reshape_as", "unfold", "t")),
-            *(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.interpolate, F.pixel_shuffle, F.pixel_unshuffle),
-            *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.unfold, F.fold),
+            *(F.interpolate, F.pixel_shuffle, F.pixel_unshuffle, F.unfold, F.fold),
             *(torch.t, torch.channel_shuffle, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
         ]
     )
