@@ -12,6 +12,12 @@ ROUNDING = 1e-12
 STRUCTURED_IN_FLOAT32 = 2e-6
 """What nothing was subtracted in, in float32 against float64, relative to the norm of a row."""
 
+SAME_AT_SMALL_STEPS = 1e-5
+"""Linearized against the loop at a step of 1e-7 in float64, relative to the norm of a row."""
+
+CANCELLED = 1e-4
+"""The difference of one function, a millionth of its argument, in float32, relative: a subtraction leaves no digit."""
+
 RESOLVED_ERROR = 0.01
 """A value that is called resolved is right to this share of itself or of the source's own change."""
 

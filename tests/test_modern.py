@@ -1,0 +1,176 @@
+"""Modern networks: Structured agrees with the loop at any step, what it calls resolved in float32 is right, and
+Linearized is the limit of small steps."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import local_elasticity as le
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.linearized import LinearizedRunner
+from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.engine.structured import StructuredRunner
+from tests.modern import MODERN, MODERN_OF
+from tests.pieces import modern_networks
+from tests.test_engines import assert_same_rows
+from tests.tolerances import RESOLVED_ERROR, SAME_AT_SMALL_STEPS, SAME_IN_FLOAT64
+
+each_network = pytest.mark.parametrize("modern", MODERN, ids=lambda modern: modern.name)
+
+
+def stepped(make):
+    """The step of an optimizer that has taken two."""
+
+    def update(modern, net, sources):
+        optimizer = make([p for p in net.parameters() if p.requires_grad])
+        loss = modern.problem(net).loss
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(modern.call(net, sources[0]), sources[1]).backward()
+            optimizer.step()
+        return le.FromOptimizer(optimizer)
+
+    return update
+
+
+UPDATES = {
+    "sgd": lambda *_: le.SGD(1e-3),
+    "sgd, large, with decay": lambda *_: le.SGD(0.5, weight_decay=0.1),
+    "adam": lambda *_: le.Adam(1e-2),
+    "adamw": stepped(lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1)),
+    "momentum": stepped(lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9)),
+}
+
+
+def _is_slow(i, update, batch):
+    """Every network takes one large step in every run, and every third takes one of AdamW."""
+    return (update, batch) != ("sgd, large, with decay", 2) and ((update, batch) != ("adamw", None) or i % 3)
+
+
+COMBINATIONS = [
+    pytest.param(
+        modern,
+        update,
+        batch,
+        marks=pytest.mark.slow if _is_slow(i, update, batch) else (),
+        id=f"{modern.name}-{update}-{batch}",
+    )
+    for i, modern in enumerate(MODERN)
+    for update in UPDATES
+    for batch in (None, 2)
+]
+
+
+def rows_of(problem, sources, targets, update, batch, *runners):
+    """Rows of several ways to compute them, and the rounding of what the loop subtracts."""
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, targets, update, source_batch_size=batch or 1)
+        rows = [runner(job).rows(0, job.n) for runner in runners]
+        largest = bound.predict(bound.params, job.target_inputs).abs().max()
+    return *rows, 1e-12 * max(1.0, float(largest))
+
+
+def assert_same_as_the_loop(problem, sources, targets, update, batch=None):
+    """By a share of the row's norm, and of the rounding of what the loop subtracts; where the loop is finite."""
+    found, wanted, rounding = rows_of(problem, sources, targets, update, batch, StructuredRunner, LoopedRunner)
+    for name in ("target_change", "source_change"):
+        got, expected = getattr(found, name), getattr(wanted, name)
+        error, size = (part.flatten(1).norm(dim=1) for part in (got - expected, expected))
+        assert (error <= SAME_IN_FLOAT64 * size + rounding)[size.isfinite()].all()
+
+
+def assert_resolved_is_right(problem, sources, targets, update):
+    """In float32, against the loop in float64."""
+    response = le.respond(problem, sources, targets, update=update, engine="structured")
+    found = le.relative(response).double()
+    wanted = le.relative(le.respond(problem.to(torch.float64), sources, targets, update=update, engine="looped"))
+    known = found.isfinite() & wanted.isfinite()
+    assert ((found - wanted).abs() / wanted.clamp_min(1))[known].le(RESOLVED_ERROR).all()
+    return known
+
+
+@pytest.mark.parametrize(("modern", "update", "batch"), COMBINATIONS)
+def test_structured_agrees_with_the_loop(modern, update, batch):
+    net, sources, targets = modern.made()
+    step = UPDATES[update](modern, net, sources)
+    assert_same_as_the_loop(modern.problem(net), sources, (targets, None), step, batch)
+
+
+@each_network
+@pytest.mark.parametrize("step_size", [1e-4, pytest.param(1e-2, marks=pytest.mark.slow)])
+def test_what_is_called_resolved_in_float32_is_right(modern, step_size):
+    net, sources, targets = modern.made(torch.float32)
+    known = assert_resolved_is_right(modern.problem(net), sources, (targets, None), le.SGD(step_size))
+    assert known.double().mean() > 0.9
+
+
+@each_network
+def test_linearized_is_the_limit_of_small_steps(modern):
+    net, sources, targets = modern.made()
+    runners = LinearizedRunner, LoopedRunner
+    found, wanted, _ = rows_of(modern.problem(net), sources, (targets, None), le.SGD(1e-7), None, *runners)
+    assert_same_rows(found.target_change, wanted.target_change, SAME_AT_SMALL_STEPS)
+    assert_same_rows(found.source_change, wanted.source_change, SAME_AT_SMALL_STEPS)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_users_are_served_by_structured_itself(update):
+    """With any update, after the proof against the loop."""
+    modern = MODERN_OF["language model, grouped queries"]
+    net, sources, targets = modern.made()
+    step = UPDATES[update](modern, net, sources)
+    found, wanted = (
+        le.respond(modern.problem(net), sources, targets, update=step, engine=engine)
+        for engine in ("structured", "looped")
+    )
+    assert found.engine == "structured"
+    assert_same_rows(found.target_change, wanted.target_change)
+
+
+def test_only_the_adapters_step():
+    net, sources, targets = MODERN_OF["low-rank adapters"].made()
+    problem = le.Problem.of(net, "cross_entropy")
+    assert problem.stepped == tuple(name for name, p in net.named_parameters() if p.requires_grad)
+    assert all(name.endswith(("up", "down")) for name in problem.stepped)
+    net.requires_grad_(True)
+    by_name = le.Problem.of(net, "cross_entropy", params=r"\.(up|down)$")
+    one, other = (le.respond(p, sources, targets, engine="structured").target_change for p in (problem, by_name))
+    assert torch.equal(one, other)
+
+
+RANDOM = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+}
+
+STEPS = st.sampled_from([le.SGD(1e-6), le.SGD(1e-3), le.SGD(0.3), le.SGD(0.3, weight_decay=0.1), le.Adam(1e-2)])
+
+
+def _agrees(drawn, update, batch):
+    net, inputs, outputs = drawn
+    sources, targets = (inputs(4), torch.randn(4, outputs).double()), inputs(3)
+    assert_same_as_the_loop(le.Problem.of(net, "half_mse"), sources, targets, update, batch)
+
+
+@settings(max_examples=60, **RANDOM)
+@given(modern_networks(), STEPS, st.integers(1, 2))
+def test_random_networks_agree_with_the_loop(drawn, update, batch):
+    _agrees(drawn, update, batch)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, **RANDOM)
+@given(modern_networks(), STEPS, st.integers(1, 2))
+def test_many_random_networks_agree_with_the_loop(drawn, update, batch):
+    _agrees(drawn, update, batch)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **RANDOM)
+@given(modern_networks(), st.sampled_from([1e-5, 1e-3, 0.1]))
+def test_random_networks_are_right_in_float32(drawn, step_size):
+    net, inputs, outputs = drawn
+    single = lambda x: x.float() if x.is_floating_point() else x
+    sources, targets = (single(inputs(4)), torch.randn(4, outputs)), single(inputs(3))
+    assert_resolved_is_right(le.Problem.of(net.float(), "half_mse"), sources, targets, le.SGD(step_size))
