@@ -136,6 +136,13 @@ def test_functions_in_place_leave_the_difference(function):
     assert tried
 
 
+def test_functions_that_ask_through_another_are_named():
+    """As max_pool3d, whose code hands itself over from within."""
+    h, d = torch.randn(2, 1, 4, 4, 4).double(), torch.randn(SOURCES, 2, 1, 4, 4, 4).double()
+    with pytest.raises(UnsupportedModelError, match="max_pool3d"):
+        torch.nn.functional.max_pool3d(Difference.of(h, d), 2)
+
+
 def test_what_cannot_follow_is_refused():
     """Values that Python asks for, what moves written into what does not, and functions that have no rule."""
     h, d = torch.randn(2, 3).double(), torch.randn(SOURCES, 2, 3).double()
