@@ -18,7 +18,11 @@ from tests.pieces import modern_networks
 from tests.test_engines import assert_same_rows
 from tests.tolerances import RESOLVED_ERROR, SAME_AT_SMALL_STEPS, SAME_IN_FLOAT64
 
-each_network = pytest.mark.parametrize("modern", MODERN, ids=lambda modern: modern.name)
+
+def _each_network(slow):
+    """Every network, those of some places in the table in slow runs only."""
+    marked = [pytest.param(one, marks=pytest.mark.slow if slow(i) else ()) for i, one in enumerate(MODERN)]
+    return pytest.mark.parametrize("modern", marked, ids=[one.name for one in MODERN])
 
 
 def stepped(make):
@@ -99,7 +103,7 @@ def test_structured_agrees_with_the_loop(modern, update, batch):
     assert_same_as_the_loop(modern.problem(net), sources, (targets, None), step, batch)
 
 
-@each_network
+@_each_network(slow=lambda i: i % 2)
 @pytest.mark.parametrize("step_size", [1e-4, pytest.param(1e-2, marks=pytest.mark.slow)])
 def test_what_is_called_resolved_in_float32_is_right(modern, step_size):
     net, sources, targets = modern.made(torch.float32)
@@ -107,7 +111,7 @@ def test_what_is_called_resolved_in_float32_is_right(modern, step_size):
     assert known.double().mean() > 0.9
 
 
-@each_network
+@_each_network(slow=lambda i: not i % 2)
 def test_linearized_is_the_limit_of_small_steps(modern):
     net, sources, targets = modern.made()
     runners = LinearizedRunner, LoopedRunner
@@ -178,7 +182,7 @@ def test_recurrent_layers_that_are_not_written_out(make):
 
 
 @pytest.mark.parametrize("params", ["bias", "weight", "stem", "head"])
-@pytest.mark.parametrize("name", ["mobilenet", "convnext", "denoiser", "signal"])
+@pytest.mark.parametrize("name", ["mobilenet", "denoiser"])
 def test_any_part_of_a_network_may_step(name, params):
     modern = MODERN_OF[name]
     net, sources, targets = modern.made()
