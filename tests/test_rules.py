@@ -152,7 +152,7 @@ def test_what_cannot_follow_is_refused():
         lambda x: x.tolist(),
         lambda x: torch.zeros(2, 3).double().add_(x),
         lambda x: torch.zeros(2, 3).double().__setitem__(0, x[0]),
-        lambda x: x[:, :2].__setitem__(0, 1.0),
+        lambda x: (x[:, :2].__setitem__(0, 1.0), x * 1),
         lambda x: torch.sort(x),
         lambda x: x.to(torch.float16),
         lambda x: torch.where(x > 0, x, -x),
@@ -163,7 +163,6 @@ def test_what_cannot_follow_is_refused():
             refused(Difference.of(h, d))
 
 
-@pytest.mark.xfail(reason="a view has a difference of its own, and what is written into it does not reach the whole")
 @torch.no_grad()
 def test_what_is_written_into_a_view_reaches_the_whole_or_is_refused():
     h, d = torch.randn(2, 3).double(), torch.randn(SOURCES, 2, 3).double()

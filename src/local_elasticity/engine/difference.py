@@ -87,17 +87,22 @@ class Difference(Tensor):
 
     _delta: Tensor | None
     change: WeightChange | None
+    _seen: int
+    """How often its numbers had been written into when its difference was found."""
 
     @staticmethod
     def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
         made: Difference = base.as_subclass(Difference)
-        made._delta, made.change = delta, change
+        made._delta, made.change, made._seen = delta, change, _times_written(base)
         return made
 
     @property
     def base(self) -> Tensor:
-        """h as a plain tensor."""
-        return self.as_subclass(Tensor)
+        """h as a plain tensor. Raises where it was written into by another name, so that its difference is not known."""
+        base = self.as_subclass(Tensor)
+        if _times_written(base) != self._seen:
+            raise UnsupportedModelError("a value that was written into by another name")
+        return base
 
     @property
     def delta(self) -> Tensor | None:
@@ -123,6 +128,15 @@ class Difference(Tensor):
 def base_of(x: Any) -> Any:
     """h of a `Difference` as a plain tensor; anything else as it is."""
     return x.base if isinstance(x, Difference) else x
+
+
+def was_written(x: Difference) -> None:
+    """The difference of x is that of its numbers as they are now."""
+    x._seen = _times_written(x.as_subclass(Tensor))
+
+
+def _times_written(base: Tensor) -> int:
+    return 0 if base.is_inference() else base._version
 
 
 def delta_of(x: Any) -> Tensor | None:
@@ -152,6 +166,8 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
         if func in READ_BY_PYTHON:
             raise UnsupportedModelError(f"{func.__name__} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
+    if args and isinstance(args[0], Difference) and not moves:
+        was_written(args[0])
     if not any(isinstance(leaf, Tensor) for leaf in flatten_tree(base)):
         return base
     if moves and func not in LIKE:
@@ -196,4 +212,5 @@ def _written_into(x: Any, result: Difference) -> Difference:
         raise UnsupportedModelError("a value that moves, written into a tensor that does not")
     base_of(x).copy_(base_of(result))
     x._delta, x.change = result.delta, None
+    was_written(x)
     return x

@@ -17,6 +17,7 @@ from local_elasticity.engine.difference import (
     delta_of,
     rule,
     vectorized_over_sources,
+    was_written,
 )
 from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -221,7 +222,7 @@ def _all_deltas(tensors: Sequence[Any]) -> list[Tensor]:
 @rule(Tensor.__setitem__)
 def set_item(x: Any, index: Any, value: Any) -> None:
     """x[index] = value."""
-    if not isinstance(x, Difference) or _is_part(base_of(x)):
+    if not isinstance(x, Difference):
         raise UnsupportedModelError("a value that moves, written into a part of another tensor")
     index = index if isinstance(index, tuple) else (index,)
     index = tuple(base_of(one) for one in index)
@@ -232,12 +233,7 @@ def set_item(x: Any, index: Any, value: Any) -> None:
     after[(slice(None), *index)] = 0 if moved is None else aligned(moved, base_of(x)[index].ndim)
     base_of(x)[index] = base_of(value)
     x._delta, x.change = base_of(after), None
-
-
-def _is_part(h: Tensor) -> bool:
-    """Whether a tensor was made as a part of another, or in another shape; all are views, of themselves at least."""
-    whole = h._base
-    return whole is not None and (whole.shape, whole.stride()) != (h.shape, h.stride())
+    was_written(x)
 
 
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
