@@ -98,7 +98,7 @@ class Difference(Tensor):
 
     @property
     def base(self) -> Tensor:
-        """h as a plain tensor. Raises where it was written into by another name, so that its difference is not known."""
+        """h as a plain tensor; an error where it was written into by another name, so that its δ is not known."""
         base = self.as_subclass(Tensor)
         if _times_written(base) != self._seen:
             raise UnsupportedModelError("a value that was written into by another name")

@@ -226,7 +226,7 @@ def refuse_unreached(job: Job, gradients: Params) -> None:
     that a source does not reach, which only a loop can tell from a gradient that is zero."""
     if not isinstance(job.update, FromOptimizer):
         return
-    reached = torch.stack([part.flatten(1).any(1) for part in gradients.values()])
+    reached = torch.stack([part.reshape(len(part), -1).any(1) for part in gradients.values()])
     missed = (~reached.all(1)).tolist()
     if any(missed):
         name = next(name for name, missing in zip(gradients, missed, strict=True) if missing)

@@ -20,7 +20,7 @@ from local_elasticity.engine.jacobian import left_over_gradients
 from local_elasticity.engine.job import Job, refuse_unreached
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import EmbeddingUse, LinearUse, Tape, Use
-from local_elasticity.engine.update import SGD
+from local_elasticity.engine.update import SGD, FromOptimizer
 from local_elasticity.shapes import Float
 
 ALIGNED = 16
@@ -89,17 +89,20 @@ class _Gradients:
         return made
 
     def moved(self) -> Params:
-        """The change that any other rule makes of the gradients."""
+        """The change that any other rule makes of the gradients. An optimizer skips what no source reaches."""
         job, params = self.job, self.job.bound.params
-        whole = {name: self._whole(name) for name in params}
+        skips = isinstance(job.update, FromOptimizer)
+        reached = [name for name in params if name in self.vectors or name in self.written or not skips]
+        whole = {name: self._whole(name) for name in reached}
         refuse_unreached(job, whole)
         if job.vectorizes:
             with vectorized():
                 changes: Params = vmap(job.rule, in_dims=(None, 0))(params, whole)
         else:
             each = [job.rule(params, {name: part[i] for name, part in whole.items()}) for i in range(self.c)]
-            changes = {name: torch.stack([one[name] for one in each]) for name in params}
-        return {name: Difference.of(p, self.share * changes[name]) for name, p in params.items()}
+            changes = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        moved = {name: self.share * part for name, part in changes.items()}
+        return {name: Difference.of(p, moved.get(name)) for name, p in params.items()}
 
     def _whole(self, name: str) -> Tensor:
         p = self.job.bound.params[name]

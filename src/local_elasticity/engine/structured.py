@@ -33,7 +33,7 @@ from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, products, shapes
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.update import SGD
+from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
 
@@ -144,10 +144,6 @@ class StructuredRunner:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
         if job.bound.alters_gradients:
             raise UnsupportedModelError("engine: Structured cannot run backward hooks of modules; use engine='auto'")
-        if job.unreached:
-            raise UnsupportedModelError(
-                f"engine: Structured cannot skip {job.unreached[0]}, which a source does not reach"
-            )
         self.job = job
         by_default = "split_bf16" if job.bound.device.type == "cuda" and job.k <= MOST_OUTPUTS else "float32"
         self.splits: Splits | None = {} if (precision or by_default) == "split_bf16" and _splits(job) else None
@@ -265,36 +261,40 @@ _not_two_layers: ModelCache[bool] = ModelCache()
 def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
     """Compare a few pairs with the loop, in float64 where that is possible. Raise an UnsupportedModelError if they
     differ."""
-    what = (kind, _shapes(job), job.batch, bool(getattr(job.update, "weight_decay", 0.0)))
+    decay = getattr(job.update, "weight_decay", 0.0)
+    what = (kind, _shapes(job), job.batch, bool(decay))
     at_its_own = (*what, job.update.step_size)
-    if _proved.get(job.bound, what) or _proved.get(job.bound, at_its_own):
-        return
     try:
-        if _agrees(job, kind, PROOF_STEP, PROVED, PROOF_ROUNDING):
-            _proved.put(job.bound, what, True)
-            return
-        agrees = _agrees(job, kind, job.update.step_size, PROVED_AT_ITS_OWN, 0.0)
+        if not (_proved.get(job.bound, what) or _proved.get(job.bound, at_its_own)):
+            if _agrees(job, kind, SGD(PROOF_STEP, decay), PROVED, PROOF_ROUNDING):
+                _proved.put(job.bound, what, True)
+            elif _agrees(job, kind, SGD(job.update.step_size, decay), PROVED_AT_ITS_OWN, 0.0):
+                _proved.put(job.bound, at_its_own, True)
+            else:
+                raise UnsupportedModelError(f"engine: {name} differs from the loop on this model; use engine='auto'")
+        by_rule = (*what, type(job.update))
+        if not (job.plain or isinstance(job.update, SGD) or _proved.get(job.bound, by_rule)):
+            if not _agrees(job, kind, job.update, PROVED_AT_ITS_OWN, PROOF_ROUNDING):
+                rule = type(job.update).__name__
+                raise UnsupportedModelError(f"engine: {name} differs from the loop for steps of {rule} on this model")
+            _proved.put(job.bound, by_rule, True)
     except UnsupportedModelError:
         raise
     except Exception as reason:  # whatever a forward pass raises that was not made for float64
         if not may_be_passed_over(reason):
             raise
         raise UnsupportedModelError(f"engine: {name} could not be checked against the loop ({reason})") from reason
-    if not agrees:
-        raise UnsupportedModelError(f"engine: {name} differs from the loop on this model; use engine='auto'")
-    _proved.put(job.bound, at_its_own, True)
 
 
-def _agrees(job: Job, kind: Callable[[Job], Runner], step_size: float, of_norm: float, of_largest: float) -> bool:
+def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: float, of_largest: float) -> bool:
     """Whether a few pairs differ from the loop's by less than these shares of the row's norm and of the largest
     prediction, in float64 where that is possible.
     """
     device = job.bound.device
     rows, some = spread(job.n, PROOF_SOURCES, device), spread(job.m, PROOF_TARGETS, device)
-    update = SGD(step_size, getattr(job.update, "weight_decay", 0.0))
     dtype = torch.float32 if job.bound.device.type == "mps" else torch.float64
     with job.bound.problem.to(dtype).bound() as bound:
-        few = replace(job, update=update, plain=update.plain).again(bound, rows)
+        few = replace(job, update=update, plain=isinstance(update, SGD) and update.plain).again(bound, rows)
         few = replace(few, target_inputs=take(few.target_inputs, some))
         unit = max(torch.finfo(dtype).eps, few.rounding_inside())
         looped = LoopedRunner(few)

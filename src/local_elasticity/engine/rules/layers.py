@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.changes import LowRank, TokenRows, WeightChange
+from local_elasticity.engine.changes import LowRank, WeightChange
 from local_elasticity.engine.difference import Pair, base_of, change_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.products import Term, Windows, total_of
@@ -77,10 +77,8 @@ def _keeps_vectors(change: WeightChange) -> bool:
     return all(part.pays for part in change.parts if isinstance(part, LowRank))
 
 
-def _along_vectors(
-    change: WeightChange, base: Tensor, moved: Tensor | None, c: int, transposed: bool
-) -> list[Term]:
-    """ΔW (h + δ) = Σ_l q_l (a_l·(h + δ)). A weight may have been met from the other side, where a and q change places."""
+def _along_vectors(change: WeightChange, base: Tensor, moved: Tensor | None, c: int, transposed: bool) -> list[Term]:
+    """ΔW (h + δ) = Σ_l q_l (a_l·(h + δ)); a and q change places where the weight was met from the other side."""
     terms = []
     for part in change.parts:
         if isinstance(part, LowRank):
@@ -91,8 +89,8 @@ def _along_vectors(
 
 
 def _at_tokens(change: WeightChange, base: Tensor, moved: Tensor | None, total: Tensor, transposed: bool) -> Tensor:
-    """ΔW (h + δ) where rows of the weight belong to tokens: g_l·(h + δ) at the output of the token; from the other side,
-    g_l times the token's entry of h + δ."""
+    """ΔW (h + δ) where rows of the weight belong to tokens: g_l·(h + δ) at the output of the token; from the other
+    side, g_l times the token's entry of h + δ."""
     for part in change.parts:
         if isinstance(part, LowRank):
             continue
