@@ -109,11 +109,14 @@ class Job:
     @cached_property
     def unreached(self) -> list[str]:
         """The parameters that a step of an optimizer skips, because the first source does not reach them."""
-        if self.plain or not isinstance(self.update, FromOptimizer):
-            return []
-        inputs, labels = self.source(0)
+        return [] if self.plain or not isinstance(self.update, FromOptimizer) else self.unreached_by(0)
+
+    def unreached_by(self, row: int) -> list[str]:
+        """The parameters that no gradient of this source arrives at, not even a zero."""
+        inputs, labels = self.source(row)
         leaves = {name: p.detach().requires_grad_() for name, p in self.bound.params.items()}
-        outputs = self.bound.outputs(leaves, inputs)
+        with torch.enable_grad():
+            outputs = self.bound.outputs(leaves, inputs)
         along = self.bound.loss_gradients(outputs, labels[None])[0].view_as(outputs)
         found = gradient(outputs, leaves, along, reached=True)
         return [name for name in leaves if name not in found]
@@ -221,16 +224,16 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
 
 
-def refuse_unreached(job: Job, gradients: Params) -> None:
-    """Raise an UnsupportedModelError where some sources [c, …] have no gradient at a parameter: an optimizer skips one
-    that a source does not reach, which only a loop can tell from a gradient that is zero."""
+def refuse_unreached(job: Job, gradients: Params, start: int) -> None:
+    """Raise an UnsupportedModelError where some of the sources from `start` on, [c, …], do not reach a parameter that
+    others reach: an optimizer skips it for those alone. A gradient that is zero may mean that, or not."""
     if not isinstance(job.update, FromOptimizer):
         return
     reached = torch.stack([part.reshape(len(part), -1).any(1) for part in gradients.values()])
-    missed = (~reached.all(1)).tolist()
-    if any(missed):
-        name = next(name for name, missing in zip(gradients, missed, strict=True) if missing)
-        raise UnsupportedModelError(f"engine: some sources have no gradient at {name}, which the optimizer may skip")
+    for row in torch.nonzero(~reached.all(0)).flatten().tolist():
+        missed = [name for name in job.unreached_by(start + row) if name in gradients]
+        if missed:
+            raise UnsupportedModelError(f"engine: a source does not reach {missed[0]}, which the optimizer may skip")
 
 
 def check_network(

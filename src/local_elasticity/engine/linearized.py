@@ -178,7 +178,7 @@ class LinearizedRunner:
             change = (-job.update.step_size * g * self.kernel[start:stop])[:, :, None]
         else:
             some = jacobians.take(slice(start, stop)).along(g)
-            change = self._along(list(_by_layer(some)))(_by_layer(jacobians))
+            change = self._along(list(_by_layer(some)), start)(_by_layer(jacobians))
         return loss_gradient, change, own_change(change, start)
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,7 +187,8 @@ class LinearizedRunner:
         tape = self.coverage.record(job.bound, examples)
         loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]
-        along = self._along(list(self._arranged(layers_along(job.bound, self.coverage, tape, examples, cotangents))))
+        layers = self._arranged(layers_along(job.bound, self.coverage, tape, examples, cotangents))
+        along = self._along(list(layers), start)
         blocks = range(0, job.m, self.block)
         target_change = torch.cat([along(self._layers_of(slice(i, i + self.block))) for i in blocks], dim=1)
         if job.targets_are_sources:
@@ -208,11 +209,11 @@ class LinearizedRunner:
         tape = self.coverage.record(self.job.bound, inputs)
         return layers_along(self.job.bound, self.coverage, tape, inputs, every_output(tape))
 
-    def _along(self, sources: list[Factors]) -> Callable[[Iterable[Factors]], Tensor]:
+    def _along(self, sources: list[Factors], start: int) -> Callable[[Iterable[Factors]], Tensor]:
         """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
         if self.job.plain:
             return partial(self._plain_change, sources)
-        moved = self._moved(_together(sources))
+        moved = self._moved(_together(sources), start)
         return lambda of: _summed(contract(moved, layer) for layer in of)
 
     def _plain_change(self, sources: list[Factors], of: Iterable[Factors]) -> Tensor:
@@ -221,14 +222,14 @@ class LinearizedRunner:
         products: Tensor = met[:, 0].unflatten(0, (-1, self.job.batch)).sum(1)
         return -self.job.update.step_size * products
 
-    def _moved(self, gradients: Factors) -> Matrices:
+    def _moved(self, gradients: Factors, start: int) -> Matrices:
         """The displacement that each row's gradient makes under a rule, [c, p_name]."""
         job, params = self.job, self.job.bound.params
         summed = {
             name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *params[name].shape)
             for name, part in gradients.matrices().items()
         }
-        refuse_unreached(job, summed)
+        refuse_unreached(job, summed, start)
         if job.vectorizes:
             moved: Params = vmap(job.rule, in_dims=(None, 0))(params, summed)
         else:

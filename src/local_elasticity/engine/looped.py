@@ -136,11 +136,8 @@ def realized_step(params: Params, after: Params, gradient: Params, moved: Params
 def _stands_for(shapes: tuple[tuple[str, torch.Size], ...], device: torch.device) -> Tensor:
     """How many weights each of those that are looked at stands for."""
     with torch.no_grad():
-        looked_at = [_sampled(torch.empty(shape, device="meta")).numel() for _, shape in shapes]
-        each = [
-            torch.full((count,), shape.numel() / count) for (_, shape), count in zip(shapes, looked_at, strict=True)
-        ]
-        return torch.cat(each).to(device)
+        sizes = [(shape.numel(), _sampled(torch.empty(shape, device="meta")).numel()) for _, shape in shapes]
+        return torch.cat([torch.full((count,), size / count, device=device) for size, count in sizes])
 
 
 def _sampled(tensor: Tensor) -> Tensor:

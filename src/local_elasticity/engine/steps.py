@@ -37,14 +37,14 @@ class Steps:
     @classmethod
     def on(cls, job: Job, coverage: Coverage, start: int, stop: int, share: float = 1.0) -> Steps:
         """One backward pass over the sources start … stop − 1; the parameters change by this share of a step."""
-        bound, c = job.bound, stop - start
+        bound = job.bound
         inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
         tape = coverage.record(bound, inputs)
         loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)
         uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         with torch.no_grad():
-            gradients = _Gradients(job, tape, uses, c, share)
+            gradients = _Gradients(job, tape, uses, slice(start, stop), share)
             if coverage.unsupported:
                 gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
             made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
@@ -54,8 +54,10 @@ class Steps:
 class _Gradients:
     """∇_w ℓ of c sources: as vectors where a weight has those, else written out."""
 
-    def __init__(self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], c: int, share: float) -> None:
-        self.job, self.c, self.share = job, c, share
+    def __init__(
+        self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], start: int, stop: int, share: float
+    ) -> None:
+        self.job, self.start, self.c, self.share = job, start, stop - start, share
         self.vectors: dict[str, list[LowRank | TokenRows]] = {}
         self.written: Params = {}
         for use, q in uses:
@@ -94,7 +96,7 @@ class _Gradients:
         skips = isinstance(job.update, FromOptimizer)
         reached = [name for name in params if name in self.vectors or name in self.written or not skips]
         whole = {name: self._whole(name) for name in reached}
-        refuse_unreached(job, whole)
+        refuse_unreached(job, whole, self.start)
         if job.vectorizes:
             with vectorized():
                 changes: Params = vmap(job.rule, in_dims=(None, 0))(params, whole)
