@@ -134,7 +134,7 @@ def chart(results: dict[str, Any], path: Path) -> None:
     axes.minorticks_off()
     axes.set_xlabel("times as fast as a good hand-written loop")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     figure.savefig(path, metadata={"Date": None})
 
 

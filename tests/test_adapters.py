@@ -162,8 +162,9 @@ def test_a_language_model_moves_by_its_log_probabilities():
 @pytest.mark.parametrize(
     ("ids", "mask", "words"),
     [
-        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [0, 1, 1]], "attention_mask: row 1 is not ones and then zeros; pad on"),
+        ([[0, 1, 2], [3, 4, 5]], [[1, 1, 0], [0, 1, 1]], "attention_mask: row 1 is not ones with zeros on one side"),
         ([[0, 1, 2, 3]], [[1, 0, 1, 0]], "attention_mask: row 0 is not ones"),
+        ([[0, 1, 2, 3]], [[1, 0, 1, 1]], "attention_mask: row 0 is not ones"),
         ([[0, 1, 2]], [[2, 2, 2]], "attention_mask: row 0 is not ones"),
         ([[0, 1, 2], [3, 4, 5]], [[1, 1, 1], [1, 0, 0]], "input_ids: sequence 1 has fewer than two tokens"),
         ([[0], [1]], None, "input_ids: sequence 0 has fewer than two tokens"),
@@ -176,6 +177,73 @@ def test_padding_that_would_be_misread_is_refused(ids, mask, words):
         sequences(torch.tensor(ids), mask)
     with pytest.raises(ValueError, match=words):
         token_sources({"input_ids": torch.tensor(ids), "attention_mask": torch.ones(2, 1) if mask is None else mask})
+
+
+def test_padding_on_the_left_and_on_the_right_give_the_same():
+    model = Bigrams().double()
+    right = sequences(torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]))
+    left = sequences(torch.tensor([[1, 2, 3], [0, 4, 5]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
+    assert all(torch.equal(right[0][key], left[0][key]) for key in right[0])
+    assert torch.equal(right[1], left[1])
+    found = le.respond(sequence_problem(model), left).target_change
+    assert torch.equal(found, le.respond(sequence_problem(model), right).target_change)
+
+
+def test_a_prompt_is_read_and_not_predicted():
+    """Answer-only training, against a step on a copy of the model, written out."""
+    model = Bigrams().double()
+    ids, labels = torch.tensor([[1, 2, 3, 4], [5, 6, 1, 2]]), torch.tensor([[-100, -100, 3, 4], [-100, 6, 1, 2]])
+    sources = sequences({"input_ids": ids, "labels": labels})
+    assert sources[1].tolist() == [2, 3]
+
+    def log_p(net):
+        p = net(ids).log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+        return (p * (labels[:, 1:] != -100)).sum(1)
+
+    stepped = Bigrams().double()
+    stepped.load_state_dict(model.state_dict())
+    (-log_p(stepped)[0] / 2).backward()
+    torch.optim.SGD(stepped.parameters(), lr=0.1).step()
+    found = le.respond(sequence_problem(model), sources, update=le.SGD(0.1)).target_change[0, :, 0]
+    assert torch.allclose(found, (log_p(stepped) - log_p(model)).detach())
+    assert token_sources(sources[0])[1].tolist() == [[-100, 3, 4], [6, 1, 2]]
+
+
+def test_batches_of_several_lengths_are_padded_to_one():
+    batches = [
+        {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[-100, 2, 3]])},
+        {"input_ids": torch.tensor([[4, 5]]), "attention_mask": torch.ones(1, 2).long()},
+    ]
+    inputs, counts = sequences(batches)
+    assert inputs["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert counts.tolist() == [2, 1]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    assert torch.equal(sequences(loader)[0]["input_ids"], inputs["input_ids"])
+
+
+def test_some_parameters_of_a_language_model_step():
+    problem = sequence_problem(Bigrams().double(), params="head")
+    assert problem.stepped == ("model.head.weight", "model.head.bias")
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([[-100, -100]])},
+            "labels: no token of sequence 0",
+        ),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([[1]])},
+            "labels: expected the shape of input_ids",
+        ),
+        ({"tokens": torch.tensor([[1, 2]])}, "input_ids: expected tokens, or batches with input_ids, got dict"),
+        ([], "input_ids: there are no batches"),
+    ],
+)
+def test_batches_that_say_nothing_are_refused(batch, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        sequences(batch)
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])

@@ -1,5 +1,8 @@
 """Structured: exact on any network it can read, at any step size, in float32 too; and plain about what it cannot."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +14,7 @@ import local_elasticity as le
 from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.memory import Live
-from local_elasticity.engine.structured import StructuredRunner, two_layer_runner
+from local_elasticity.engine.structured import StructuredRunner, readable, two_layer_runner
 from tests.test_engines import assert_same_rows
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
 
@@ -448,3 +451,9 @@ def test_a_model_that_wants_its_numbers_in_order():
     expected = le.respond(problem, sources, update=le.SGD(0.1), engine="looped")
     assert found.engine == "structured"
     assert (found.target_change - expected.target_change).norm() <= 1e-10 * expected.target_change.norm()
+
+
+def test_the_docs_name_every_function_that_is_read():
+    page = (Path(__file__).parent.parent / "docs" / "how-to" / "structured.md").read_text()
+    rows = [set(re.findall(r"`(\w+)`", line)) for line in page.splitlines() if line.startswith("|")][2:]
+    assert rows == [set(names) - {"atan"} for names in readable().values()]

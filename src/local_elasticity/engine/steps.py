@@ -54,10 +54,8 @@ class Steps:
 class _Gradients:
     """∇_w ℓ of c sources: as vectors where a weight has those, else written out."""
 
-    def __init__(
-        self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], start: int, stop: int, share: float
-    ) -> None:
-        self.job, self.start, self.c, self.share = job, start, stop - start, share
+    def __init__(self, job: Job, tape: Tape, uses: list[tuple[Use, Tensor]], rows: slice, share: float) -> None:
+        self.job, self.start, self.c, self.share = job, rows.start, rows.stop - rows.start, share
         self.vectors: dict[str, list[LowRank | TokenRows]] = {}
         self.written: Params = {}
         for use, q in uses:

@@ -1,38 +1,67 @@
 """Causal language models: one number a sequence (its log-probability), or every next-token distribution.
 
 Both take a model that returns logits [b, T, V], or an object with `.logits`, as Hugging Face models do. Sources are
-made by `sequences(input_ids, attention_mask)`; padding comes last and is left out of everything.
+made by `sequences(...)`: of tokens with a mask, of a batch as a tokenizer makes it, or of several. Padding, on either
+side, and tokens with the label −100, such as those of a prompt, count for nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from local_elasticity.engine.inputs import read_apart
+from local_elasticity.engine.loss import IGNORED
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.relative import kl, relative
 
+Batch = Mapping[str, Tensor]
+"""`input_ids` [b, T], and perhaps `attention_mask` and `labels` of the same shape, as tokenizers make it."""
 
-def sequences(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+
+def sequences(
+    input_ids: Tensor | Batch | Iterable[Batch], attention_mask: Tensor | None = None, labels: Tensor | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
     """Sources for the problems below: the tokens, and of each sequence how many of them are predicted.
 
-    >>> inputs, lengths = sequences(torch.tensor([[5, 3, 2], [4, 1, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]))
-    >>> lengths
-    tensor([2., 1.])
+    Args:
+        input_ids: tokens [b, T]; or a batch with `input_ids` and perhaps `attention_mask` and `labels`; or several
+            batches, such as a DataLoader of them, which are padded to one length.
+        attention_mask: 1 at tokens, 0 at padding, which is on the right or on the left.
+        labels: −100 at tokens that are not to be predicted, such as those of a prompt; the tokens themselves elsewhere.
+
+    Returns:
+        The inputs, padded on the right, and the numbers of predicted tokens [b].
+
+    >>> inputs, lengths = sequences(torch.tensor([[5, 3, 2], [0, 4, 1]]), torch.tensor([[1, 1, 1], [0, 1, 1]]))
+    >>> inputs["input_ids"][1], lengths
+    (tensor([4, 1, 0]), tensor([2., 1.]))
+    >>> sequences({"input_ids": torch.tensor([[5, 3, 2]]), "labels": torch.tensor([[-100, -100, 2]])})[1]
+    tensor([1.])
     """
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    _check(input_ids, mask)
-    return {"input_ids": input_ids, "attention_mask": mask}, mask[:, 1:].sum(1).float()
+    if isinstance(input_ids, Tensor):
+        batch = _read(input_ids, attention_mask, labels)
+    elif isinstance(input_ids, Mapping):
+        batch = _read_batch(input_ids)
+    else:
+        batch = _joined(list(read_apart(input_ids, _read_batch)))
+    counted = _predicted(**batch).sum(1).float()
+    if bool((counted == 0).any()):
+        row = int((counted == 0).nonzero()[0])
+        raise ValueError(f"labels: no token of sequence {row} is predicted; leave it out, or give it a label")
+    return batch, counted
 
 
-def sequence_problem(model: nn.Module) -> Problem:
+def sequence_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] | None = None) -> Problem:
     """The output is log p(sequence), the loss its negative mean over tokens, as in training.
 
-    |change| of the output, `"relative"`, then compares by how many nats sequences became more or less likely.
+    |change| of the output, `"relative"`, then compares by how many nats sequences became more or less likely. `params`
+    selects the parameters that step, as for `Problem.of`; their names begin with `model.` here.
 
     >>> import local_elasticity as le
     >>> model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
@@ -41,12 +70,13 @@ def sequence_problem(model: nn.Module) -> Problem:
     >>> S.diagonal()
     tensor([1., 1., 1.])
     """
-    return Problem.of(_LogProbability(model), _mean_over_tokens, kind="numbers")
+    return Problem.of(_LogProbability(model), _mean_over_tokens, kind="numbers", params=params)
 
 
-def token_problem(model: nn.Module) -> Problem:
-    """The outputs are the logits of every next token, [T − 1, V], zero at padding; measure them with `token_kl`."""
-    return Problem.of(_NextTokens(model), _token_loss, kind="numbers")
+def token_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] | None = None) -> Problem:
+    """The outputs are the logits of every next token, [T − 1, V], zero where none is predicted; measure them with
+    `token_kl`."""
+    return Problem.of(_NextTokens(model), _token_loss, kind="numbers", params=params)
 
 
 def token_kl(vocabulary: int) -> Any:
@@ -71,31 +101,75 @@ def token_kl(vocabulary: int) -> Any:
     return measure
 
 
-def token_sources(inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """Sources for `token_problem`: the labels are the next tokens, −100 at padding.
+def token_sources(inputs: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """Sources for `token_problem`: the labels are the next tokens, −100 where none is predicted. `inputs` are those of
+    `sequences`, or a batch that it takes.
 
     >>> token_sources(sequences(torch.tensor([[5, 3, 2], [4, 1, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]))[0])[1]
     tensor([[   3,    2],
             [   1, -100]])
     """
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    _check(ids, mask)
-    return inputs, torch.where(mask[:, 1:].bool(), ids[:, 1:], torch.full_like(ids[:, 1:], -100))
+    batch = dict(inputs) if "predicted" in inputs else _read_batch(inputs)
+    return batch, torch.where(_predicted(**batch), batch["input_ids"][:, 1:], IGNORED)
 
 
-def _check(input_ids: Tensor, mask: Tensor) -> None:
-    """Ones and then zeros, at least two ones: the model is not shown the mask, and the first token is not predicted."""
+def _predicted(input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+    """Which of the next tokens [b, T − 1] count."""
+    return (attention_mask if predicted is None else predicted)[:, 1:].bool()
+
+
+def _read_batch(batch: Batch) -> dict[str, Tensor]:
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise TypeError(f"input_ids: expected tokens, or batches with input_ids, got {type(batch).__name__}")
+    return _read(batch["input_ids"], batch.get("attention_mask"), batch.get("labels"))
+
+
+def _read(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Tensor]:
+    """One batch, padded on the right; with what is predicted, where labels say that."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    _check(input_ids, mask, labels)
+    batch = {"input_ids": input_ids, "attention_mask": mask}
+    if labels is not None:
+        batch["predicted"] = ((labels != IGNORED) & mask.bool()).to(mask.dtype)
+    if bool(mask[:, -1].all()) and not bool(mask.all()):
+        order = mask.argsort(dim=1, descending=True, stable=True)
+        batch = {name: part.gather(1, order) for name, part in batch.items()}
+    return batch
+
+
+def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches of several lengths as one."""
+    if not batches:
+        raise ValueError("input_ids: there are no batches")
+    longest = max(batch["input_ids"].shape[1] for batch in batches)
+    keys = {key for batch in batches for key in batch}
+
+    def part(batch: dict[str, Tensor], key: str) -> Tensor:
+        found = batch["attention_mask"] if key == "predicted" and key not in batch else batch[key]
+        return F.pad(found, (0, longest - found.shape[1]))
+
+    return {key: torch.cat([part(batch, key) for batch in batches]) for key in sorted(keys)}
+
+
+def _check(input_ids: Tensor, mask: Tensor, labels: Tensor | None) -> None:
+    """Ones with zeros on one side, at least two ones: the model is not shown the mask, and the first token is not
+    predicted."""
     if input_ids.ndim != 2 or mask.shape != input_ids.shape:
         raise ValueError(
             f"input_ids, attention_mask: expected two tensors [b, T], got {list(input_ids.shape)} and "
             f"{list(mask.shape)}"
         )
+    if labels is not None and labels.shape != input_ids.shape:
+        raise ValueError(f"labels: expected the shape of input_ids, {list(input_ids.shape)}, got {list(labels.shape)}")
     seen = mask.bool()
-    gaps = (seen[:, 1:] & ~seen[:, :-1]).any(1) | (mask != seen).any(1)
+    starts = (
+        (seen[:, 1:] & ~seen[:, :-1]).any(1) if not bool(seen[:, -1].all()) else (seen[:, :-1] & ~seen[:, 1:]).any(1)
+    )
+    gaps = starts | (mask != seen).any(1)
     if gaps.any():
         raise ValueError(
-            f"attention_mask: row {int(gaps.nonzero()[0])} is not ones and then zeros; pad on the right, for example "
-            'tokenizer.padding_side = "right"'
+            f"attention_mask: row {int(gaps.nonzero()[0])} is not ones with zeros on one side; pad all sequences "
+            'on the right, or all on the left, for example tokenizer.padding_side = "right"'
         )
     short = seen.sum(1) < 2
     if short.any():
@@ -106,23 +180,26 @@ def _check(input_ids: Tensor, mask: Tensor) -> None:
 
 
 class _NextTokens(nn.Module):
-    """The logits of the next tokens, zero at padding. Padding comes last, so that a causal model needs no mask."""
+    """The logits of the next tokens, zero where none is predicted. Padding comes last, so that a causal model needs no
+    mask."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
         out = self.model(input_ids)
         logits: Tensor = getattr(out, "logits", out)
-        return logits[:, :-1] * attention_mask[:, 1:, None]
+        counted = attention_mask if predicted is None else predicted
+        return logits[:, :-1] * counted[:, 1:, None]
 
 
 class _LogProbability(_NextTokens):
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        log_p = super().forward(input_ids, attention_mask).log_softmax(-1)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+        log_p = super().forward(input_ids, attention_mask, predicted).log_softmax(-1)
         taken = log_p.gather(-1, input_ids[:, 1:, None])[..., 0]
-        return (taken * attention_mask[:, 1:]).sum(1, keepdim=True)
+        counted = attention_mask if predicted is None else predicted
+        return (taken * counted[:, 1:]).sum(1, keepdim=True)
 
 
 def _mean_over_tokens(log_probability: Tensor, lengths: Tensor) -> Tensor:
@@ -130,4 +207,4 @@ def _mean_over_tokens(log_probability: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
