@@ -4,14 +4,15 @@
     python benchmarks/modern.py --device cuda --only "ViT-B/16"    # one of them, printed
     python benchmarks/modern.py                                    # small networks on the CPU
 
-A loop takes one `torch.func.functional_call` with stepped parameters for each source, all targets in one pass. Loop and
-`auto` take turns; a figure is the median of its turns, `auto`'s first call aside. Weights and inputs are random. A few
-rows are compared with a loop in float64.
+A loop takes one `torch.func.functional_call` with stepped parameters for each source, all targets in one pass; a naive
+one copies the model and steps it by torch.optim. Loops and `auto` take turns; a figure is the median of its turns,
+`auto`'s first call aside. Weights and inputs are random. A few rows are compared with a loop in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -119,11 +120,61 @@ NETWORKS: dict[str, Callable[[], Job]] = {
     ),
 }
 
+
+class Mixer(nn.Module):
+    """Patches, and two MLPs by turns over places and channels."""
+
+    def __init__(self, width: int = 64, places: int = 64) -> None:
+        super().__init__()
+        self.patches, self.norms = nn.Conv2d(3, width, 4, 4), nn.ModuleList(nn.LayerNorm(width) for _ in range(4))
+        self.over_places = nn.ModuleList(_mlp(places, 2 * places) for _ in range(2))
+        self.over_channels = nn.ModuleList(_mlp(width, 2 * width) for _ in range(2))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        for i, (places, channels) in enumerate(zip(self.over_places, self.over_channels, strict=True)):
+            x = x + places(self.norms[2 * i](x).transpose(1, 2)).transpose(1, 2)
+            x = x + channels(self.norms[2 * i + 1](x))
+        found: Tensor = self.head(x.mean(1))
+        return found
+
+
+def _mlp(width: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.RNNBase], hidden: int) -> None:
+        super().__init__()
+        self.layer, self.head = layer(32, hidden, batch_first=True), nn.Linear(hidden, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layer(x)[0][:, -1])
+        return found
+
+
+def signals(model: nn.Module) -> Job:
+    problem = le.Problem.of(model.eval(), "cross_entropy")
+    return Job(problem, torch.randn(50, 20, 32), torch.arange(50) % 10)
+
+
+def small_cnn() -> nn.Module:
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(1024, 80), nn.ReLU(), nn.Linear(80, 10)
+    )
+
+
 SMALL: dict[str, Callable[[], Job]] = {
     "ViT, 100 000": lambda: images(lambda: vit(64, 2, 4, 4, 32), n=50, size=32, output=logits),
     "GPT, 100 000": lambda: text(
         gpt2(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64), 256, n=50, length=32
     ),
+    "MLP-Mixer, 100 000": lambda: images(Mixer, n=50, size=32),
+    "LSTM, 100 000": lambda: signals(Recurrent(nn.LSTM, 140)),
+    "GRU, 100 000": lambda: signals(Recurrent(nn.GRU, 160)),
+    "CNN, 100 000": lambda: images(small_cnn, n=50, size=32),
 }
 
 
@@ -156,6 +207,29 @@ def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tens
     return torch.stack(changes).flatten(2)
 
 
+def naive_loop(job: Job, rows: range) -> Tensor:
+    """For each source: a copy of the model, one step of torch.optim, one pass of all targets, subtract."""
+    problem = job.problem
+    read = problem.output or (lambda result: result)
+
+    def outputs(model: nn.Module, x: Any) -> Tensor:
+        found: Tensor = read(model(**x) if isinstance(x, dict) else model(x))
+        return found
+
+    with torch.no_grad():
+        before = outputs(problem.model, job.inputs)
+    changes = []
+    for row in rows:
+        model = copy.deepcopy(problem.model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=STEP_SIZE)
+        one = tree_map(lambda leaf, row=row: leaf[row : row + 1], job.inputs)
+        problem.loss(outputs(model, one), job.labels[row : row + 1]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            changes.append(outputs(model, job.inputs) - before)
+    return torch.stack(changes).flatten(2)
+
+
 def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -178,19 +252,22 @@ def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, e
 
     first, response = timed(lambda: ours(engine=engine), device)
     good_loop(job, range(1))
-    loops, autos = [], []
+    loops, naive, autos = [], [], []
     for _ in range(TURNS):
         loops.append(timed(lambda: good_loop(job, range(job.n)), device)[0])
+        naive.append(timed(lambda: naive_loop(job, range(job.n)), device)[0])
         seconds, response = timed(lambda: ours(engine=engine), device)
         autos.append(seconds)
     found = {
         "loop_s": statistics.median(loops),
+        "naive_s": statistics.median(naive),
         "auto_s": statistics.median(autos),
         "first_s": first,
         "engine": response.engine,
         "notes": list(response.notes),
     }
     found["loop / auto"] = found["loop_s"] / found["auto_s"]
+    found["naive / auto"] = found["naive_s"] / found["auto_s"]
     found |= agreement(job, response)
     if linear:
         timed(lambda: ours(engine="linearized"), device)

@@ -315,10 +315,12 @@ def _shapes(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 def _splits(job: Job) -> bool:
-    """Whether products by parts can be had; not where a GPU records, since the parts of weights are kept."""
-    if job.bound.dtype != torch.float32 or job.bound.device.type != "cuda":
+    """Whether products by parts can be had: on a GPU with tensor cores for bfloat16, and not while it records, since
+    the parts of weights are kept."""
+    if job.bound.dtype != torch.float32 or job.bound.device.type != "cuda" or torch.version.hip is not None:
         return False
-    return not torch.cuda.is_current_stream_capturing()
+    has_cores = torch.cuda.get_device_capability(job.bound.device) >= (8, 0)
+    return has_cores and not torch.cuda.is_current_stream_capturing()
 
 
 def _tile_bytes(job: Job) -> int:
