@@ -7,6 +7,8 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import explicit_columns
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.memory import Live
 from local_elasticity.engine.model_cache import ModelCache
 from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
 from tests.test_engines import assert_same_rows
@@ -217,3 +219,98 @@ def test_a_batch_taken_in_pieces_is_measured_right(whole):
     one_by_one = torch.stack([torch.cat([le.ntk(problem, a[None], b[None])[0] for b in x]) for a in x[:3]])
     assert torch.allclose(le.ntk(problem, x)[:3], one_by_one)
     assert torch.allclose(le.stiffness(problem, (x, y)).diagonal(), torch.ones(30).double())
+
+
+class RarelyMasked(nn.Module):
+    """A parameter that most batches do not meet, in a function that the tape does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.token, self.head = nn.Linear(4, 6), nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h, mask = torch.tanh(self.first(x)), x[:, :1] > 2
+        return self.head(torch.where(mask, self.token, h) if mask.any() else h)
+
+
+class Ragged(nn.Module):
+    """Examples of several lengths, side by side without padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(1, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        there = x > 0
+        rows = torch.nonzero(there)[:, 0]
+        h = torch.tanh(self.embed(x[there][:, None]))
+        belongs = torch.nn.functional.one_hot(rows, len(x)).to(x.dtype)
+        return self.head(torch.einsum("ln,ld->nd", belongs, h))
+
+
+@pytest.mark.parametrize("engine", ["auto", "structured", "linearized"])
+@pytest.mark.parametrize("model", [RarelyMasked, Ragged])
+def test_what_the_first_examples_do_not_show_is_not_lost(model, engine):
+    """Neither in the same call nor after one in which nothing of it was seen."""
+    torch.manual_seed(0)
+    problem = le.Problem.of(model().double(), "cross_entropy")
+    plain = torch.rand(24, 4).double() + 0.1
+    odd = plain.clone()
+    if model is Ragged:
+        odd[3, 1:], odd[5, 2:] = -1, -1
+    else:
+        odd[[3, 5, 10], 0] = 3
+    labels = torch.arange(24) % 2
+    for x in (plain, odd):
+        found = le.respond(problem, (x, labels), update=le.SGD(1e-7), engine=engine).target_change
+        expected = le.respond(problem, (x, labels), update=le.SGD(1e-7), engine="looped").target_change
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-13)
+
+
+class BothWays(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 2)
+
+    def forward(self, x):
+        linear = torch.nn.functional.linear
+        return self.head(torch.tanh(linear(torch.tanh(linear(x, self.weight)), self.weight.t())))
+
+
+def test_a_weight_and_what_is_made_of_it_are_one():
+    net, x = BothWays().double(), torch.randn(5, 4).double()
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(o, list(net.parameters()), retain_graph=True)])
+        for one in x
+        for o in net(one[None])[0]
+    ]
+    J = torch.stack(rows).reshape(5, 2, -1).flatten(1)
+    problem = le.Problem.of(net, "cross_entropy")
+    assert torch.allclose(le.ntk(problem, x), J @ J.T)
+    sources, small = (x, torch.arange(5) % 2), le.SGD(1e-7)
+    found = le.respond(problem, sources, update=small, engine="linearized").target_change
+    assert torch.allclose(found, le.respond(problem, sources, update=small, engine="looped").target_change, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["structured", "linearized"])
+def test_one_target_does_not_say_where_examples_are(engine):
+    torch.manual_seed(0)
+    problem = le.Problem.of(SequenceFirst().double(), "mse")
+    x, y = torch.randn(6, 6, 4).double(), torch.randn(6, 2).double()
+    for targets in ((x[:1], None), (x, None)):
+        found = le.respond(problem, (x, y), targets, update=le.SGD(1e-7), engine=engine).target_change
+        expected = le.respond(problem, (x, y), targets, update=le.SGD(1e-7), engine="looped").target_change
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", [le.Structured(), le.Linearized()], ids=str)
+def test_steps_that_are_written_out_fit_the_memory(engine):
+    net = nn.Sequential(nn.Linear(4, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 2))
+    memory = 2**24
+    with le.Problem.of(net, "cross_entropy").bound() as bound:
+        sources = torch.randn(100, 4), torch.arange(100) % 2
+        job = Job.read(bound, sources, torch.randn(5, 4), le.Adam(1e-3), memory=memory)
+        runner = engine.runner(job)
+        with Live() as live:
+            runner.rows(0, runner.chunk)
+    assert live.most < 1.5 * memory

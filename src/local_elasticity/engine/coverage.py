@@ -50,7 +50,7 @@ class Coverage:
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
         """The layout of this network for such inputs, found once and remembered."""
-        shapes = _shapes(inputs)
+        shapes = _shapes(inputs), min(count(inputs), CANDIDATES)
         found = _coverages.get(bound, shapes)
         if found is None:
             try:
@@ -91,8 +91,9 @@ class Coverage:
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
         at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
-        understood = [name for name in leaves if _is_right(name, tape, at_uses, right[name])]
-        used = Counter(name for use in tape.uses for name in use.names)
+        known = () if tape.ragged else leaves
+        understood = [name for name in known if _is_right(name, tape, at_uses, right[name])]
+        used = Counter(root for use in tape.uses for root in tape.roots(use.names))
         low_rank = [
             name
             for use, q in at_uses
@@ -115,7 +116,8 @@ class Coverage:
         met = {use.meeting for use in tape.uses}
         strange = {name for use in tape.uses if not self._places(use) for name in use.names}
         missing = {name for meeting in self.placements if meeting not in met for name in meeting[1:3] if name}
-        otherwise = tape.roots(strange | missing) & set(self.understood)
+        otherwise = (tape.roots(strange | missing) | tape.unread) & set(self.understood)
+        otherwise |= set(self.understood) if tape.ragged else set()
         if otherwise:
             raise ReusedParameterError(frozenset(otherwise))
         return replace(tape, uses=tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses))
@@ -143,7 +145,7 @@ def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage]
             return work(coverage)
         except ReusedParameterError as error:
             coverage = coverage.without(error.names)
-            _coverages.put(bound, _shapes(inputs), coverage)
+            _coverages.put(bound, (_shapes(inputs), min(count(inputs), CANDIDATES)), coverage)
 
 
 _coverages: ModelCache[Coverage] = ModelCache()
@@ -160,7 +162,8 @@ def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
     with torch.no_grad():
         some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=bound.device).round().long()
         finite = some[bound.predict(bound.params, take(inputs, some)).isfinite().all(1)]
-    return finite if len(finite) else some
+    some = finite if len(finite) else some
+    return some.repeat(3) if len(some) == 1 else some
 
 
 def _three(some: Tensor) -> Tensor:

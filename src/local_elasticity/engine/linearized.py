@@ -32,7 +32,7 @@ from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows, own_change
-from local_elasticity.engine.structured import LimitRunner, differences_runner
+from local_elasticity.engine.structured import WRITTEN_OUT, LimitRunner, differences_runner
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import Matrices
 from local_elasticity.engine.update import SGD, rule_of
@@ -116,7 +116,8 @@ class LinearizedRunner:
             # the sources' gradients are kept, and meet the targets' Jacobians layer by layer
             self.per_example = 3 * job.k * size * columns_at_once(job.bound, self.coverage) + passes
             fitting = max(1, job.memory // 2 // self.per_example)
-            kept = max(1, job.memory // 2 // (3 * columns + 2 * job.footprint.backward()))
+            copies = 3 if job.plain else WRITTEN_OUT
+            kept = max(1, job.memory // 2 // (copies * columns + 2 * job.footprint.backward()))
             self.block, self.chunk = min(job.m, fitting), max(1, min(job.n, kept // job.batch))
             self.streams = True
         else:

@@ -61,6 +61,9 @@ TENSORS_A_PAIR = 16
 """How many tensors of the largest activation's size a pair of source and target takes, at most, while it passes a
 layer."""
 
+WRITTEN_OUT = 6
+"""How many times a source's gradient of all parameters is there, where a rule other than SGD's makes a step of it."""
+
 MEASURED_SHARE = 0.7
 """Of the memory, how much chunks may take by what a row was seen to take; the rest is for workspaces."""
 
@@ -154,7 +157,9 @@ class StructuredRunner:
         pairs = max(1, tile // pair)
         few = max(pairs // job.n, math.isqrt(pairs)) if job.bound.device.type in TILE_BYTES else pairs
         self.at_once = min(job.m, few, MOST_TARGETS)
-        self.fixed_bytes, self.row_bytes = 0, self.at_once * pair
+        written_out = not (job.plain or isinstance(job.update, SGD))
+        self.fixed_bytes = 0
+        self.row_bytes = self.at_once * pair + (WRITTEN_OUT * job.footprint.parameters if written_out else 0)
         self.chunk = self._fitting(tile)
         if self.chunk < job.n and job.bound.device.type not in TILE_BYTES:
             self.fixed_bytes, self.row_bytes = self._measured_bytes()

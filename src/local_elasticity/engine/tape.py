@@ -330,6 +330,10 @@ class Tape:
     derived: dict[str, Derived]
     met: frozenset[str]
     """Whatever went into a function, in a use or not."""
+    unread: frozenset[str]
+    """The parameters that went, or something made of them, into a function that is not a use."""
+    ragged: bool
+    """Whether examples may have taken different shares of an axis, because shapes depend on values."""
 
     @property
     def predictions(self) -> Tensor:
@@ -393,11 +397,13 @@ class _Recorder(FunctionMode):
         self.read: Counter[str] = Counter()
         self.uses: list[Use] = []
         self.derived: dict[str, Derived] = {}
+        self.ragged = False
         self._times: Counter[tuple[str, str | None, str | None]] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.ragged |= func in _RAGGED or (func is Tensor.__getitem__ and _by_values(args[1]))
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
         if not names:
             return func(*args, **kwargs)
@@ -455,6 +461,19 @@ class _Recorder(FunctionMode):
         return {"edge": get_gradient_edge(result), "output": output, "shape": result.shape}
 
 
+_RAGGED = {
+    *(torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.repeat_interleave, torch.bincount),
+    *(getattr(Tensor, name) for name in ("nonzero", "masked_select", "unique", "repeat_interleave", "argwhere")),
+    *(getattr(Tensor, name) for name in ("item", "tolist", "__int__", "__index__", "numpy")),
+}
+"""Functions whose results have a shape that depends on values, or that make Python numbers of them."""
+
+
+def _by_values(index: Any) -> bool:
+    """Whether what is chosen depends on values, as with a mask."""
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in flatten_tree(index))
+
+
 def leaves_of(params: Params) -> Params:
     """Tensors of the same values that gradients end at."""
     return {name: p.detach().requires_grad_() for name, p in params.items()}
@@ -482,7 +501,17 @@ def record(
         return name if name in read else None
 
     uses = [replace(use, examples=len(outputs), weight=only(use.weight), bias=only(use.bias)) for use in recorder.uses]
-    return Tape(outputs, tuple(use for use in uses if use.names), leaves, recorder.derived, frozenset(recorder.met))
+    unread = set(recorder.met) - recorder.understood()
+    tape = Tape(
+        outputs,
+        tuple(use for use in uses if use.names),
+        leaves,
+        recorder.derived,
+        frozenset(recorder.met),
+        frozenset(),
+        recorder.ragged,
+    )
+    return replace(tape, unread=frozenset(tape.roots(unread)))
 
 
 def _linear(seen: _Recorder, result: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Use:
