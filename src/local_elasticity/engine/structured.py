@@ -46,8 +46,9 @@ def readable() -> dict[str, list[str]]:
     others, by themselves."""
     found: dict[str, list[str]] = {kind: [] for kind in (*READERS, "linear", "recurrent")}
     for function, written in RULES.items():
-        kind = written.__module__.rpartition(".")[2]
-        found.setdefault(kind, []).append(_name(function))
+        package, _, kind = written.__module__.rpartition(".")
+        if package == elementwise.__package__:  # and not a rule of a user's
+            found[kind].append(_name(function))
     found["linear"] = [_name(function) for function in LINEAR]
     found["recurrent"] = [_name(function) for function in COMPOSITES]
     return {kind: sorted(set(names)) for kind, names in found.items()}
