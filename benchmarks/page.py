@@ -5,7 +5,7 @@
 A marker `<!-- verdicts: NAME -->` is followed by the rows of benchmarks/results/NAME.json: what was aimed at, what came
 out, pass or miss. `<!-- seconds: NAME -->` is followed by the seconds of each way in an engines file, and
 `<!-- kernels: NAME -->` by time, memory and error of the tools in a speed file. `<!-- modern: NAME -->` is followed by
-the networks of a modern file; docs/pictures/NAME.svg shows the same.
+the networks of a modern file; docs/pictures/NAME.svg shows the same. `<!-- small: NAME -->` is followed by a CPU's.
 """
 
 from __future__ import annotations
@@ -75,11 +75,21 @@ def modern(results: dict[str, Any]) -> str:
     return f"{results['machine']}, torch {results['versions']['torch']}\n\n{_table(head, rows)}"
 
 
+def small(results: dict[str, Any]) -> str:
+    head = ["network", "good loop, s", "naive loop, s", "auto, s", "naive / auto", "aim", "auto chose"]
+    rows = []
+    for name, found in results["networks"].items():
+        measured = [f"{found[key]:.3g}" for key in ("loop_s", "naive_s", "auto_s", "naive / auto")]
+        rows.append([name, *measured, "1.2" if name.startswith(("ViT", "GPT")) else "0.95", found["engine"]])
+    return f"{results['machine']}, torch {results['versions']['torch']}\n\n{_table(head, rows)}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "verdicts": verdicts,
     "seconds": seconds,
     "kernels": kernels,
     "modern": modern,
+    "small": small,
 }
 
 AIMS = {
