@@ -58,8 +58,6 @@ class WeightChange:
 
     parts: tuple[LowRank | TokenRows, ...]
     decay: float
-    rows: int
-    """Of the weight."""
 
     def dense(self, weight: Tensor) -> Float[Tensor, "c ..."]:
         total = self.parts[0].dense(weight.shape)

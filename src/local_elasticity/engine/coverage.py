@@ -16,7 +16,8 @@ from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import Meeting, Placement, Tape, Use, leaves_of, record
+from local_elasticity.engine.tape import Tape, leaves_of, record
+from local_elasticity.engine.uses import Meeting, Placement, Use
 
 T = TypeVar("T")
 
@@ -50,8 +51,7 @@ class Coverage:
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
         """The layout of this network for such inputs, found once and remembered."""
-        shapes = _shapes(inputs), min(count(inputs), CANDIDATES)
-        found = _coverages.get(bound, shapes)
+        found = _coverages.get(bound, _kind(inputs))
         if found is None:
             try:
                 found = cls._found(bound, inputs)
@@ -62,7 +62,7 @@ class Coverage:
                     "model: its forward pass uses torch.func, inside of which gradients cannot be recorded; only "
                     "le.respond and measures of a response can take it"
                 ) from error
-            _coverages.put(bound, shapes, found)
+            _coverages.put(bound, _kind(inputs), found)
         return found
 
     @classmethod
@@ -145,15 +145,15 @@ def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage]
             return work(coverage)
         except ReusedParameterError as error:
             coverage = coverage.without(error.names)
-            _coverages.put(bound, (_shapes(inputs), min(count(inputs), CANDIDATES)), coverage)
+            _coverages.put(bound, _kind(inputs), coverage)
 
 
 _coverages: ModelCache[Coverage] = ModelCache()
 
 
-def _shapes(inputs: Inputs) -> Any:
-    """What inputs are like, but for how many there are."""
-    return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
+def _kind(inputs: Inputs) -> Any:
+    """What inputs are like, but for how many there are; one alone shows less than several."""
+    return count(inputs) > 1, *((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
 
 
 def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:

@@ -9,7 +9,7 @@ gradients by vmap, or one by one where vmap fails.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -24,7 +24,8 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.tape import Matrices, Tape, outer_sums
+from local_elasticity.engine.tape import Tape
+from local_elasticity.engine.uses import Matrices, outer_sums
 from local_elasticity.shapes import Float
 
 WORTH_HALVING = 256
@@ -86,6 +87,18 @@ class Factors:
     outer: tuple[Outer, ...]
     explicit: Matrices
 
+    @classmethod
+    def of_layers(cls, layers: Iterable[Factors]) -> Factors:
+        """Those of several layers together."""
+        layers = list(layers)
+        explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
+        return cls(tuple(outer for layer in layers for outer in layer.outer), explicit)
+
+    def by_layer(self) -> Iterator[Factors]:
+        """The same, parameter by parameter."""
+        yield from (Factors((outer,), {}) for outer in self.outer)
+        yield from (Factors((), {name: part}) for name, part in self.explicit.items())
+
     @property
     def count(self) -> int:
         """How many examples there are."""
@@ -110,7 +123,7 @@ class Factors:
 
     def squares(self) -> Float[Tensor, "b r"]:
         """‖∇‖² of every gradient."""
-        return _total([layer.squares() for layer in self.outer] + [p.square().sum(2) for p in self.explicit.values()])
+        return summed([layer.squares() for layer in self.outer] + [p.square().sum(2) for p in self.explicit.values()])
 
 
 def jacobian_factors(bound: BoundProblem, coverage: Coverage, inputs: Inputs) -> tuple[Tensor, Factors]:
@@ -129,9 +142,7 @@ def factors_along(
     bound: BoundProblem, coverage: Coverage, tape: Tape, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
 ) -> Factors:
     """Jᵀ g of every example, for r cotangents g of its own."""
-    layers = list(layers_along(bound, coverage, tape, inputs, cotangents))
-    explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
-    return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
+    return Factors.of_layers(layers_along(bound, coverage, tape, inputs, cotangents))
 
 
 def layers_along(
@@ -181,26 +192,22 @@ def own_kernel(
     whole, trace = every_output(tape), product is inner_trace
     one_by_one = trace and whole.device.type == "cpu"
     understood = (_understood(coverage, tape, some) for some in (whole.split(1, dim=1) if one_by_one else (whole,)))
-    total: Tensor | None = None
-    for layer in chain(chain.from_iterable(understood), _left_over(bound, coverage, inputs, whole)):
-        part = gram(layer) if trace and layer.count >= WORTH_HALVING else product(layer, layer)
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
+    layers = chain(chain.from_iterable(understood), _left_over(bound, coverage, inputs, whole))
+    return summed(gram(layer) if trace and layer.count >= WORTH_HALVING else product(layer, layer) for layer in layers)
 
 
 def inner(left: Factors, right: Factors) -> Float[Tensor, "bl rl br rr"]:
     """⟨∇, ∇′⟩ between every gradient on the left and every one on the right."""
     layers = [one.inner(other) for one, other in zip(left.outer, right.outer, strict=True)]
     pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
-    return _total([*layers, *(_products(a, b).reshape(*a.shape[:2], *b.shape[:2]) for a, b in pairs)])
+    return summed([*layers, *(_products(a, b).reshape(*a.shape[:2], *b.shape[:2]) for a, b in pairs)])
 
 
 def inner_trace(left: Factors, right: Factors) -> Float[Tensor, "bl br"]:
     """Σ_r ⟨∇_r, ∇′_r⟩, the trace over the cotangents, without the rest of `inner`."""
     layers = [one.inner_trace(other) for one, other in zip(left.outer, right.outer, strict=True)]
     pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
-    return _total([*layers, *(a.flatten(1) @ b.flatten(1).T for a, b in pairs)])
+    return summed([*layers, *(a.flatten(1) @ b.flatten(1).T for a, b in pairs)])
 
 
 def gram(gradients: Factors) -> Float[Tensor, "b b"]:
@@ -240,7 +247,7 @@ def contract(moved: Matrices, right: Factors) -> Float[Tensor, "c br rr"]:
     """⟨v, ∇′⟩ between vectors name → [c, p_name] and every gradient on the right."""
     gradients = right.matrices()
     b, r = next(iter(gradients.values())).shape[:2]
-    return _total([(moved[name] @ part.flatten(0, 1).T).unflatten(1, (b, r)) for name, part in gradients.items()])
+    return summed([(moved[name] @ part.flatten(0, 1).T).unflatten(1, (b, r)) for name, part in gradients.items()])
 
 
 def explicit_columns(bound: BoundProblem, coverage: Coverage) -> int:
@@ -263,10 +270,14 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
 
 
-def _total(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+def summed(parts: Iterable[Tensor]) -> Tensor:
+    """Their sum, in the memory of the first, which is the caller's to give away; one at a time where they are made one
+    by one."""
+    total: Tensor | None = None
+    for part in parts:
+        total = part if total is None else total.add_(part)
+    if total is None:
+        raise ValueError("expected at least one tensor to sum")
     return total
 
 

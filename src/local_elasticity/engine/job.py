@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -9,8 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
@@ -18,7 +21,7 @@ from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
+from local_elasticity.engine.update import SGD, FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
 DEPENDS_ON_BATCH = (
@@ -121,6 +124,37 @@ class Job:
         found = gradient(outputs, leaves, along, reached=True)
         return [name for name in leaves if name not in found]
 
+    def displacements(self, gradients: Params, start: int) -> Params:
+        """What the rule makes of the gradients of the sources from `start` on, name → [c, …]. An
+        UnsupportedModelError where some of those do not reach a parameter that others reach."""
+        self._refuse_unreached(gradients, start)
+        params = self.bound.params
+        if self.vectorizes:
+            with vectorized():
+                moved: Params = vmap(self.rule, in_dims=(None, 0))(params, gradients)
+            return moved
+        rows = range(len(next(iter(gradients.values()))))
+        each = [self.rule(params, {name: part[i] for name, part in gradients.items()}) for i in rows]
+        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+    def _refuse_unreached(self, gradients: Params, start: int) -> None:
+        """An optimizer skips a parameter for the sources that do not reach it, and for those alone. A gradient that is
+        zero may mean that, or not."""
+        if not isinstance(self.update, FromOptimizer):
+            return
+        reached = torch.stack([part.reshape(len(part), -1).any(1) for part in gradients.values()])
+        for row in torch.nonzero(~reached.all(0)).flatten().tolist():
+            missed = [name for name in self.unreached_by(start + row) if name in gradients]
+            if missed:
+                raise UnsupportedModelError(
+                    f"engine: a source does not reach {missed[0]}, which the optimizer may skip"
+                )
+
+    @property
+    def kind_of_targets(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of one target: what is found of a model holds for targets like this."""
+        return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(self.target_inputs))
+
     def part(self, rows: int) -> Job:
         """The same job for its first sources."""
         first = slice(0, rows)
@@ -180,29 +214,40 @@ class Job:
             targets_are_sources=False,
         )
 
+    def few(self, bound: BoundProblem, update: Update, rows: Tensor, targets: Tensor) -> Job:
+        """Some of its pairs under another update, in the precision of another moment of the same problem."""
+        plain = isinstance(update, SGD) and update.plain
+        few = replace(self, update=update, plain=plain).again(bound, rows)
+        return replace(few, target_inputs=take(few.target_inputs, targets))
 
-@runtime_checkable
-class Runner(Protocol):
+
+class Runner(ABC):
     """An engine at work on one job."""
 
-    @property
-    def chunk(self) -> int:
-        """How many sources it wants at a time."""
+    job: Job
+
+    chunk: int
+    """How many sources it takes at a time."""
 
     subtracts: bool
     """Whether some of its rows are differences of two predictions."""
 
-    @property
-    def target_before(self) -> Tensor:
-        """Predictions at the targets before any step, [m, k]."""
+    target_before: Tensor
+    """Predictions at the targets before any step, [m, k]."""
+
+    notes: tuple[str, ...] = ()
+    """What a reader of the result should know."""
 
     @property
+    @abstractmethod
     def bytes(self) -> int:
         """Memory it works in, beyond the result."""
 
+    @abstractmethod
     def rows(self, start: int, stop: int) -> Rows:
         """Compute the rows of sources start … stop − 1."""
 
+    @abstractmethod
     def shrink(self) -> bool:
         """Use less memory from now on; False where that is not possible."""
 
@@ -222,18 +267,6 @@ def _check_batches(n: int, batch: int) -> None:
         raise ValueError(f"source_batch_size: expected a positive whole number, got {batch!r}")
     if n % batch:
         raise ValueError(f"source_batch_size: {n} sources do not divide into batches of {batch}; leave {n % batch} out")
-
-
-def refuse_unreached(job: Job, gradients: Params, start: int) -> None:
-    """Raise an UnsupportedModelError where some of the sources from `start` on, [c, …], do not reach a parameter that
-    others reach: an optimizer skips it for those alone. A gradient that is zero may mean that, or not."""
-    if not isinstance(job.update, FromOptimizer):
-        return
-    reached = torch.stack([part.reshape(len(part), -1).any(1) for part in gradients.values()])
-    for row in torch.nonzero(~reached.all(0)).flatten().tolist():
-        missed = [name for name in job.unreached_by(start + row) if name in gradients]
-        if missed:
-            raise UnsupportedModelError(f"engine: a source does not reach {missed[0]}, which the optimizer may skip")
 
 
 def check_network(

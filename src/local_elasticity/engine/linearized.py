@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
-from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.coverage import Coverage, ReusedParameterError
 from local_elasticity.engine.inputs import spread, take
@@ -24,23 +23,23 @@ from local_elasticity.engine.jacobian import (
     inner,
     jacobian_factors,
     layers_along,
+    summed,
 )
-from local_elasticity.engine.job import Job, Runner, refuse_unreached
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import is_out_of_memory, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import as_predictions
-from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows, own_change
-from local_elasticity.engine.structured import WRITTEN_OUT, LimitRunner, differences_runner
+from local_elasticity.engine.structured import WRITTEN_OUT, LimitRunner, StructuredRunner, spot_check
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import Matrices
 from local_elasticity.engine.update import SGD, rule_of
+from local_elasticity.engine.uses import Matrices
 
 FEW_SOURCES, FEW_TARGETS, SMALL_STEP = 2, 8, 1e-6
 """The pairs on which it is compared with a loop in float64, for steps that change predictions by so much."""
 
-OUTPUTS_WORTH_A_SOURCE = 10
+SOURCES_AN_OUTPUT = 10
 """Sources for each output, up to which differences on a GPU take less time than Jacobians."""
 
 ALLOWED = 0.01
@@ -78,16 +77,17 @@ def _forwards(job: Job) -> LimitRunner | None:
     """Differences of a small share of each step, where a GPU has fewer of those to compute than Jacobians: a pass of a
     pair costs about as much as one backward pass of a target along four outputs."""
     on_gpu = job.bound.device.type == "cuda" and job.bound.dtype == torch.float32
-    if not on_gpu or job.n * job.batch > OUTPUTS_WORTH_A_SOURCE * job.k:
+    if not on_gpu or job.n * job.batch > SOURCES_AN_OUTPUT * job.k:
         return None
     try:
-        differences_runner(job)
-        return LimitRunner(job)
+        runner = LimitRunner(job)
+        spot_check(job, StructuredRunner)
     except UnsupportedModelError:
         return None
+    return runner
 
 
-class LinearizedRunner:
+class LinearizedRunner(Runner):
     """Plain steps are inner products of gradients, layer by layer; other rules need each displacement written out.
 
     What the targets' Jacobians are made of is kept if half of the memory holds it. If not, the sources' gradients are
@@ -97,12 +97,8 @@ class LinearizedRunner:
     """
 
     subtracts = False
-    notes: tuple[str, ...] = ()
 
     def __init__(self, job: Job) -> None:
-        if job.unreached:
-            name = job.unreached[0]
-            raise UnsupportedModelError(f"engine: Linearized cannot skip {name}, which a source does not reach")
         if job.bound.replica.effects is not None and job.bound.replica.effects.tensors & set(job.bound.params):
             raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
@@ -155,7 +151,7 @@ class LinearizedRunner:
         return Rows.of(source_change, target_change, loss_gradient, subtracted=False)
 
     @cached_property
-    def target_before(self) -> Tensor:
+    def target_before(self) -> Tensor:  # type: ignore[override]
         """Predictions at the targets, with their Jacobians where those are kept; in smaller blocks if memory ends."""
         while self.keeps:
             try:
@@ -179,7 +175,7 @@ class LinearizedRunner:
             change = (-job.update.step_size * g * self.kernel[start:stop])[:, :, None]
         else:
             some = jacobians.take(slice(start, stop)).along(g)
-            change = self._along(list(_by_layer(some)), start)(_by_layer(jacobians))
+            change = self._along(list(some.by_layer()), start)(jacobians.by_layer())
         return loss_gradient, change, own_change(change, start)
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,12 +196,12 @@ class LinearizedRunner:
 
     def _arranged(self, layers: Iterable[Factors]) -> Iterable[Factors]:
         """Layers as they come, or parameter by parameter, as those that are kept are."""
-        return _by_layer(_together(list(layers))) if self.keeps else layers
+        return Factors.of_layers(layers).by_layer() if self.keeps else layers
 
     def _layers_of(self, targets: slice) -> Iterable[Factors]:
         """The Jacobians of some targets, a layer at a time."""
         if self.keeps:
-            return _by_layer(self._jacobian_of(targets))
+            return self._jacobian_of(targets).by_layer()
         inputs = take(self.job.target_inputs, targets)
         tape = self.coverage.record(self.job.bound, inputs)
         return layers_along(self.job.bound, self.coverage, tape, inputs, every_output(tape))
@@ -214,29 +210,23 @@ class LinearizedRunner:
         """What a step along each row's gradient does to the predictions that Jacobians belong to: [c, b, k]."""
         if self.job.plain:
             return partial(self._plain_change, sources)
-        moved = self._moved(_together(sources), start)
-        return lambda of: _summed(contract(moved, layer) for layer in of)
+        moved = self._moved(Factors.of_layers(sources), start)
+        return lambda of: summed(contract(moved, layer) for layer in of)
 
     def _plain_change(self, sources: list[Factors], of: Iterable[Factors]) -> Tensor:
         """−η ⟨∇ℓ of each row, J of each example⟩, the gradients of a row's batch summed."""
-        met = _summed(inner(one, other) for one, other in zip(sources, of, strict=True))
+        met = summed(inner(one, other) for one, other in zip(sources, of, strict=True))
         products: Tensor = met[:, 0].unflatten(0, (-1, self.job.batch)).sum(1)
         return -self.job.update.step_size * products
 
     def _moved(self, gradients: Factors, start: int) -> Matrices:
         """The displacement that each row's gradient makes under a rule, [c, p_name]."""
         job, params = self.job, self.job.bound.params
-        summed = {
+        of_rows = {
             name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *params[name].shape)
             for name, part in gradients.matrices().items()
         }
-        refuse_unreached(job, summed, start)
-        if job.vectorizes:
-            moved: Params = vmap(job.rule, in_dims=(None, 0))(params, summed)
-        else:
-            rows = range(len(next(iter(summed.values()))))
-            each = [job.rule(params, {name: part[i] for name, part in summed.items()}) for i in rows]
-            moved = {name: torch.stack([one[name] for one in each]) for name in params}
+        moved = job.displacements(of_rows, start)
         return {name: part.reshape(len(part), -1) for name, part in moved.items()}
 
     def _outputs(self, start: int, stop: int) -> Tensor:
@@ -251,31 +241,13 @@ class LinearizedRunner:
         return self.kept if targets == slice(None) else self.kept.take(targets)
 
 
-def _by_layer(factors: Factors) -> Iterator[Factors]:
-    yield from (Factors((outer,), {}) for outer in factors.outer)
-    yield from (Factors((), {name: part}) for name, part in factors.explicit.items())
-
-
-def _together(layers: list[Factors]) -> Factors:
-    explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
-    return Factors(tuple(outer for layer in layers for outer in layer.outer), explicit)
-
-
-def _summed(parts: Iterable[Tensor]) -> Tensor:
-    total: Tensor | None = None
-    for part in parts:
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
-
-
 _deviations: ModelCache[float] = ModelCache()
 
 
 def deviation_from_the_limit(job: Job) -> float:
     """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 where there
     is no float64. Found once for a model."""
-    what = tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs)), job.batch
+    what = job.kind_of_targets, job.batch
     found = _deviations.get(job.bound, what)
     if found is None:
         try:
@@ -289,10 +261,9 @@ def deviation_from_the_limit(job: Job) -> float:
 
 
 def _deviation(job: Job) -> float:
-    few = spread(job.n, FEW_SOURCES, job.bound.device)
+    few, some = (spread(size, many, job.bound.device) for size, many in ((job.n, FEW_SOURCES), (job.m, FEW_TARGETS)))
     with job.bound.problem.to(torch.float64).bound() as bound:
-        part = replace(job, update=SGD(1.0), plain=True).again(bound, few)
-        part = replace(part, target_inputs=take(part.target_inputs, spread(job.m, FEW_TARGETS, job.bound.device)))
+        part = job.few(bound, SGD(1.0), few, some)
         unit = LinearizedRunner(part).rows(0, len(few)).target_change.flatten(1)
         largest = float(unit.abs().max())
         if not 0 < largest < math.inf or part.rounding_inside():

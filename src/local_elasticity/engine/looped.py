@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.problem import as_predictions, gradient
 from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
@@ -43,7 +43,7 @@ class Looped:
         return LoopedRunner(job, self.at_once, self.channels_last)
 
 
-class LoopedRunner:
+class LoopedRunner(Runner):
     """One row at a time; the stepped weights live in one set of buffers that every row reuses."""
 
     chunk = 1

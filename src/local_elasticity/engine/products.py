@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.fast_paths.kernels import kernels_for
-from local_elasticity.engine.tape import each_axis, patches
+from local_elasticity.engine.uses import each_axis, patches
 
 SPLIT_ROUNDING = 2e-5
 """The relative error of products by parts, where float32 has 1e-7."""
 
 ALIGNED = 8
-"""Rows of right-hand sides come in multiples of this: with others, the fast kernels are not taken."""
+"""Rows of right-hand sides, and columns, come in multiples of this: with others, the fast kernels are not taken."""
 
 NARROW = 64
 """Rows and columns below which tensor cores gain nothing."""
@@ -137,7 +137,9 @@ def _wide(term: Term, c: int) -> bool:
     left, right = term.left, term.right
     rows = c * left.shape[-2]
     kernels = kernels_for(left.images if isinstance(left, Windows) else left)
-    return kernels is not None and min(*right.shape[-2:]) >= NARROW and rows >= FEW_ROWS and right.shape[-1] % 8 == 0
+    return (
+        kernels is not None and min(*right.shape[-2:]) >= NARROW and rows >= FEW_ROWS and right.shape[-1] % ALIGNED == 0
+    )
 
 
 def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Splits) -> Tensor:
@@ -145,9 +147,11 @@ def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Sp
     alike, own = ([term for term in terms if (term.left.ndim == 2) is same] for same in (True, False))
     o, total = terms[0].right.shape[-2], None
     for term in alike:
-        left = _left([term], 1, None)
-        right = _right([term], c, None, splits)
-        total = torch.bmm(left.expand(c, -1, -1), right.transpose(1, 2), out_dtype=torch.float32)
+        left, right = _left([term], 1, None).expand(c, -1, -1), _right([term], c, None, splits).transpose(1, 2)
+        if total is None:
+            total = torch.bmm(left, right, out_dtype=torch.float32)
+        else:
+            total = torch.baddbmm(total, left, right, out_dtype=torch.float32)
     if not own:
         assert total is not None
         return total[:, :, :o] if shift is None else total[:, :, :o] + shift[:, None]

@@ -130,7 +130,7 @@ def response_of(
                 runner = engine.runner(job)
                 noise, rows = Noise.measure(job, runner), Rows.empty(job, runner.target_before.shape[1])
                 collect(job, runner, rows, bar.advance)
-                response = as_response(job, rows, noise, runner, name_of(engine), getattr(runner, "notes", ()))
+                response = as_response(job, rows, noise, runner, name_of(engine), runner.notes)
         job.check_company(response.target_before)
     return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
 

@@ -8,22 +8,21 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.changes import LowRank, TokenRows, WeightChange
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.difference import Difference
-from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.jacobian import left_over_gradients
-from local_elasticity.engine.job import Job, refuse_unreached
+from local_elasticity.engine.jacobian import left_over_gradients, summed
+from local_elasticity.engine.job import Job
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.tape import EmbeddingUse, LinearUse, Tape, Use
+from local_elasticity.engine.tape import Tape
 from local_elasticity.engine.update import SGD, FromOptimizer
+from local_elasticity.engine.uses import EmbeddingUse, LinearUse, Use
 from local_elasticity.shapes import Float
 
-ALIGNED = 16
+PLACES = 16
 """Places come in multiples of this on a GPU, whose fast kernels take no others."""
 
 
@@ -82,7 +81,7 @@ class _Gradients:
                 made[name] = Difference.of(p, None)
             elif name in self.vectors and name not in self.written:
                 parts = tuple(_times(-rate, part) for part in _joined(self.vectors[name]))
-                made[name] = Difference.of(p, None, WeightChange(parts, decay, len(p)))
+                made[name] = Difference.of(p, None, WeightChange(parts, decay))
             else:
                 moved = -rate * self._whole(name)
                 made[name] = Difference.of(p, moved - decay * p if decay else moved)
@@ -93,14 +92,7 @@ class _Gradients:
         job, params = self.job, self.job.bound.params
         skips = isinstance(job.update, FromOptimizer)
         reached = [name for name in params if name in self.vectors or name in self.written or not skips]
-        whole = {name: self._whole(name) for name in reached}
-        refuse_unreached(job, whole, self.start)
-        if job.vectorizes:
-            with vectorized():
-                changes: Params = vmap(job.rule, in_dims=(None, 0))(params, whole)
-        else:
-            each = [job.rule(params, {name: part[i] for name, part in whole.items()}) for i in range(self.c)]
-            changes = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        changes = job.displacements({name: self._whole(name) for name in reached}, self.start)
         moved = {name: self.share * part for name, part in changes.items()}
         return {name: Difference.of(p, moved.get(name)) for name, p in params.items()}
 
@@ -110,17 +102,14 @@ class _Gradients:
         parts += [self.written[name]] if name in self.written else []
         if not parts:
             return p.new_zeros(self.c, *p.shape)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return summed(parts)
 
     def _vectors(self, use: Use, q: Tensor) -> LowRank | TokenRows:
         if isinstance(use, EmbeddingUse):
             tokens, at = use.tokens(q)
             return TokenRows(tokens.reshape(self.c, -1), at.reshape(self.c, -1, at.shape[-1]))
         a, at = (part.reshape(self.c, -1, part.shape[-1]) for part in use.places(q, channels_last=True))
-        odd = -a.shape[1] % ALIGNED if a.is_cuda else 0
+        odd = -a.shape[1] % PLACES if a.is_cuda else 0
         a, at = (F.pad(part, (0, 0, 0, odd)) if odd else part for part in (a, at))
         return LowRank(a, at, isinstance(use, LinearUse) and use.transposed)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.coverage import Coverage, ReusedParameterError
@@ -118,7 +118,7 @@ class Structured:
 
 def two_layer_runner(job: Job) -> TwoLayerRunner | None:
     """A checked runner for a net that is one of two layers; None for any other."""
-    what = _shapes(job), job.plain, job.batch
+    what = job.kind_of_targets, job.plain, job.batch
     if _not_two_layers.get(job.bound, what):
         return None
     try:
@@ -137,7 +137,7 @@ def differences_runner(job: Job, precision: str | None = None) -> StructuredRunn
     return runner
 
 
-class StructuredRunner:
+class StructuredRunner(Runner):
     subtracts = False
 
     share = 1.0
@@ -178,7 +178,7 @@ class StructuredRunner:
         """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
         or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
         """
-        what = _shapes(self.job), self.at_once, self.job.batch, self.job.bound.dtype
+        what = self.job.kind_of_targets, self.at_once, self.job.batch, self.job.bound.dtype
         known = _bytes_taken.get(self.job.bound, what)
         if known is None:
             many = min(self.job.n, max(2, self.chunk))
@@ -268,7 +268,7 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
     """Compare a few pairs with the loop, in float64 where that is possible. Raise an UnsupportedModelError if they
     differ."""
     decay = getattr(job.update, "weight_decay", 0.0)
-    what = (kind, _shapes(job), job.batch, bool(decay))
+    what = (kind, job.kind_of_targets, job.batch, bool(decay))
     at_its_own = (*what, job.update.step_size)
     try:
         if not (_proved.get(job.bound, what) or _proved.get(job.bound, at_its_own)):
@@ -300,8 +300,7 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: fl
     rows, some = spread(job.n, PROOF_SOURCES, device), spread(job.m, PROOF_TARGETS, device)
     dtype = torch.float32 if job.bound.device.type == "mps" else torch.float64
     with job.bound.problem.to(dtype).bound() as bound:
-        few = replace(job, update=update, plain=isinstance(update, SGD) and update.plain).again(bound, rows)
-        few = replace(few, target_inputs=take(few.target_inputs, some))
+        few = job.few(bound, update, rows, some)
         unit = max(torch.finfo(dtype).eps, few.rounding_inside())
         looped = LoopedRunner(few)
         expected = looped.rows(0, len(rows)).target_change.flatten(1)
@@ -314,10 +313,6 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: fl
     share = float((error / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)).max())
     logger.info("structured: differs from the loop on a few pairs by %.0e of what is allowed", share)
     return share <= 1
-
-
-def _shapes(job: Job) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(job.target_inputs))
 
 
 def _splits(job: Job) -> bool:

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.looped import realized_step
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.replica import Params
@@ -62,7 +62,7 @@ def check_vmap(job: Job) -> None:
     spot_check(job, VmappedRunner, "Vmapped")
 
 
-class VmappedRunner:
+class VmappedRunner(Runner):
     subtracts = True
 
     def __init__(self, job: Job, chunk: int | None = None, target_before: Tensor | None = None) -> None:

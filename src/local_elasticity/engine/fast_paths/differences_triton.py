@@ -344,18 +344,16 @@ def depthwise_change_on_gpu(
 
 @triton.jit
 def _splits(
-    x_at, h_at, out_at, sum_at, of_h, width, stride, of_sum, at,
-    PLUS: tl.constexpr, BOTH: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+    x_at, h_at, out_at, of_h, width, stride, at,
+    PLUS: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
     x = tl.load(x_at + row * width + i, mask=inside, other=0.0)
-    if PLUS or BOTH:
-        after = x + tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
-    if BOTH:
-        _put(sum_at + row * of_sum + i, after, width, inside, True)
-    _put(out_at + row * stride + at + i, after if PLUS else x, width, inside, LEFT)
+    if PLUS:
+        x += tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
+    _put(out_at + row * stride + at + i, x, width, inside, LEFT)
 
 
 @triton.jit
@@ -367,22 +365,15 @@ def _put(at, x, width, inside, LEFT: tl.constexpr):
     tl.store(at + 2 * width, high if LEFT else low, mask=inside)
 
 
-def split_into(
-    x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None, sums: Tensor | None = None
-) -> None:
+def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None) -> None:
     """x [rows, w], or x + plus, as bfloat16 numbers high + low in three blocks of columns of `out` from `at` on: high,
-    low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5. Where there are
-    `sums`, x + plus goes there and x itself to `out`."""
+    low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5."""
     rows, width = x.shape
     x, plus = x.contiguous(), None if plus is None else plus.contiguous()
     given, of_h = (x, 1) if plus is None else (plus, len(plus))
-    block, both = min(1024, triton.next_power_of_2(width)), sums is not None
-    into, of_sum = (out, 0) if sums is None else (sums, sums.stride(0))
-    flags = plus is not None and not both, both, left
+    block, flags = min(1024, triton.next_power_of_2(width)), (plus is not None, left)
     with _device(x):
-        _splits[(rows, triton.cdiv(width, block))](
-            x, given, out, into, of_h, width, out.stride(0), of_sum, at, *flags, block
-        )
+        _splits[(rows, triton.cdiv(width, block))](x, given, out, of_h, width, out.stride(0), at, *flags, block)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from local_elasticity.engine.fast_paths.flips import flips, tiles
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.rows import Rows, own_change
@@ -101,7 +101,7 @@ class _Watch(FunctionMode):
         return result
 
 
-class TwoLayerRunner:
+class TwoLayerRunner(Runner):
     """A chunk of sources against a block of targets at a time."""
 
     subtracts = False

@@ -15,7 +15,7 @@ from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.products import Term, Windows, total_of
 from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import each_axis, padding_of
+from local_elasticity.engine.uses import each_axis, padding_of
 
 WIDEST_NORM = 8192
 """The longest row that a kernel normalises at once."""

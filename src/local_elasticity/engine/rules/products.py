@@ -91,27 +91,18 @@ def transposed_convolution(input: Any, weight: Any, bias: Any = None, *options: 
 
 @rule(torch.softmax, Tensor.softmax)
 def softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
-    """Δp = p expm1(d − L), L = log1p(Σ p expm1(d)), d less its value where p is largest."""
-    h, d, axis = *_cast(x, dtype), _axis(x, dim)
+    """Δp = p expm1(Δ log p)."""
+    h, d = _cast(x, dtype)
     p = torch.softmax(h, dim)
-    kernels = _kernels(h, d, axis)
-    if kernels is not None:
-        return p, kernels.softmax_change_on_gpu(h, p, d, log=False)
-    moved = _less_the_largest(h, d, axis)
-    total = _log_normalizer(p, moved, axis)
-    return p, moved.sub_(total).expm1_().mul_(p)
+    return p, _softmax_change(h, p, d, dim, log=False)
 
 
 @rule(torch.log_softmax, Tensor.log_softmax)
 def log_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
-    """d − L."""
-    h, d, axis = *_cast(x, dtype), _axis(x, dim)
+    """Δ log p = d − L, L = log1p(Σ p expm1(d)), d less its value where p is largest."""
+    h, d = _cast(x, dtype)
     base = torch.log_softmax(h, dim)
-    kernels = _kernels(h, d, axis)
-    if kernels is not None:
-        return base, kernels.softmax_change_on_gpu(h, base.exp(), d, log=True)
-    moved = _less_the_largest(h, d, axis)
-    return base, moved - _log_normalizer(base.exp(), moved, axis)
+    return base, _softmax_change(h, base.exp(), d, dim, log=True)
 
 
 @rule(torch.logsumexp, Tensor.logsumexp)
@@ -119,7 +110,8 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Pair:
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
     if not isinstance(dim, int):
         raise UnsupportedModelError("logsumexp over several axes")
-    h, d, axis = *_cast(x, None), _axis(x, dim)
+    h, d = _cast(x, None)
+    axis = dim % h.ndim + 1
     moved = _less_the_largest(h, d, axis)
     at = h.argmax(dim, keepdim=True)
     first = d.gather(axis, at.expand(len(d), *at.shape))
@@ -127,20 +119,22 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Pair:
     return torch.logsumexp(h, dim, keepdim), change if keepdim else change.squeeze(axis)
 
 
+def _softmax_change(h: Tensor, p: Tensor, d: Tensor, dim: int, *, log: bool) -> Tensor:
+    axis = dim % h.ndim + 1
+    fits = axis == h.ndim and d.shape[1:] == h.shape
+    kernels = kernels_for(d, h.shape[-1]) if fits else None
+    if kernels is not None:
+        found: Tensor = kernels.softmax_change_on_gpu(h, p, d, log=log)
+        return found
+    moved = _less_the_largest(h, d, axis)
+    moved = moved.sub_(_log_normalizer(p, moved, axis))
+    return moved if log else moved.expm1_().mul_(p)
+
+
 def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     h, d = base_of(x), delta_of(x)
     assert d is not None
     return (h, d) if dtype is None else (h.to(dtype), d.to(dtype))
-
-
-def _kernels(h: Tensor, d: Tensor, axis: int) -> Any:
-    fits = axis == h.ndim and d.shape[1:] == h.shape
-    return kernels_for(d, h.shape[-1]) if fits else None
-
-
-def _axis(x: Any, dim: int) -> int:
-    ndim: int = base_of(x).ndim
-    return dim % ndim + 1
 
 
 def _less_the_largest(h: Tensor, d: Tensor, axis: int) -> Tensor:
@@ -178,9 +172,9 @@ def attention(
     if attn_mask is not None:
         masks = not base_of(attn_mask).is_floating_point()
         scores = scores.masked_fill(~attn_mask, -torch.inf) if masks else scores + attn_mask
-    nothing = None if attn_mask is None else (base_of(scores) == -torch.inf).all(-1, keepdim=True)
-    if nothing is None or not bool(nothing.any()):
+    if attn_mask is None:
         return torch.softmax(scores, -1) @ value
+    nothing = (base_of(scores) == -torch.inf).all(-1, keepdim=True)  # a place that may look at none
     return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0) @ value
 
 

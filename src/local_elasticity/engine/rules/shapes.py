@@ -21,7 +21,7 @@ from local_elasticity.engine.difference import (
 )
 from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import each_axis
+from local_elasticity.engine.uses import each_axis
 
 
 def _later(dim: int) -> int:
