@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
+from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.fast_paths.flips import flips
 from local_elasticity.training.language import sequence_problem, sequences
 from tests.cases import CASES
@@ -341,6 +342,49 @@ def test_the_linear_limit_by_differences_is_that_of_jacobians():
     expected = le.respond(problem.to(torch.float64), sources, engine="linearized").target_change
     error = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
     assert error.max() < 1e-3
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "allowed": {"attn_mask": torch.arange(70) < torch.arange(70)[:, None]},
+    "added": {"attn_mask": torch.linspace(-3, 3, 70).expand(70, 70)},
+    "grouped": {"enable_gqa": True, "scale": 0.4},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", [1e-5, 0.3])
+def test_attention_in_one_kernel(mask, size):
+    """Heads of a linear layer, read where they are; the mask `allowed` leaves the first place nothing to look at."""
+    torch.manual_seed(0)
+    options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in MASKS[mask].items()}
+    heads = [torch.randn(3, 70, 4, 24, device="cuda").transpose(1, 2) for _ in range(3)]
+    heads = [heads[0], *(one[:, :2] for one in heads[1:])] if mask == "grouped" else heads
+    moved = [size * torch.randn(5, 3, 70, one.shape[1], 24, device="cuda").transpose(2, 3) for one in heads]
+    with torch.no_grad():
+        pairs = [Difference.of(h, d) for h, d in zip(heads, moved, strict=True)]
+        found = F.scaled_dot_product_attention(*pairs, **options)
+        options = {k: v.double() if k == "attn_mask" and v.is_floating_point() else v for k, v in options.items()}
+        after = [h.double() + d.double() for h, d in zip(heads, moved, strict=True)]
+        before = F.scaled_dot_product_attention(*(h.double() for h in heads), **options)
+        expected = torch.stack([F.scaled_dot_product_attention(*(x[i] for x in after), **options) for i in range(5)])
+        expected = expected.nan_to_num(0) - before.nan_to_num(0)
+    assert (found.base - before.nan_to_num(0)).abs().max() < 1e-5
+    assert (found.delta - expected).norm() < 3e-6 * expected.norm()
+
+
+def test_cross_entropy_of_learned_examples_in_one_kernel():
+    torch.manual_seed(0)
+    h, y = torch.randn(6, 5003, device="cuda"), torch.arange(6, device="cuda")
+    h[:3, :3] += 25 * torch.eye(3, device="cuda")
+    d = 1e-3 * torch.randn(4, 6, 5003, device="cuda")
+    with torch.no_grad():
+        found = F.cross_entropy(Difference.of(h, d), y, reduction="none").delta
+        losses = [F.cross_entropy(one, y.expand(len(one) // 6, 6).flatten(), reduction="none")
+                  for one in (h.double(), (h.double() + d.double()).flatten(0, 1))]  # fmt: skip
+    expected = losses[1].view(4, 6) - losses[0]
+    assert ((found - expected).abs() < 1e-4 * expected.abs() + 1e-12).all()
 
 
 def test_log_probabilities_over_a_wide_vocabulary():

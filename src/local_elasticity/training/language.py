@@ -188,18 +188,24 @@ class _NextTokens(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+        counted = attention_mask if predicted is None else predicted
+        return self.logits(input_ids)[:, :-1] * counted[:, 1:, None]
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """[b, T, vocabulary]."""
         out = self.model(input_ids)
         logits: Tensor = getattr(out, "logits", out)
-        counted = attention_mask if predicted is None else predicted
-        return logits[:, :-1] * counted[:, 1:, None]
+        return logits
 
 
 class _LogProbability(_NextTokens):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
-        log_p = super().forward(input_ids, attention_mask, predicted).log_softmax(-1)
-        taken = log_p.gather(-1, input_ids[:, 1:, None])[..., 0]
         counted = attention_mask if predicted is None else predicted
-        return (taken * counted[:, 1:]).sum(1, keepdim=True)
+        following = input_ids[:, 1:].masked_fill(counted[:, 1:] == 0, IGNORED)
+        following = F.pad(following, (0, 1), value=IGNORED)  # the last token predicts none
+        logits = self.logits(input_ids)
+        losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="none")
+        return -losses.view_as(following).sum(1, keepdim=True)
 
 
 def _mean_over_tokens(log_probability: Tensor, lengths: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """GPU kernels for rules that would otherwise pass over memory many times, and for products on tensor cores.
 
 Differences d [c, …] are c times as large as the activations h [...] that they belong to; h is read again for every
-source. All of it is float32.
+source. All of it is float32. How many rows there are differs from chunk to chunk, so no kernel is compiled for that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _normal_change(h, d):
     return tl.where(tl.abs(d) < 1, exact, (tl.erf((h + d) * root) - tl.erf(h * root)) / 2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "total"])
 def _changes(h_at, d_at, out_at, size, total, KIND: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
@@ -107,7 +107,7 @@ def _device(x: Tensor) -> torch.cuda.device:
     return torch.cuda.device(x.device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norms(
     x_at,
     root_at,
@@ -181,7 +181,7 @@ def norm_change_on_gpu(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "total"])
 def _softmaxes(
     h_at, p_at, first_at, d_at, out_at, rows, width, total, LOG: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -202,7 +202,7 @@ def _softmaxes(
     tl.store(out_at + row * width + i, change, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _wide_softmaxes(h_at, p_at, first_at, d_at, out_at, rows, width, LOG: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = row % rows
@@ -254,7 +254,119 @@ def softmax_change_on_gpu(h: Tensor, p: Tensor, d: Tensor, *, log: bool) -> Tens
     return out
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _cross_entropies(h_at, lse_at, y_at, d_at, out_at, rows, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = row % rows
+    lse, y = tl.load(lse_at + at), tl.load(y_at + at)
+    reference = tl.load(d_at + row * width + y)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        h = tl.load(h_at + at * width + i, mask=i < width, other=-float("inf"))
+        d = tl.load(d_at + row * width + i, mask=i < width, other=0.0) - reference
+        total += tl.where(h == -float("inf"), 0.0, tl.exp(h - lse) * _expm1(d))
+    grown = tl.sum(total, 0)
+    tl.store(out_at + row, tl.where(grown == float("inf"), float("nan"), _log1p(grown)))
+
+
+def cross_entropy_change_on_gpu(h: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """log1p(Σ_{k≠y} p_k expm1(d_k − d_y)) for logits h [rows, w], classes y [rows] and d [c, rows, w]: [c, rows]."""
+    (rows, width), h, d = h.shape, h.contiguous(), d.contiguous()
+    out = torch.empty(d.shape[:2], device=d.device)
+    block = min(2048, triton.next_power_of_2(width))
+    with _device(d):
+        _cross_entropies[(out.numel(),)](h, h.logsumexp(-1), y.contiguous(), d, out, rows, width, block, num_warps=8)
+    return out
+
+
 @triton.jit
+def _scores(q, dq, k_at, dk_at, of_k, of_dk, h_at, lse, i, e, j, queries, keys, width):
+    """The changes of the scores of some queries with some keys, and their probabilities before; 0 where masked."""
+    known = (j[:, None] < keys) & (e[None] < width)
+    k = tl.load(k_at + j[:, None] * of_k + e[None], mask=known, other=0.0)
+    dk = tl.load(dk_at + j[:, None] * of_dk + e[None], mask=known, other=0.0)
+    d = tl.dot(dq, tl.trans(k + dk), input_precision="tf32x3")
+    d = tl.dot(q, tl.trans(dk), d, input_precision="tf32x3")
+    inside = (i[:, None] < queries) & (j[None] < keys)
+    h = tl.load(h_at + i[:, None] * keys + j[None], mask=inside, other=-float("inf"))
+    masked = h == -float("inf")
+    return d, tl.where(masked, 0.0, tl.exp(h - lse[:, None])), masked
+
+
+@triton.jit(do_not_specialize=["t"])
+def _attentions(
+    q_at, k_at, v_at, dq_at, dk_at, dv_at, h_at, first_at, lse_at, out_at, scale, t, heads, queries, keys, width,
+    q_t, q_h, q_r, k_t, k_h, k_r, v_t, v_h, v_r,
+    dq_c, dq_t, dq_h, dq_r, dk_c, dk_t, dk_h, dk_r, dv_c, dv_t, dv_h, dv_r,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    program, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, pair = program % heads, program // heads
+    target, source = pair % t, pair // t
+    q_at += target * q_t + head * q_h
+    k_at += target * k_t + head * k_h
+    v_at += target * v_t + head * v_h
+    dq_at += source * dq_c + target * dq_t + head * dq_h
+    dk_at += source * dk_c + target * dk_t + head * dk_h
+    dv_at += source * dv_c + target * dv_t + head * dv_h
+    h_at += (target * heads + head) * queries * keys
+    i, e = block * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    row = (target * heads + head) * queries + i
+    known = (i[:, None] < queries) & (e[None] < width)
+    q = tl.load(q_at + i[:, None] * q_r + e[None], mask=known, other=0.0) * scale
+    dq = tl.load(dq_at + i[:, None] * dq_r + e[None], mask=known, other=0.0) * scale
+    first = tl.load(first_at + row, mask=i < queries, other=0)
+    lse = tl.load(lse_at + row, mask=i < queries, other=0.0)
+    k = tl.load(k_at + first[:, None] * k_r + e[None], mask=known, other=0.0)
+    dk = tl.load(dk_at + first[:, None] * dk_r + e[None], mask=known, other=0.0)
+    reference = tl.sum(dq * (k + dk) + q * dk, 1)
+    grown = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, keys, KEYS):
+        j = start + tl.arange(0, KEYS)
+        d, p, masked = _scores(q, dq, k_at, dk_at, k_r, dk_r, h_at, lse, i, e, j, queries, keys, width)
+        grown += tl.sum(p * _expm1(tl.where(masked, 0.0, d - reference[:, None])), 1)
+    normalizer = tl.where(grown == float("inf"), float("nan"), _log1p(grown))
+    reference += normalizer
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, keys, KEYS):
+        j = start + tl.arange(0, KEYS)
+        d, p, masked = _scores(q, dq, k_at, dk_at, k_r, dk_r, h_at, lse, i, e, j, queries, keys, width)
+        change = p * _expm1(tl.where(masked, 0.0, d - reference[:, None]))
+        known = (j[:, None] < keys) & (e[None] < width)
+        v = tl.load(v_at + j[:, None] * v_r + e[None], mask=known, other=0.0)
+        dv = tl.load(dv_at + j[:, None] * dv_r + e[None], mask=known, other=0.0)
+        total = tl.dot(change, v + dv, total, input_precision="tf32x3")
+        total = tl.dot(p, dv, total, input_precision="tf32x3")
+    put = ((pair * queries + i[:, None]) * heads + head) * width + e[None]
+    tl.store(out_at + put, total, mask=(i[:, None] < queries) & (e[None] < width))
+
+
+WIDEST_HEAD = 128
+"""Numbers of a head up to which its keys and values fit beside each other."""
+
+
+def attention_change_on_gpu(
+    heads: tuple[Tensor, Tensor, Tensor], moved: tuple[Tensor, Tensor, Tensor], h: Tensor, scale: float
+) -> Tensor:
+    """ΔP V⁺ + P ΔV of attention: queries, keys and values [t, heads, rows, w], their differences [c, …] and the scores
+    h before, masks included. Δ[c, t, heads, rows, w] has the heads of a place side by side in memory."""
+    (t, many, queries, width), keys, c = heads[0].shape, h.shape[-1], len(moved[0])
+    bases, deltas = ([x if x.stride(-1) == 1 else x.contiguous() for x in xs] for xs in (heads, moved))
+    strides = [step for x in (*bases, *deltas) for step in x.stride()[:-1]]
+    h = h.contiguous()
+    out = torch.empty(c, t, queries, many, width, device=h.device)
+    sizes = t, many, queries, keys, width
+    blocks = 64 if queries > 32 else 32, 64 if keys > 32 else 32, max(16, triton.next_power_of_2(width))
+    with _device(h):
+        _attentions[(c * t * many, triton.cdiv(queries, blocks[0]))](
+            *bases, *deltas, h, h.argmax(-1), h.logsumexp(-1), out, scale, *sizes, *strides, *blocks,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return out.transpose(2, 3)
+
+
+@triton.jit(do_not_specialize=["size", "total"])
 def _scales(
     h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, out_at, size, total, inner, channels,
     G_MOVES: tl.constexpr, B_MOVES: tl.constexpr, BLOCK: tl.constexpr,
@@ -291,7 +403,7 @@ def scale_change_on_gpu(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])
 def _depthwise(
     h_at, d_at, w_at, dw_at, out_at, t, height, width, channels, rows, columns, sy, sx, py, px, gy, gx,
     D_MOVES: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
@@ -342,7 +454,7 @@ def depthwise_change_on_gpu(
     return out.permute(0, 1, 4, 2, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["of_h"])
 def _splits(
     x_at, h_at, out_at, of_h, width, stride, at,
     PLUS: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
@@ -376,7 +488,7 @@ def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | No
         _splits[(rows, triton.cdiv(width, block))](x, given, out, of_h, width, out.stride(0), at, *flags, block)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])
 def _windows(
     x_at, out_at, t, channels, height, width, rows, columns, of_c, of_t, of_ch, of_y, of_x, sy, sx, py, px, gy, gx,
     KX, size, stride, at, BLOCK: tl.constexpr,

@@ -105,6 +105,43 @@ def log_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     return base, _softmax_change(h, base.exp(), d, dim, log=True)
 
 
+@rule(F.cross_entropy)
+def cross_entropy(
+    input: Any,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Pair:
+    """Δℓ = log1p(Σ_{k≠y} p_k expm1(d_k − d_y)), which keeps its digits where an example is learned."""
+    h, d, target = base_of(input), delta_of(input), base_of(target)
+    if d is None or target.is_floating_point() or weight is not None or label_smoothing:
+        raise UnsupportedModelError("cross_entropy with weights, smoothing or labels that are not whole numbers")
+    base = F.cross_entropy(h, target, ignore_index=ignore_index, reduction=reduction)
+    counts = target != ignore_index
+    classes = torch.where(counts, target, 0)
+    h, d = (h.movedim(1, -1), d.movedim(2, -1)) if h.ndim > 1 else (h, d)
+    delta = torch.where(counts, _cross_entropy_change(h, classes, d), 0)
+    if reduction == "none":
+        return base, delta
+    total = delta.reshape(len(d), -1).sum(1)
+    return base, total if reduction == "sum" else total / counts.sum()
+
+
+def _cross_entropy_change(h: Tensor, y: Tensor, d: Tensor) -> Tensor:
+    """For logits h […, w] and classes y […]: [c, …]."""
+    kernels = kernels_for(d, h.shape[-1])
+    if kernels is not None:
+        rows = h.reshape(-1, h.shape[-1]), y.flatten(), d.reshape(len(d), -1, d.shape[-1])
+        found: Tensor = kernels.cross_entropy_change_on_gpu(*rows)
+        return found.view(len(d), *y.shape)
+    moved = (d - d.gather(-1, y[..., None].expand(len(d), *y.shape, 1))).masked_fill_(h == -torch.inf, 0)
+    return _log_normalizer(torch.softmax(h, -1), moved, -1)[..., 0]
+
+
 @rule(torch.logsumexp, Tensor.logsumexp)
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Pair:
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
@@ -165,17 +202,42 @@ def attention(
         raise UnsupportedModelError("attention with dropout in training mode")
     if enable_gqa:
         key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
-    scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    kernels = None if delta_of(attn_mask) is not None else _attention_kernels(query, key, value)
+    if kernels is None:
+        return _weights(_masked((query * scale) @ key.transpose(-2, -1), attn_mask, is_causal), attn_mask) @ value
+    q, k, v = (base_of(x) for x in (query, key, value))
+    scores = _masked((q * scale) @ k.transpose(-2, -1), base_of(attn_mask), is_causal)
+    moved = [delta_of(x) for x in (query, key, value)]
+    return _weights(scores, attn_mask) @ v, kernels.attention_change_on_gpu((q, k, v), moved, scores, scale)
+
+
+def _masked(scores: Any, mask: Any, is_causal: bool) -> Any:
     if is_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -torch.inf)
-    if attn_mask is not None:
-        masks = not base_of(attn_mask).is_floating_point()
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if masks else scores + attn_mask
-    if attn_mask is None:
-        return torch.softmax(scores, -1) @ value
-    nothing = (base_of(scores) == -torch.inf).all(-1, keepdim=True)  # a place that may look at none
-    return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0) @ value
+    if mask is None:
+        return scores
+    return scores + mask if base_of(mask).is_floating_point() else scores.masked_fill(~mask, -torch.inf)
+
+
+def _weights(scores: Any, mask: Any) -> Any:
+    """softmax, and zeros for a place whose mask allows nothing."""
+    if mask is None:
+        return torch.softmax(scores, -1)
+    nothing = (base_of(scores) == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0)
+
+
+def _attention_kernels(*heads: Any) -> Any:
+    """The kernels that take queries, keys and values [t, heads, rows, w] at once, where all three move."""
+    shapes = [base_of(x).shape for x in heads]
+    moved = [d for d in map(delta_of, heads) if d is not None]
+    alike = all(len(shape) == 4 for shape in shapes) and len({(*shape[:2], shape[3]) for shape in shapes}) == 1
+    if not alike or [d.shape[1:] for d in moved] != shapes:
+        return None
+    kernels = kernels_for(moved[0])
+    return None if kernels is None or shapes[0][3] > kernels.WIDEST_HEAD else kernels
 
 
 @rule(torch.linalg.vector_norm)
