@@ -52,6 +52,11 @@ def by_parts(splits: Splits | None) -> Iterator[None]:
         _splits.reset(token)
 
 
+def splits_numbers() -> bool:
+    """Whether products are multiplied by parts."""
+    return _splits.get() is not None
+
+
 @dataclass(frozen=True)
 class Windows:
     """The patches of images [c, t, C, …] as rows [c, p, w], channels last, laid out only where they are multiplied."""

@@ -6,6 +6,8 @@ source. All of it is float32. How many rows there are differs from chunk to chun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -63,11 +65,11 @@ def _normal_change(h, d):
     return tl.where(tl.abs(d) < 1, exact, (tl.erf((h + d) * root) - tl.erf(h * root)) / 2)
 
 
-@triton.jit(do_not_specialize=["size", "total"])
-def _changes(h_at, d_at, out_at, size, total, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    h = tl.load(h_at + i % size, mask=inside, other=0.0)
+@triton.jit
+def _changes(h_at, d_at, out_at, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, i = at < size, tl.program_id(1).to(tl.int64) * size + at
+    h = tl.load(h_at + at, mask=inside, other=0.0)
     d = tl.load(d_at + i, mask=inside, other=0.0)
     if KIND == "relu":
         change = tl.maximum(d + tl.minimum(h, 0.0), -tl.maximum(h, 0.0))
@@ -92,7 +94,7 @@ def changes_on_gpu(kind: str, h: Tensor, d: Tensor) -> Tensor:
         h, d = h.contiguous(), d.contiguous()
     out = torch.empty_like(d)
     with _device(d):
-        _changes[(triton.cdiv(d.numel(), BLOCK),)](h, d, out, h.numel(), d.numel(), kind, BLOCK)
+        _changes[(triton.cdiv(h.numel(), BLOCK), len(d))](h, d, out, h.numel(), kind, BLOCK)
     return out
 
 
@@ -101,6 +103,12 @@ def _alike(h: Tensor, d: Tensor) -> bool:
     if d.stride()[1:] != h.stride() or (len(d) > 1 and d.stride(0) != h.numel()):
         return False
     return h.permute(sorted(range(h.ndim), key=lambda i: -h.stride(i))).is_contiguous()
+
+
+def _tile(width: int) -> tuple[int, int]:
+    """Columns that hold a row of such a width, and how many rows a program takes."""
+    block = triton.next_power_of_2(width)
+    return block, max(1, BLOCK // block)
 
 
 def _device(x: Tensor) -> torch.cuda.device:
@@ -123,18 +131,20 @@ def _norms(
     SCALES: tl.constexpr,
     G_MOVES: tl.constexpr,
     B_MOVES: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    source, at = row // rows, row % rows
-    i = tl.arange(0, BLOCK)
-    inside = i < width
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    source = tl.program_id(1).to(tl.int64)
+    row, i = source * rows + at, tl.arange(0, BLOCK)[None]
+    there = at < rows
+    inside = (i < width) & there
     x = tl.load(x_at + at * width + i, mask=inside, other=0.0)
     d = tl.load(d_at + row * width + i, mask=inside, other=0.0)
-    root = tl.load(root_at + at)
+    root = tl.load(root_at + at, mask=there, other=1.0)
     if CENTRED:
-        d = tl.where(inside, d - tl.sum(d, 0) / width, 0.0)
-    moved = tl.sum(d * (2 * x + d), 0) / width
+        d = tl.where(inside, d - tl.sum(d, 1)[:, None] / width, 0.0)
+    moved = tl.sum(d * (2 * x + d), 1)[:, None] / width
     after = tl.sqrt(tl.maximum(root * root + moved, eps))
     change = d / after - x * (moved / (root * after * (root + after)))
     out = change
@@ -164,8 +174,9 @@ def norm_change_on_gpu(
     parts = [None if one is None else one.contiguous() for one in (scale, scaled, shifted)]
     given = [d if one is None else one for one in parts]
     flags = [one is not None for one in parts]
+    block, at_once = _tile(width)
     with _device(d):
-        _norms[(d.numel() // width,)](
+        _norms[(triton.cdiv(rows, at_once), len(d))](
             x.contiguous(),
             root.contiguous(),
             d,
@@ -176,7 +187,8 @@ def norm_change_on_gpu(
             eps,
             centred,
             *flags,
-            triton.next_power_of_2(width),
+            at_once,
+            block,
         )
     return out
 
@@ -281,26 +293,28 @@ def cross_entropy_change_on_gpu(h: Tensor, y: Tensor, d: Tensor) -> Tensor:
 
 
 @triton.jit
-def _scores(q, dq, k_at, dk_at, of_k, of_dk, h_at, lse, i, e, j, queries, keys, width):
-    """The changes of the scores of some queries with some keys, and their probabilities before; 0 where masked."""
-    known = (j[:, None] < keys) & (e[None] < width)
-    k = tl.load(k_at + j[:, None] * of_k + e[None], mask=known, other=0.0)
-    dk = tl.load(dk_at + j[:, None] * of_dk + e[None], mask=known, other=0.0)
-    d = tl.dot(dq, tl.trans(k + dk), input_precision="tf32x3")
-    d = tl.dot(q, tl.trans(dk), d, input_precision="tf32x3")
-    inside = (i[:, None] < queries) & (j[None] < keys)
-    h = tl.load(h_at + i[:, None] * keys + j[None], mask=inside, other=-float("inf"))
-    masked = h == -float("inf")
-    return d, tl.where(masked, 0.0, tl.exp(h - lse[:, None])), masked
+def _product(a, b, total, SPLIT: tl.constexpr):
+    """total + a b on tensor cores: right to 1e-6, or by two numbers in bfloat16 for each one to 2e-5."""
+    if SPLIT:
+        a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        a_low, b_low = (a - a_high.to(tl.float32)).to(tl.bfloat16), (b - b_high.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(a_high, b_high, total)
+        total = tl.dot(a_low, b_high, total)
+        total = tl.dot(a_high, b_low, total)
+    else:
+        total = tl.dot(a, b, total, input_precision="tf32x3")
+    return total
 
 
 @triton.jit(do_not_specialize=["t"])
 def _attentions(
-    q_at, k_at, v_at, dq_at, dk_at, dv_at, h_at, first_at, lse_at, out_at, scale, t, heads, queries, keys, width,
-    q_t, q_h, q_r, k_t, k_h, k_r, v_t, v_h, v_r,
+    q_at, k_at, v_at, dq_at, dk_at, dv_at, h_at, o_at, first_at, lse_at, out_at,
+    scale, t, heads, queries, keys, width, q_t, q_h, q_r, k_t, k_h, k_r, v_t, v_h, v_r,
     dq_c, dq_t, dq_h, dq_r, dk_c, dk_t, dk_h, dk_r, dv_c, dv_t, dv_h, dv_r,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
+    """[Σ p expm1(d) v⁺ − g (o + Σ p Δv)] / (1 + g) + Σ p Δv, g = Σ p expm1(d), in one pass over the keys: d are the
+    changes of the scores less that of the largest, and o = Σ p v the output before."""
     program, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head, pair = program % heads, program // heads
     target, source = pair % t, pair // t
@@ -310,36 +324,39 @@ def _attentions(
     dq_at += source * dq_c + target * dq_t + head * dq_h
     dk_at += source * dk_c + target * dk_t + head * dk_h
     dv_at += source * dv_c + target * dv_t + head * dv_h
-    h_at += (target * heads + head) * queries * keys
+    of_head = (target * heads + head) * queries
     i, e = block * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    row = (target * heads + head) * queries + i
     known = (i[:, None] < queries) & (e[None] < width)
     q = tl.load(q_at + i[:, None] * q_r + e[None], mask=known, other=0.0) * scale
     dq = tl.load(dq_at + i[:, None] * dq_r + e[None], mask=known, other=0.0) * scale
-    first = tl.load(first_at + row, mask=i < queries, other=0)
-    lse = tl.load(lse_at + row, mask=i < queries, other=0.0)
-    k = tl.load(k_at + first[:, None] * k_r + e[None], mask=known, other=0.0)
-    dk = tl.load(dk_at + first[:, None] * dk_r + e[None], mask=known, other=0.0)
-    reference = tl.sum(dq * (k + dk) + q * dk, 1)
+    first = tl.load(first_at + of_head + i, mask=i < queries, other=0)
+    lse = tl.load(lse_at + of_head + i, mask=i < queries, other=0.0)
+    largest = tl.load(k_at + first[:, None] * k_r + e[None], mask=known, other=0.0)
+    moves = tl.load(dk_at + first[:, None] * dk_r + e[None], mask=known, other=0.0)
+    reference = tl.sum(dq * (largest + moves) + q * moves, 1)
     grown = tl.zeros((ROWS,), tl.float32)
+    by_scores, by_values = tl.zeros((ROWS, WIDTH), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, keys, KEYS):
         j = start + tl.arange(0, KEYS)
-        d, p, masked = _scores(q, dq, k_at, dk_at, k_r, dk_r, h_at, lse, i, e, j, queries, keys, width)
-        grown += tl.sum(p * _expm1(tl.where(masked, 0.0, d - reference[:, None])), 1)
-    normalizer = tl.where(grown == float("inf"), float("nan"), _log1p(grown))
-    reference += normalizer
-    total = tl.zeros((ROWS, WIDTH), tl.float32)
-    for start in range(0, keys, KEYS):
-        j = start + tl.arange(0, KEYS)
-        d, p, masked = _scores(q, dq, k_at, dk_at, k_r, dk_r, h_at, lse, i, e, j, queries, keys, width)
-        change = p * _expm1(tl.where(masked, 0.0, d - reference[:, None]))
-        known = (j[:, None] < keys) & (e[None] < width)
-        v = tl.load(v_at + j[:, None] * v_r + e[None], mask=known, other=0.0)
-        dv = tl.load(dv_at + j[:, None] * dv_r + e[None], mask=known, other=0.0)
-        total = tl.dot(change, v + dv, total, input_precision="tf32x3")
-        total = tl.dot(p, dv, total, input_precision="tf32x3")
-    put = ((pair * queries + i[:, None]) * heads + head) * width + e[None]
-    tl.store(out_at + put, total, mask=(i[:, None] < queries) & (e[None] < width))
+        there = (j[:, None] < keys) & (e[None] < width)
+        k = tl.load(k_at + j[:, None] * k_r + e[None], mask=there, other=0.0)
+        dk = tl.load(dk_at + j[:, None] * dk_r + e[None], mask=there, other=0.0)
+        d = _product(dq, tl.trans(k + dk), tl.zeros((ROWS, KEYS), tl.float32), SPLIT)
+        d = _product(q, tl.trans(dk), d, SPLIT)
+        inside = (i[:, None] < queries) & (j[None] < keys)
+        h = tl.load(h_at + (of_head + i[:, None]) * keys + j[None], mask=inside, other=-float("inf"))
+        masked = h == -float("inf")
+        p = tl.where(masked, 0.0, tl.exp(h - lse[:, None]))
+        moved = p * _expm1(tl.where(masked, 0.0, d - reference[:, None]))
+        grown += tl.sum(moved, 1)
+        v = tl.load(v_at + j[:, None] * v_r + e[None], mask=there, other=0.0)
+        dv = tl.load(dv_at + j[:, None] * dv_r + e[None], mask=there, other=0.0)
+        by_scores = _product(moved, v + dv, by_scores, SPLIT)
+        by_values = _product(p, dv, by_values, SPLIT)
+    o = tl.load(o_at + (of_head + i[:, None]) * width + e[None], mask=known, other=0.0)
+    grown = tl.where(grown == float("inf"), float("nan"), grown)[:, None]
+    change = (by_scores - grown * (o + by_values)) / (1 + grown) + by_values
+    tl.store(out_at + ((pair * queries + i[:, None]) * heads + head) * width + e[None], change, mask=known)
 
 
 WIDEST_HEAD = 128
@@ -347,34 +364,35 @@ WIDEST_HEAD = 128
 
 
 def attention_change_on_gpu(
-    heads: tuple[Tensor, Tensor, Tensor], moved: tuple[Tensor, Tensor, Tensor], h: Tensor, scale: float
+    heads: tuple[Tensor, Tensor, Tensor], moved: Sequence[Tensor], h: Tensor, o: Tensor, scale: float, *, split: bool
 ) -> Tensor:
-    """ΔP V⁺ + P ΔV of attention: queries, keys and values [t, heads, rows, w], their differences [c, …] and the scores
-    h before, masks included. Δ[c, t, heads, rows, w] has the heads of a place side by side in memory."""
+    """P⁺ V⁺ − P V of attention: queries, keys and values [t, heads, rows, w], their differences [c, …], the scores h
+    before, masks included, and the output o before. Δ[c, t, heads, rows, w] has the heads of a place side by side in
+    memory. Products are by parts where they are `split`."""
     (t, many, queries, width), keys, c = heads[0].shape, h.shape[-1], len(moved[0])
     bases, deltas = ([x if x.stride(-1) == 1 else x.contiguous() for x in xs] for xs in (heads, moved))
     strides = [step for x in (*bases, *deltas) for step in x.stride()[:-1]]
-    h = h.contiguous()
+    h, o = h.contiguous(), o.contiguous()
     out = torch.empty(c, t, queries, many, width, device=h.device)
     sizes = t, many, queries, keys, width
-    blocks = 64 if queries > 32 else 32, 64 if keys > 32 else 32, max(16, triton.next_power_of_2(width))
+    rows, block = (64 if size > 32 else 32 for size in (queries, keys))
     with _device(h):
-        _attentions[(c * t * many, triton.cdiv(queries, blocks[0]))](
-            *bases, *deltas, h, h.argmax(-1), h.logsumexp(-1), out, scale, *sizes, *strides, *blocks,
-            num_warps=4, num_stages=1,
+        _attentions[(c * t * many, triton.cdiv(queries, rows))](
+            *bases, *deltas, h, o, h.argmax(-1), h.logsumexp(-1), out, scale, *sizes, *strides,
+            rows, block, max(16, triton.next_power_of_2(width)), split, num_warps=4, num_stages=1,
         )  # fmt: skip
     return out.transpose(2, 3)
 
 
-@triton.jit(do_not_specialize=["size", "total"])
+@triton.jit
 def _scales(
-    h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, out_at, size, total, inner, channels,
+    h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, out_at, size, inner, channels,
     G_MOVES: tl.constexpr, B_MOVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < total
-    source, at = i // size, i % size
-    channel = (at // inner) % channels
+    start, source = tl.program_id(0).to(tl.int64) * BLOCK, tl.program_id(1).to(tl.int64)
+    at = start + tl.arange(0, BLOCK)
+    inside, i = at < size, source * size + at
+    channel = (((start % (inner * channels)).to(tl.int32) + tl.arange(0, BLOCK)) // inner) % channels
     d = tl.load(d_at + i, mask=inside, other=0.0)
     inverse = tl.load(inverse_at + channel, mask=inside, other=0.0)
     change = d * inverse * tl.load(g_at + channel, mask=inside, other=0.0)
@@ -397,8 +415,8 @@ def scale_change_on_gpu(
     moved = [d if one is None else one.contiguous() for one in (scaled, shifted)]
     flags = scaled is not None, shifted is not None
     with _device(d):
-        _scales[(triton.cdiv(d.numel(), BLOCK),)](
-            h, d, mean, inverse, scale, *moved, out, h.numel(), d.numel(), h.stride(1), h.shape[1], *flags, BLOCK
+        _scales[(triton.cdiv(h.numel(), BLOCK), len(d))](
+            h, d, mean, inverse, scale, *moved, out, h.numel(), h.stride(1), h.shape[1], *flags, BLOCK
         )
     return out
 
@@ -454,14 +472,14 @@ def depthwise_change_on_gpu(
     return out.permute(0, 1, 4, 2, 3)
 
 
-@triton.jit(do_not_specialize=["of_h"])
+@triton.jit(do_not_specialize=["rows", "of_h"])
 def _splits(
-    x_at, h_at, out_at, of_h, width, stride, at,
-    PLUS: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+    x_at, h_at, out_at, rows, of_h, width, stride, at,
+    PLUS: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < width
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None]
+    inside = (i < width) & (row < rows)
     x = tl.load(x_at + row * width + i, mask=inside, other=0.0)
     if PLUS:
         x += tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
@@ -477,28 +495,37 @@ def _put(at, x, width, inside, LEFT: tl.constexpr):
     tl.store(at + 2 * width, high if LEFT else low, mask=inside)
 
 
+def _columns(width: int) -> tuple[int, int]:
+    """Columns of a program, so that few are computed in vain, and its rows."""
+    block = min((64, 128, 256, 512, 1024), key=lambda block: (triton.cdiv(width, block) * block, -block))
+    return block, BLOCK // block
+
+
 def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None) -> None:
     """x [rows, w], or x + plus, as bfloat16 numbers high + low in three blocks of columns of `out` from `at` on: high,
     low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5."""
     rows, width = x.shape
     x, plus = x.contiguous(), None if plus is None else plus.contiguous()
     given, of_h = (x, 1) if plus is None else (plus, len(plus))
-    block, flags = min(1024, triton.next_power_of_2(width)), (plus is not None, left)
+    block, at_once = _columns(width)
+    flags = plus is not None, left
     with _device(x):
-        _splits[(rows, triton.cdiv(width, block))](x, given, out, of_h, width, out.stride(0), at, *flags, block)
+        _splits[(triton.cdiv(rows, at_once), triton.cdiv(width, block))](
+            x, given, out, rows, of_h, width, out.stride(0), at, *flags, at_once, block
+        )
 
 
-@triton.jit(do_not_specialize=["t"])
+@triton.jit(do_not_specialize=["t", "total"])
 def _windows(
     x_at, out_at, t, channels, height, width, rows, columns, of_c, of_t, of_ch, of_y, of_x, sy, sx, py, px, gy, gx,
-    KX, size, stride, at, BLOCK: tl.constexpr,
+    KX, total, size, stride, at, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None]
     image, y, x = row // (rows * columns), (row // columns) % rows, row % columns
     tap, ch = i // channels, i % channels
     at_y, at_x = y * sy + (tap // KX) * gy - py, x * sx + (tap % KX) * gx - px
-    fits = i < size
+    fits = (i < size) & (row < total)
     inside = fits & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
     place = (image // t) * of_c + (image % t) * of_t + ch * of_ch + at_y * of_y + at_x * of_x
     _put(out_at + row * stride + at + i, tl.load(x_at + place, mask=inside, other=0.0), size, fits, True)
@@ -511,9 +538,10 @@ def windows_into(
     """As `split_into` for the patches of images [c, t, C, …], channels last, laid out while they are split."""
     c, t, channels, height, width = x.shape
     size = channels * kernel[0] * kernel[1]
-    block = min(1024, triton.next_power_of_2(size))
+    block, at_once = _columns(size)
+    rows = c * t * places[0] * places[1]
     with _device(x):
-        _windows[(c * t * places[0] * places[1], triton.cdiv(size, block))](
+        _windows[(triton.cdiv(rows, at_once), triton.cdiv(size, block))](
             x, out, t, channels, height, width, *places, *x.stride(), *stride, *padding, *dilation,
-            kernel[1], size, out.stride(0), at, block,
+            kernel[1], rows, size, out.stride(0), at, at_once, block,
         )  # fmt: skip

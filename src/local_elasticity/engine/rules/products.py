@@ -12,6 +12,7 @@ from torch import Tensor
 
 from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
+from local_elasticity.engine.products import splits_numbers
 from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.rules.layers import through
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -209,7 +210,8 @@ def attention(
     q, k, v = (base_of(x) for x in (query, key, value))
     scores = _masked((q * scale) @ k.transpose(-2, -1), base_of(attn_mask), is_causal)
     moved = [delta_of(x) for x in (query, key, value)]
-    return _weights(scores, attn_mask) @ v, kernels.attention_change_on_gpu((q, k, v), moved, scores, scale)
+    base = _weights(scores, attn_mask) @ v
+    return base, kernels.attention_change_on_gpu((q, k, v), moved, scores, base, scale, split=splits_numbers())
 
 
 def _masked(scores: Any, mask: Any, is_causal: bool) -> Any:
