@@ -291,3 +291,73 @@ def test_estimate_measures_half_precision_as_respond_does():
     net, x, y = nn.Linear(20, 1).bfloat16(), torch.randn(50, 20), torch.randn(50)
     cost = le.estimate(le.Problem.of(net, "mse"), (x, y), engine="linearized")
     assert cost.bytes >= 4 * 50 * 50
+
+
+class Viewed(nn.Module):
+    """The tutorial's LeNet: `view` after a convolution, which channels in another order would refuse."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Conv2d(1, 4, 5), nn.Linear(256, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.features(x)).view(-1, 256))
+
+
+class Strided(nn.Module):
+    """What it predicts depends on the order of its numbers in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Conv2d(2, 4, 3), nn.Linear(4 * 36, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.features(x))
+        scale = 1.0 if x.is_contiguous() else 2.0
+        return self.head(scale * x.reshape(len(x), -1))
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize(("net", "shape"), [(Viewed, (1, 12, 12)), (Strided, (2, 8, 8))])
+def test_a_layout_that_the_network_does_not_take_is_not_tried(net, shape):
+    torch.manual_seed(0)
+    sources = torch.randn(30, *shape), torch.arange(30) % 3
+    model = net()
+    found = le.respond(model, sources, loss="cross_entropy", update=le.SGD(0.01))
+    assert "channels last" in " ".join(found.notes)
+    assert_same_rows(
+        found.target_change,
+        le.respond(model, sources, loss="cross_entropy", update=le.SGD(0.01), engine="looped").target_change,
+        1e-3,
+    )
+
+
+class Rarely(nn.Module):
+    """A layer that few examples reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.special = nn.Embedding(20, 8), nn.Linear(8, 8)
+        self.hidden, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, ids):
+        x, rare = self.embed(ids), ids == 19
+        if rare.any():
+            x = x + self.special(x) * rare[:, :, None].to(x.dtype)
+        return self.head(torch.tanh(self.hidden(x)).mean(1))
+
+
+@pytest.mark.usefixtures("racing")
+def test_a_source_that_comes_late_and_reaches_more_is_taken_by_the_loop():
+    torch.manual_seed(0)
+    net, n = Rarely().double(), 120
+    ids, labels = torch.randint(19, (n, 5)), torch.arange(n) % 3
+    ids[n - 2, 1] = 19
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    nn.functional.cross_entropy(net(ids), labels).backward()
+    optimizer.step()
+    update = le.FromOptimizer(optimizer)
+    truth = le.respond(net, (ids, labels), loss="cross_entropy", update=update, engine="looped")
+    for _ in range(2):
+        found = le.respond(net, (ids, labels), loss="cross_entropy", update=update)
+        assert_same_rows(found.target_change, truth.target_change, 1e-9)

@@ -341,3 +341,33 @@ def test_many_sources_are_read_together_where_targets_are_few():
     x = torch.randn(50, 4)
     le.respond(le.Problem.of(net, "half_mse"), (x, torch.ones(50)), x[:1], engine="linearized")
     assert len(batches) < 20
+
+
+class Cosine(nn.Module):
+    """A classifier by angles, which undoes what a decay does to its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Linear(8, 32, bias=False)
+        self.register_buffer("classes", nn.functional.normalize(torch.randn(3, 32), dim=1))
+
+    def forward(self, x):
+        return 30 * nn.functional.linear(nn.functional.normalize(self.features(x), dim=1), self.classes)
+
+
+@pytest.mark.parametrize("decay", [0.1, 5e-4])
+def test_the_rounding_of_a_decay_that_the_network_undoes_is_not_called_resolved(decay):
+    torch.manual_seed(0)
+    net, x = Cosine(), torch.randn(30, 8)
+    y = (x[:, 0] > 0).long()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(0.1, weight_decay=decay)
+    found = le.relative(le.respond(problem, (x, y), update=update, engine="structured")).double()
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine="structured"))
+    known = found.isfinite() & (truth > 0.1)
+    assert 0.2 < known.double().mean() < 1
+    assert ((found - truth).abs() / truth)[known].max() < RESOLVED_ERROR

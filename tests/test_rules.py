@@ -3,6 +3,7 @@ in float32."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -173,3 +174,11 @@ def test_what_is_written_into_a_view_reaches_the_whole_or_is_refused():
     except UnsupportedModelError:
         return
     assert torch.equal(found[:, :, 0], 2 * d[:, :, 0])
+
+
+@pytest.mark.parametrize("function", [F.elu, F.selu, F.celu], ids=lambda function: function.__name__)
+def test_exponential_units_take_changes_of_any_size(function):
+    h, d = torch.tensor([-2000.0, -3.0, 5.0]), torch.tensor([[3000.0, -2000.0, -3000.0], [1e-5, 2.0, -6.0]])
+    found = function(Difference.of(h, d)).delta.double()
+    expected = function(h.double() + d.double()) - function(h.double())
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from local_elasticity.engine.job import Engine, Job, Runner
+from local_elasticity.engine.job import Engine, Job, Runner, same_predictions
 from local_elasticity.engine.looped import Looped, seconds_of_a_row
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
@@ -138,7 +138,19 @@ class Race:
         if few:
             self._timed(self._trial(Looped(few)))
         if any(p.ndim == 4 for p in self.job.bound.params.values()):
-            self._timed(self._trial(Looped(few, channels_last=True)))
+            self._channels_last(Looped(few, channels_last=True))
+
+    def _channels_last(self, engine: Engine) -> None:
+        """Where the network takes that layout, and predicts the same in it."""
+        try:
+            trial = self._trial(engine)
+        except UNSUPPORTED as error:
+            self._pass_over(in_words(engine), error)
+            return
+        if same_predictions(trial.runner.target_before, self.best.runner.target_before):
+            self._timed(trial)
+        else:
+            self.say(f"auto: not {in_words(engine)} (its predictions depend on the layout in memory)")
 
     def _differences(self) -> None:
         try:
@@ -191,9 +203,9 @@ class Race:
             try:
                 collect(self.job, trial.runner, self.rows or self._counted, self.advance, chunk=trial.chunk, upto=upto)
             except UNSUPPORTED as error:
-                if trial.name == "looped":
+                if trial is self.best:
                     raise
-                self._pass_over(trial.name, error)
+                self._pass_over(in_words(trial.engine), error)
                 return False
             if not warming:
                 trial.seconds = (self._now() - began) / (self._done - start)

@@ -51,7 +51,7 @@ class Coverage:
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
         """The layout of this network for such inputs, found once and remembered."""
-        found = _coverages.get(bound, _kind(inputs))
+        found = _coverages.get(bound, _kind(bound, inputs))
         if found is None:
             try:
                 found = cls._found(bound, inputs)
@@ -62,7 +62,7 @@ class Coverage:
                     "model: its forward pass uses torch.func, inside of which gradients cannot be recorded; only "
                     "le.respond and measures of a response can take it"
                 ) from error
-            _coverages.put(bound, _kind(inputs), found)
+            _coverages.put(bound, _kind(bound, inputs), found)
         return found
 
     @classmethod
@@ -118,6 +118,8 @@ class Coverage:
         missing = {name for meeting in self.placements if meeting not in met for name in meeting[1:3] if name}
         otherwise = (tape.roots(strange | missing) | tape.unread) & set(self.understood)
         otherwise |= set(self.understood) if tape.ragged else set()
+        used = {root for use in tape.uses for root in tape.roots(use.names)}
+        otherwise |= tape.reaches([name for name in self.understood if name not in used])
         if otherwise:
             raise ReusedParameterError(frozenset(otherwise))
         return replace(tape, uses=tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses))
@@ -145,15 +147,15 @@ def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage]
             return work(coverage)
         except ReusedParameterError as error:
             coverage = coverage.without(error.names)
-            _coverages.put(bound, _kind(inputs), coverage)
+            _coverages.put(bound, _kind(bound, inputs), coverage)
 
 
 _coverages: ModelCache[Coverage] = ModelCache()
 
 
-def _kind(inputs: Inputs) -> Any:
-    """What inputs are like, but for how many there are; one alone shows less than several."""
-    return count(inputs) > 1, *((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
+def _kind(bound: BoundProblem, inputs: Inputs) -> Any:
+    """The precision, and what inputs are like, but for how many there are; one alone shows less than several."""
+    return bound.dtype, count(inputs) > 1, *((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
 
 
 def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
@@ -237,7 +239,7 @@ def _is_right(name: str, tape: Tape, at_uses: Sequence[tuple[Use, Tensor]], want
     """Whether the second of three examples has all of the gradient and the others none; seen on the first outputs."""
     mine = [(use, q, part) for use, q in at_uses for part in use.names if name in tape.roots([part])]
     if not mine:
-        return name not in tape.met and not bool(wanted.any())
+        return name not in tape.met and not tape.reaches([name])
     if any(use.placement is None for use, _, _ in mine):
         return False
     total, floor = None, 0.0

@@ -180,7 +180,7 @@ class Job:
             return
         ends = torch.tensor([0, self.m - 1], device=self.bound.device)
         alone = self.predict(self.bound.params, take(self.target_inputs, ends), 1)
-        if not _equal(alone.to(target_before.dtype), target_before[ends]):
+        if not same_predictions(alone.to(target_before.dtype), target_before[ends]):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
@@ -237,6 +237,9 @@ class Runner(ABC):
 
     notes: tuple[str, ...] = ()
     """What a reader of the result should know."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
 
     @property
     @abstractmethod
@@ -354,16 +357,16 @@ def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception
 
 def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
     """The predictions of the first and the last example are the same alone as among others, and the same twice."""
-    if _equal(alone, together):
+    if same_predictions(alone, together):
         return
     with torch.no_grad():
         again = bound.predict(bound.params, one)
-    if not _equal(alone[:1], again):
+    if not same_predictions(alone[:1], again):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
     raise ValueError(DEPENDS_ON_BATCH.format(name))
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def same_predictions(one: Tensor, other: Tensor) -> bool:
     """Whether predictions are the same but for rounding, where they are finite."""
     if bool(((one - other).abs() <= torch.finfo(one.dtype).eps ** 0.5 * other.abs().amax()).all()):
         return True
@@ -387,7 +390,9 @@ def _check_loss(bound: BoundProblem, labels: Tensor, outputs: Tensor) -> None:
     if not isinstance(loss, Tensor) or loss.ndim > 0:
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss: it returns {shape} for {len(two)} examples, not a scalar; take the mean, loss.mean()")
-    if not bound.problem.loss_is_named and not _equal(bound.loss(read, two).detach()[None], loss.detach()[None]):
+    if not bound.problem.loss_is_named and not same_predictions(
+        bound.loss(read, two).detach()[None], loss.detach()[None]
+    ):
         raise ValueError("loss: two equal calls give different values; it must follow from outputs and labels alone")
     if not loss.requires_grad:
         raise ValueError("loss: it does not depend on the outputs, or not differentiably, so that no step follows")

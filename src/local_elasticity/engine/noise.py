@@ -5,7 +5,8 @@ are *measured*, by moving every weight up or down by one unit in the last place 
 when nothing was learned. Two more terms belong to the row: the part of the step that was rounded away (`realized`),
 which is coherent and can be far larger than random rounding, and, for several outputs, the rounding of the loss
 gradient, which turns the step: much where that gradient is a small difference f − y, by that of the logits where it is
-a product. An engine that does not subtract has only a few units of relative rounding.
+a product. An engine that does not subtract has only a few units of relative rounding, and the rounding of what decay
+and momentum do to every step, which is measured against float64.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.inputs import spread
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
-from local_elasticity.engine.problem import BoundProblem, Inputs
+from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
+from local_elasticity.engine.update import Rule, Update
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0
@@ -30,6 +34,9 @@ are then one percent of it, and five, the most that is seen in practice, half a 
 
 NULL_SAMPLES = 32
 """Examples times null steps that the noise is estimated from at least."""
+
+DRIFT_TARGETS = 16
+"""Targets at which the rounding of what all steps share is measured."""
 
 PATTERN = 65537
 """Length of the random pattern of null steps; prime, so that it falls out of step with rows and channels."""
@@ -49,6 +56,8 @@ class Noise:
     gradient_cancels: bool
     computed_in: float = 0.0
     """The unit of the coarsest numbers inside the network, where that is coarser than the predictions' own."""
+    drift: float = 0.0
+    """The rounding of what all steps share, where changes are not differences of predictions."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -69,6 +78,7 @@ class Noise:
             torch.zeros_like(target_before) if target is None else target,
             gradient_cancels(job.bound.problem.loss, job.source_labels),
             job.bound.replica.effects.coarsest if job.bound.replica.effects else 0.0,
+            0.0 if runner.subtracts else _drift_noise(job, runner),
         )
 
     def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:
@@ -81,6 +91,7 @@ class Noise:
             finer * self.target.to(dtype),
             self.gradient_cancels,
             computed_in,
+            finer * self.drift,
         )
 
     def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
@@ -96,7 +107,7 @@ class Noise:
             share = share + eps * self.source_before[: len(change)].abs().flatten(1).amax(1)
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
-        noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row)
+        noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row + self.drift)
         return noise.clamp_min(torch.finfo(change.dtype).tiny ** 0.5)
 
 
@@ -136,6 +147,49 @@ def _through_softmax(p: Tensor, noise: Tensor) -> Tensor:
 def _size(rows: Tensor) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
     return size
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """What an update does where there is no gradient."""
+
+    update: Update
+    plain = False
+
+    @property
+    def step_size(self) -> float:
+        return self.update.step_size
+
+    @property
+    def vectorizes(self) -> bool:
+        return self.update.vectorizes
+
+    def rule(self, problem: Problem) -> Rule:
+        rule = self.update.rule(problem)
+        return lambda params, gradient: rule(params, {name: torch.zeros_like(g) for name, g in gradient.items()})
+
+
+def _drift_noise(job: Job, runner: Runner) -> float:
+    """The rounding of the changes that decay and momentum make, which all sources share: its root mean square over a
+    few targets, from float64. A network may undo such a move, as normalised features undo a decay; what is left of it
+    then is rounding, which does not shrink with a source's gradient."""
+    params, update = job.bound.params, _Drift(job.update)
+    if job.plain or job.bound.dtype == torch.float64 or job.bound.device.type == "mps":
+        return 0.0
+    moved = job.rule(params, {name: torch.zeros_like(p) for name, p in params.items()})
+    if not any(bool(part.any()) for part in moved.values()):
+        return 0.0
+    first, some = (spread(size, few, job.bound.device) for size, few in ((job.n, 1), (job.m, DRIFT_TARGETS)))
+    try:
+        found = type(runner)(job.few(job.bound, update, first, some)).rows(0, 1).target_change
+        with job.bound.problem.to(torch.float64).bound() as bound:
+            exact = type(runner)(job.few(bound, update, first, some)).rows(0, 1).target_change
+    except Exception as error:  # whatever a forward pass raises that was not made for float64
+        if not may_be_passed_over(error):
+            raise
+        return 0.0
+    off = found - exact
+    return float(off[off.isfinite()].square().mean().sqrt()) if bool(off.isfinite().any()) else 0.0
 
 
 def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of
+from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of, remember
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
@@ -150,10 +150,12 @@ def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
 
 def _overflows(response: Response) -> list[str]:
     """What to say of predictions that are not finite, before or after the step."""
-    unknown = [~rows.isfinite().flatten(1).all(1) for rows in (response.source_change, response.target_before)]
-    sources, targets = torch.stack([rows.sum() for rows in unknown]).tolist()
+    known = [rows.isfinite().flatten(1).all(1) for rows in (response.source_change, response.target_before)]
+    pairs = ~response.target_change.isfinite().flatten(2).all(2) & known[0][:, None] & known[1]
+    sources, targets, others = torch.stack([(~known[0]).sum(), (~known[1]).sum(), pairs.sum()]).tolist()
     what = [f"{count} of the {name}" for count, name in ((sources, "sources"), (targets, "targets")) if count]
-    return [f"predictions are not finite at {' and '.join(what)}; their pairs are NaN"] if what else []
+    said = [f"predictions are not finite at {' and '.join(what)}; their pairs are NaN"] if what else []
+    return said + ([f"{others} other pairs are NaN: their predictions are not finite after the step"] if others else [])
 
 
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
@@ -175,7 +177,15 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     noise = Noise.measure(job, race.best.runner)
     best = race.run(_hopeless(job, race.best.runner, noise))
     notes += race.notes
-    return _refined(job, best.engine, best.runner, noise, notes, bar, rows=race.rows, chunk=best.chunk)
+    try:
+        return _refined(job, best.engine, best.runner, noise, notes, bar, rows=race.rows, chunk=best.chunk)
+    except UNSUPPORTED as error:
+        if not may_be_passed_over(error) or isinstance(best.engine, Looped):
+            raise
+        notes.append(f"auto: {name_of(best.engine)} cannot take a later source ({first_line(error)}); looped instead")
+    bar.done, looped = 0, Looped()
+    remember(job, Choice(looped, notes[-1]))
+    return _refined(job, looped, looped.runner(job), noise, notes, bar)
 
 
 def _refined(

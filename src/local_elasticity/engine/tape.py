@@ -19,8 +19,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from local_elasticity.engine.composites import inside
 from local_elasticity.engine.guard import FunctionMode
+from local_elasticity.engine.inputs import count
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params, flatten_tree
 from local_elasticity.engine.uses import (
     BroadcastUse,
@@ -81,6 +82,13 @@ class Tape:
             for use, q in zip(self.uses, zip(*rows, strict=True), strict=True)
         ]
 
+    def reaches(self, names: Collection[str]) -> set[str]:
+        """Those of the parameters that gradients arrive at, be they zero."""
+        leaves = {name: self.leaves[name] for name in names}
+        if not leaves or not self.outputs.requires_grad:
+            return set()
+        return set(gradient(self.outputs, leaves, torch.zeros_like(self.outputs), retain=True, reached=True))
+
     def pulled_back(self, gradients: Matrices) -> Matrices:
         """Gradients [b, r, p] of what is derived as gradients of the parameters that it is made of, summed."""
         found = {name: part for name, part in gradients.items() if name not in self.derived}
@@ -122,8 +130,9 @@ def _roots(names: Collection[str], derived: dict[str, Derived]) -> set[str]:
 class _Recorder(FunctionMode):
     """Notes every function that a parameter goes into, or something that was derived from parameters alone."""
 
-    def __init__(self, params: Params, constants: Collection[Meeting], *, keep: bool) -> None:
+    def __init__(self, params: Params, examples: int, constants: Collection[Meeting], *, keep: bool) -> None:
         super().__init__()
+        self.examples = examples
         self.names = {id(p): name for name, p in params.items()}
         self.constants, self.keep = constants, keep
         self.met: Counter[str] = Counter()
@@ -136,7 +145,7 @@ class _Recorder(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.ragged |= _is_ragged(func, args, kwargs)
+        self.ragged |= _is_ragged(func, args, kwargs) or _orders(func, args, kwargs, self.examples)
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
         if not names:
             return func(*args, **kwargs)
@@ -145,7 +154,11 @@ class _Recorder(FunctionMode):
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
-        made = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        out = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if out and not torch.is_grad_enabled():  # inside of an autograd function, whose gradients nobody sees
+            self.met.update(names)
+            return result
+        made = [leaf for leaf in out if leaf.requires_grad]
         if all(id(leaf) in self.names for leaf in made):
             return result
         self.met.update(names)
@@ -195,13 +208,21 @@ class _Recorder(FunctionMode):
 
 
 _RAGGED = {
-    *(torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.bincount),
-    *(getattr(Tensor, name) for name in ("nonzero", "masked_select", "unique", "argwhere")),
+    *(torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.unique_consecutive, torch.bincount),
+    torch._pack_padded_sequence,
+    *(getattr(Tensor, name) for name in ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")),
+    Tensor.bincount,
     *(getattr(Tensor, name) for name in ("item", "tolist", "__int__", "__index__", "numpy")),
 }
 """Functions whose results have a shape that depends on values, or that make Python numbers of them."""
 
 _REPEATS = {torch.repeat_interleave, Tensor.repeat_interleave}
+
+_ORDERS = {
+    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), 1),
+    **dict.fromkeys((torch.topk, Tensor.topk), 2),
+}
+"""Functions that put entries of an axis into an order that depends on values → which argument the axis is."""
 
 
 def _is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
@@ -211,7 +232,24 @@ def _is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
     if func is Tensor.__getitem__:
         index = [one for one in flatten_tree(args[1]) if isinstance(one, Tensor)]
         return any(one.dtype in (torch.bool, torch.uint8) for one in index)
+    if func is torch.where:
+        return len(args) + len(kwargs) == 1
     return func in _RAGGED
+
+
+def _orders(func: Any, args: Any, kwargs: Any, examples: int) -> bool:
+    """Whether examples are put into an order that depends on values, as by their lengths: entries of an axis that is as
+    long as there are examples, or a multiple of it, while no axis before has them."""
+    if func is torch.msort:
+        return True
+    if func not in _ORDERS or examples == 1:
+        return False
+    x, place = args[0] if args else kwargs["input"], _ORDERS[func]
+    axis = args[place] if len(args) > place else kwargs.get("dim", -1)
+    if not isinstance(x, Tensor) or not x.ndim or not isinstance(axis, int):
+        return True
+    axis %= x.ndim
+    return x.shape[axis] % examples == 0 and not any(size % examples == 0 for size in x.shape[:axis])
 
 
 def leaves_of(params: Params) -> Params:
@@ -230,7 +268,7 @@ def record(
 ) -> Tape:
     """Run the network on a batch and keep the uses of the `known` parameters, or of all, that are met in uses alone;
     with `keep` also the outputs of uses. What comes out of the `constants` is the same for all examples."""
-    with torch.enable_grad(), _Recorder(leaves, constants, keep=keep) as recorder:
+    with torch.enable_grad(), _Recorder(leaves, count(inputs), constants, keep=keep) as recorder:
         outputs = bound.outputs(leaves, inputs)
     read = recorder.understood()
     if known is not None:

@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from local_elasticity.engine.fast_paths.kernels import MASKED_SCORE
+
 BLOCK = 1024
 """Numbers of one program."""
+
+MASKED = tl.constexpr(MASKED_SCORE)
 
 WIDEST = 1 << 20
 """The longest row that kernels take."""
@@ -206,7 +210,7 @@ def _softmaxes(
     first = tl.load(first_at + at, mask=row < total, other=0)
     d = tl.load(d_at + row * width + i, mask=inside, other=0.0)
     d -= tl.load(d_at + row * width + first, mask=row < total, other=0.0)
-    d = tl.where(h == -float("inf"), 0.0, d)
+    d = tl.where(h <= MASKED, 0.0, d)
     grown = tl.sum(p * _expm1(d), 1)[:, None]
     normalizer = _log1p(grown)
     normalizer = tl.where(grown == float("inf"), float("nan"), normalizer)
@@ -226,7 +230,7 @@ def _wide_softmaxes(h_at, p_at, first_at, d_at, out_at, rows, width, LOG: tl.con
         h = tl.load(h_at + at * width + i, mask=inside, other=-float("inf"))
         p = tl.load(p_at + at * width + i, mask=inside, other=0.0)
         d = tl.load(d_at + row * width + i, mask=inside, other=0.0) - reference
-        total += p * _expm1(tl.where(h == -float("inf"), 0.0, d))
+        total += p * _expm1(tl.where(h <= MASKED, 0.0, d))
     grown = tl.sum(total, 0)
     normalizer = tl.where(grown == float("inf"), float("nan"), _log1p(grown))
     for start in range(0, width, BLOCK):
@@ -234,7 +238,7 @@ def _wide_softmaxes(h_at, p_at, first_at, d_at, out_at, rows, width, LOG: tl.con
         inside = i < width
         h = tl.load(h_at + at * width + i, mask=inside, other=-float("inf"))
         d = tl.load(d_at + row * width + i, mask=inside, other=0.0) - reference
-        d = tl.where(h == -float("inf"), 0.0, d) - normalizer
+        d = tl.where(h <= MASKED, 0.0, d) - normalizer
         change = d if LOG else tl.load(p_at + at * width + i, mask=inside, other=0.0) * _expm1(d)
         tl.store(out_at + row * width + i, change, mask=inside)
 
@@ -277,7 +281,7 @@ def _cross_entropies(h_at, lse_at, y_at, d_at, out_at, rows, width, BLOCK: tl.co
         i = start + tl.arange(0, BLOCK)
         h = tl.load(h_at + at * width + i, mask=i < width, other=-float("inf"))
         d = tl.load(d_at + row * width + i, mask=i < width, other=0.0) - reference
-        total += tl.where(h == -float("inf"), 0.0, tl.exp(h - lse) * _expm1(d))
+        total += tl.where(h <= MASKED, 0.0, tl.exp(h - lse) * _expm1(d))
     grown = tl.sum(total, 0)
     tl.store(out_at + row, tl.where(grown == float("inf"), float("nan"), _log1p(grown)))
 
@@ -345,9 +349,8 @@ def _attentions(
         d = _product(q, tl.trans(dk), d, SPLIT)
         inside = (i[:, None] < queries) & (j[None] < keys)
         h = tl.load(h_at + (of_head + i[:, None]) * keys + j[None], mask=inside, other=-float("inf"))
-        masked = h == -float("inf")
-        p = tl.where(masked, 0.0, tl.exp(h - lse[:, None]))
-        moved = p * _expm1(tl.where(masked, 0.0, d - reference[:, None]))
+        p = tl.where(h == -float("inf"), 0.0, tl.exp(h - lse[:, None]))
+        moved = p * _expm1(tl.where(h <= MASKED, 0.0, d - reference[:, None]))
         grown += tl.sum(moved, 1)
         v = tl.load(v_at + j[:, None] * v_r + e[None], mask=there, other=0.0)
         dv = tl.load(dv_at + j[:, None] * dv_r + e[None], mask=there, other=0.0)
@@ -472,14 +475,13 @@ def depthwise_change_on_gpu(
     return out.permute(0, 1, 4, 2, 3)
 
 
-@triton.jit(do_not_specialize=["rows", "of_h"])
+@triton.jit(do_not_specialize=["of_h"])
 def _splits(
-    x_at, h_at, out_at, rows, of_h, width, stride, at,
-    PLUS: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_at, h_at, out_at, of_h, width, stride, at, PLUS: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None]
-    inside = (i < width) & (row < rows)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < width
     x = tl.load(x_at + row * width + i, mask=inside, other=0.0)
     if PLUS:
         x += tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
@@ -507,12 +509,9 @@ def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | No
     rows, width = x.shape
     x, plus = x.contiguous(), None if plus is None else plus.contiguous()
     given, of_h = (x, 1) if plus is None else (plus, len(plus))
-    block, at_once = _columns(width)
-    flags = plus is not None, left
+    block, flags = min(BLOCK, triton.next_power_of_2(width)), (plus is not None, left)
     with _device(x):
-        _splits[(triton.cdiv(rows, at_once), triton.cdiv(width, block))](
-            x, given, out, rows, of_h, width, out.stride(0), at, *flags, at_once, block
-        )
+        _splits[(rows, triton.cdiv(width, block))](x, given, out, of_h, width, out.stride(0), at, *flags, block)
 
 
 @triton.jit(do_not_specialize=["t", "total"])

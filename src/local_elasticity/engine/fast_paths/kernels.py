@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MASKED_SCORE = -1e30
+"""A score below which a softmax takes no notice of changes: masks of −∞, or of the least number there is, absorb what
+is added to them."""
+
 
 @cache
 def _triton() -> Any:

@@ -98,9 +98,11 @@ def _clamped(x: Any, low: float, high: float) -> Pair:
 
 @rule(F.elu)
 def elu(x: Any, alpha: float = 1.0) -> Pair:
+    """Below zero e^h expm1(d), subtracted where d is large."""
     h, d = _parts(x)
-    below = -relu_change(-h, -d)
-    return F.elu(h, alpha), relu_change(h, d) + alpha * torch.exp(h.clamp(max=0)) * torch.expm1(below)
+    before, below = torch.exp(h.clamp(max=0)), -relu_change(-h, -d)
+    grown = torch.where(below < 1, before * torch.expm1(below), torch.exp((h + d).clamp(max=0)) - before)
+    return F.elu(h, alpha), relu_change(h, d) + alpha * grown
 
 
 @rule(torch.tanh, Tensor.tanh, F.tanh)

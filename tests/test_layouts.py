@@ -1,0 +1,177 @@
+"""Networks whose examples lie elsewhere, or meet other parameters, than the few that a layout was found on."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import local_elasticity as le
+from tests.test_engines import assert_same_rows
+
+N, LENGTH, CLASSES = 40, 6, 3
+LOOKED_AT = {0, 6, 11, 17, 22, 28, 33, 39, 13, 26, 20}
+
+
+class Sorted(nn.Module):
+    """Puts its batch into the order of lengths, and back."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, ids, lengths):
+        lengths, order = lengths.sort(descending=True, stable=True)
+        x = torch.tanh(self.hidden(self.embed(ids[order])))
+        counts = (torch.arange(ids.shape[1]) < lengths[:, None]).to(x.dtype)[:, :, None]
+        return self.head((x * counts).sum(1) / lengths[:, None])[order.argsort()]
+
+
+class Packed(nn.Module):
+    """A layer on the tokens of all examples, by time."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, ids, lengths):
+        packed = pack_padded_sequence(self.embed(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed = packed._replace(data=torch.tanh(self.hidden(packed.data)))
+        x, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=ids.shape[1])
+        return self.head(x.sum(1))
+
+
+class Unpadded(nn.Module):
+    """A layer on the real tokens alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, ids, lengths):
+        x = self.embed(ids)
+        i, j = torch.where(torch.arange(ids.shape[1]) < lengths[:, None])
+        out = torch.zeros_like(x)
+        out[i, j] = torch.tanh(self.hidden(x[i, j]))
+        return self.head(out.sum(1) / lengths[:, None])
+
+
+def few_are_shorter():
+    """Lengths of which the examples that a layout is found on have the greatest; 200 tokens, as many as N times 5."""
+    lengths = torch.full((N,), LENGTH)
+    for i in range(N):
+        if i not in LOOKED_AT and int(lengths.sum()) > 5 * N:
+            lengths[i] = LENGTH - 2
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("net", "engine"),
+    [
+        (Sorted, "structured"),
+        (Sorted, "linearized"),
+        (Packed, "auto"),
+        (Packed, "linearized"),
+        (Unpadded, "structured"),
+    ],
+)
+def test_values_that_decide_where_examples_lie(net, engine):
+    torch.manual_seed(0)
+    problem = le.Problem.of(net().double(), "cross_entropy")
+    ids, labels, lengths = torch.randint(20, (N, LENGTH)), torch.arange(N) % CLASSES, few_are_shorter()
+    le.ntk(problem, (ids, torch.full_like(lengths, LENGTH)))  # what is remembered of it does not hold below
+    step = 1e-7 if engine == "linearized" else 0.1
+    sources, update = ((ids, lengths), labels), le.SGD(step)
+    found = le.respond(problem, sources, update=update, engine=engine)
+    truth = le.respond(problem, sources, update=update, engine="looped")
+    assert_same_rows(found.target_change, truth.target_change, 1e-4 if engine == "linearized" else 1e-9)
+
+
+class Product(torch.autograd.Function):
+    """A linear layer as fused ones are written."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, q):
+        x, weight = ctx.saved_tensors
+        return q @ weight, q.T @ x, q.sum(0)
+
+
+class Fused(nn.Linear):
+    def forward(self, x):
+        return Product.apply(x, self.weight, self.bias)
+
+
+class Optional(nn.Module):
+    """Text, and an image that may be missing."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.text, self.image, self.head = nn.Linear(4, 8), layer(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, text, image, present):
+        return self.head(torch.tanh(self.text(text) + self.image(image) * present[:, None]))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Fused])
+@pytest.mark.parametrize("present", ["all but one", "few"])
+def test_parameters_inside_an_autograd_function(layer, present):
+    torch.manual_seed(0)
+    there = torch.ones(N, dtype=torch.float64) if present == "all but one" else torch.zeros(N, dtype=torch.float64)
+    there[torch.tensor([22] if present == "all but one" else [2, 8, 15, 31, 36])] -= 1
+    inputs = torch.randn(N, 4).double(), torch.randn(N, 5).double(), there.abs()
+    problem = le.Problem.of(Optional(layer).double(), "cross_entropy")
+    sources = inputs, torch.arange(N) % CLASSES
+    truth = le.respond(problem, sources, update=le.SGD(0.1), engine="looped").target_change
+    assert_same_rows(le.respond(problem, sources, update=le.SGD(0.1), engine="structured").target_change, truth, 1e-9)
+    K = le.ntk(problem, inputs)
+    rows = [_jacobian(problem.model, tuple(x[i : i + 1] for x in inputs)) for i in range(N)]
+    J = torch.stack(rows).flatten(1)
+    assert (K - J @ J.T).norm() < 1e-9 * K.norm()
+
+
+def _jacobian(net, one):
+    outputs = net(*one)[0]
+    rows = [torch.autograd.grad(output, list(net.parameters()), retain_graph=True) for output in outputs]
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+
+
+class Masked(nn.Module):
+    """Attention with masks of the least number there is, which absorb what is added to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.head = nn.Embedding(20, 8), nn.Linear(8, 24), nn.Linear(8, CLASSES)
+
+    def forward(self, ids, mask):
+        q, k, v = self.qkv(self.embed(ids)).chunk(3, -1)
+        scores = q @ k.transpose(1, 2) / 8**0.5
+        least = torch.zeros(mask.shape, dtype=v.dtype).masked_fill(mask == 0, torch.finfo(v.dtype).min)
+        scores = scores + least[:, None]
+        return self.head((scores.softmax(-1) @ v).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_that_absorb_changes(dtype):
+    """Of an example that is masked altogether, and is not among those that are looked at first."""
+    torch.manual_seed(0)
+    mask = torch.ones(N, LENGTH, dtype=torch.long)
+    mask[3] = 0
+    problem = le.Problem.of(Masked().to(dtype), "cross_entropy")
+    sources = (torch.randint(20, (N, LENGTH)), mask), torch.arange(N) % CLASSES
+    found = le.respond(problem, sources, update=le.SGD(0.1), engine="structured").target_change
+    truth = le.respond(problem, sources, update=le.SGD(0.1), engine="looped").target_change
+    assert_same_rows(found, truth, 1e-9 if dtype == torch.float64 else 1e-4)
+
+
+def test_a_layout_is_found_for_each_precision():
+    torch.manual_seed(0)
+    net, ids = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(24, 2)), torch.randint(20, (5, LENGTH))
+    problem = le.Problem.of(net, "mse")
+    kernels = [le.ntk(one, ids).double() for one in (problem, problem.to(torch.float64), problem)]
+    assert (kernels[0] - kernels[1]).norm() < 1e-5 * kernels[1].norm()
+    assert torch.equal(kernels[0], kernels[2])
