@@ -85,6 +85,36 @@ def test_sequential_is_algorithm_1(relative, loss):
     assert_near(found, expected)
 
 
+@pytest.mark.parametrize("measure", ["relative", "kernel"])
+@pytest.mark.parametrize("step_size", [None, 1e-2])
+def test_similarities_are_those_of_le_similarity(measure, step_size):
+    """The same digits by every path: le.similarity, and a response that is measured by hand."""
+    x, other = torch.randn(12, 4), torch.randn(5, 4)
+    net, relative = le.models.fnn(4, width=16, layers=3), measure == "relative"
+    problem, pair = le.Problem.of(net, "half_mse"), (x, torch.ones(12))
+    options = {"engine": "linearized"} if step_size is None else {"engine": "structured", "update": le.SGD(step_size)}
+    probe = SimilarityProbe(relative, "half_mse", step_size)
+    response = le.respond(problem, pair, **options)
+    by_hand = le.relative(response) if relative else le.kernel(response)
+    assert torch.equal(probe.frozen(net, x), by_hand)
+    np.testing.assert_array_equal(by_hand, le.similarity(problem, pair, measure=measure, **options))
+    assert_near(probe.own(net, x), torch.ones(12) if relative else le.self_kernel(response))
+    there = le.similarity(problem, pair, other, measure=measure, **options)
+    np.testing.assert_array_equal(probe.towards(net, x, other), there)
+    back = le.similarity(problem, (other, torch.ones(5)), x, measure=measure, **options)
+    np.testing.assert_allclose(probe.between(net, x, other)[0], (there.values + back.values.T) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_walk_is_that_of_respond_in_sequence(layers):
+    x, y, order = torch.randn(6, 3), torch.tensor([1.0, 1, 1, 1, -1, -1]), torch.randperm(6)
+    net = le.models.fnn(3, width=8, layers=layers)
+    problem, update = le.Problem.of(net, "half_mse"), le.SGD(0.05)
+    walk = le.respond_in_sequence(problem, (x[order], y[order]), x[:4], update=update, record=order < 4)
+    found = SimilarityProbe(False, "half_mse", 0.05).in_sequence(net, x, y, orders=order[None])
+    assert torch.equal(found, le.kernel(walk)[order[order < 4].argsort()])
+
+
 def test_a_walk_that_rounding_hides_is_walked_in_float64():
     """A tiny step, in a network that can only be walked by subtracting predictions."""
     x, y = torch.randn(8, 4), torch.tensor([1.0] * 5 + [-1.0] * 3)

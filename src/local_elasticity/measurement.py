@@ -1,7 +1,7 @@
 """A measurement: what is asked of a network, read and checked once; it runs any measures, on any part of the pairs.
 
-`le.similarity`, stores, `le.Monitor` and Ray tasks all ask through it, so that the same question gives the same numbers
-and the same errors everywhere.
+`le.similarity`, stores, `le.Monitor`, clustering and Ray tasks all ask through it, so that the same question gives the
+same numbers and the same errors everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.sequential import respond_in_sequence
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
 
@@ -180,6 +181,19 @@ class Measurement:
             progress=progress,
         )
 
+    def walk(self, record: Tensor | None = None, progress: ProgressOption = False) -> Response:
+        """One update after another, each from where the last one ended, read at every target. `record` says which of
+        them become rows; all do by default. There is one engine for this."""
+        return respond_in_sequence(
+            self.problem,
+            self.sources,
+            self.pair_of_targets,
+            update=self.update,
+            record=record,
+            memory=self.memory,
+            progress=progress,
+        )
+
     def job(self, bound: BoundProblem) -> Job:
         """The updates to take and targets to read, laid out at one moment of training."""
         return Job.read(
@@ -194,8 +208,10 @@ class Measurement:
     def score(self, measure: Measure, response: Response | None, progress: ProgressOption = False) -> Scores:
         """What one measure makes of the response, or of the network itself. Blocks off the diagonal of a normalised
         measure are not divided yet."""
+        shape: tuple[int, ...] = self.n, self.m
         if measure.takes_steps:
             assert response is not None
+            shape = response.target_change.shape[:2]
             try:
                 scores = measure.scores(response)
             except (AttributeError, NameError, TypeError, KeyError, IndexError) as error:
@@ -204,10 +220,10 @@ class Measurement:
             scores = measure.scores(
                 self.problem, self.sources, self._targets(measure), memory=self.memory, progress=progress
             )
-        if tuple(scores.values.shape) != (self.n, self.m):
+        if scores.values.shape != shape:
             raise ValueError(
-                f"measure: {measure.name} gives {tuple(scores.values.shape)}, not a tensor of shape "
-                f"{(self.n, self.m)}, one number for each source and target"
+                f"measure: {measure.name}: expected a tensor of shape {tuple(shape)}, one number for each "
+                f"source and target, got shape {tuple(scores.values.shape)}"
             )
         scores = replace(scores, values=scores.values.to(self.dtype))
         if measure.normalize is None or not self.square:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +10,24 @@ from torch import Tensor, nn
 from local_elasticity.clustering.checks import UnusableSimilarityError
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
-from local_elasticity.engine.respond import respond
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.sequential import respond_in_sequence
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.update import SGD
-from local_elasticity.measures.kernel import kernel, self_kernel
-from local_elasticity.measures.relative import relative
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD
+from local_elasticity.measurement import Measurement
+from local_elasticity.measures.kernel import KERNEL, kernel, self_kernel
+from local_elasticity.measures.measure import Measure, Scores
+from local_elasticity.measures.relative import RELATIVE
 
-TOGETHER = 128
-"""Points whose own similarities are read in a go; engines read them off all pairs among those."""
+SOURCES_AT_ONCE = 128
+"""Points whose own similarities are computed together; engines compute all pairs among them."""
+
+
+def _kernel_with_diagonal(response: Response) -> Scores:
+    return Scores(kernel(response), self_kernel(response))
+
+
+KERNEL_WITH_DIAGONAL = Measure(KERNEL.name, KERNEL.words, _kernel_with_diagonal, signed=True)
+"""S_ker, and that of every source with itself."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,10 @@ class SimilarityProbe:
     step_size: float | None
     progress: ProgressOption = None
 
+    @property
+    def measure(self) -> Measure:
+        return RELATIVE if self.relative else KERNEL_WITH_DIAGONAL
+
     def frozen(self, net: nn.Module, x: Tensor) -> Tensor:
         """A step on each of n points, all from the same weights, read at all of them: [n, n], NaN in rows that did not
         move.
@@ -44,7 +55,7 @@ class SimilarityProbe:
         tensor([[1., 1.],
                 [1., 2.]])
         """
-        return self._measure(_finite(self._respond(net, x, None)))
+        return self._scores(net, x, finite=True).values
 
     def in_sequence(self, net: nn.Module, x: Tensor, y: Tensor, *, orders: Tensor) -> Tensor:
         """Algorithm 1: a step on one point after another, in the given orders [passes, all], each from where the last
@@ -59,61 +70,69 @@ class SimilarityProbe:
         """
         if self.step_size is None:
             raise ValueError("step_size: a sequence of steps needs one")
-        n, stream = int((y == 1).sum()), orders.flatten()
-        walk = partial(
-            respond_in_sequence,
-            stream=(x[stream], y[stream]),
-            targets=x[:n],
-            update=SGD(self.step_size),
-            record=(stream < n).cpu(),
-            progress=self.progress,
-        )
-        problem = Problem.of(net, self.loss)
-        S = self._measure(_finite(walk(problem)))
+        n, stream, update = int((y == 1).sum()), orders.flatten(), SGD(self.step_size)
+        problem, pair = Problem.of(net, self.loss), (x[stream], y[stream])
+
+        def walked(problem: Problem) -> Tensor:
+            measurement = Measurement.read(problem, pair, x[:n], measures=(self.measure,), update=update)
+            walk = measurement.walk((stream < n).cpu(), self.progress)
+            return measurement.score(self.measure, _finite(walk)).values
+
+        S = walked(problem)
         if S.isnan().any():
-            S = self._measure(_finite(walk(problem.to(torch.float64))))
+            S = walked(problem.to(torch.float64))
         place = stream[stream < n].reshape(len(orders), n).argsort(1)
         rows = S.reshape(len(orders), n, n)
         return torch.stack([rows[i, place[i]] for i in range(len(orders))]).nanmean(0)
 
     def towards(self, net: nn.Module, few: Tensor, x: Tensor, *, memory: int | None = None) -> Tensor:
         """A step on each of a few points, read at x: [few, n]."""
-        return self._measure(self._respond(net, few, x, memory))
+        return self._scores(net, few, x, memory).values
 
     def own(self, net: nn.Module, x: Tensor, *, memory: int | None = None) -> Tensor:
         """The similarity of each point with itself, [n]; NaN for those that did not move."""
-        parts = (self._respond(net, part, part[:1], memory) for part in x.split(TOGETHER))
-        return torch.cat([self._own(_finite(response)) for response in parts])
+        parts = [self._scores(net, part, part[:1], memory, finite=True) for part in x.split(SOURCES_AT_ONCE)]
+        return torch.cat([torch.where(part.values[:, 0].isfinite(), self._diagonal(part), torch.nan) for part in parts])
 
     def between(self, net: nn.Module, new: Tensor, x: Tensor, *, memory: int | None = None) -> tuple[Tensor, Tensor]:
         """The symmetrised similarities of new points with x, [m, n], and of each with itself, [m]. A direction that did
         not move is left out.
         """
-        there, back = self._respond(net, new, x, memory), self._respond(net, x, new, memory)
-        both = torch.stack([self._measure(there), self._measure(back).T]).nanmean(0)
-        return both, both.new_ones(len(both)) if self.relative else self_kernel(there)
+        there, back = self._scores(net, new, x, memory), self._scores(net, x, new, memory)
+        return torch.stack([there.values, back.values.T]).nanmean(0), self._diagonal(there)
 
-    def _own(self, response: Response) -> Tensor:
-        own = torch.ones_like(response.step_size) if self.relative else self_kernel(response)
-        return torch.where(self._measure(response)[:, 0].isfinite(), own, torch.nan)
+    def _diagonal(self, scores: Scores) -> Tensor:
+        assert scores.own is not None
+        return torch.ones_like(scores.own) if self.relative else scores.own
 
-    def _measure(self, response: Response) -> Tensor:
-        return relative(response) if self.relative else kernel(response)
-
-    def _respond(self, net: nn.Module, sources: Tensor, targets: Tensor | None, memory: int | None = None) -> Response:
+    def _scores(
+        self,
+        net: nn.Module,
+        sources: Tensor,
+        targets: Tensor | None = None,
+        memory: int | None = None,
+        *,
+        finite: bool = False,
+    ) -> Scores:
         """By the linearized engine in the limit, else by the structured one, or the plain loop in float64 where that
-        cannot read the network. There is no race of engines, which another one could win the next time and change the
-        last bits.
+        does not support the network. Engines do not race: another winner would change the last bits.
         """
         problem, pair = Problem.of(net, self.loss), (sources, torch.ones(len(sources), device=sources.device))
-        respond_to = partial(respond, sources=pair, targets=targets, memory=memory, progress=self.progress)
+
+        def scores(problem: Problem, engine: str) -> Scores:
+            update = DEFAULT_UPDATE if self.step_size is None else SGD(self.step_size)
+            measurement = Measurement.read(
+                problem, pair, targets, measures=(self.measure,), update=update, engine=engine, memory=memory
+            )
+            response = measurement.respond(self.progress)
+            return measurement.score(self.measure, _finite(response) if finite else response)
+
         if self.step_size is None:
-            return respond_to(problem, engine="linearized")
-        update = SGD(self.step_size)
+            return scores(problem, "linearized")
         try:
-            return respond_to(problem, update=update, engine="structured")
+            return scores(problem, "structured")
         except UnsupportedModelError:
-            return respond_to(problem.to(torch.float64), update=update, engine="looped")
+            return scores(problem.to(torch.float64), "looped")
 
 
 def _finite(response: Response) -> Response:
