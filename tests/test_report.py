@@ -185,8 +185,8 @@ def test_a_class_that_hardly_moves_itself_does_not_rule_the_story():
     run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
     pairs = pairs_of(run, run.panels[0])
     told = " ".join(tell(run, run.panels[0], pairs, None))
-    assert "others of its class 0.5 as far as itself, and those of other classes 0.02 (medians over pairs)" in told
-    assert "learning is local here" in told
+    assert "its class 50 % as far as itself, and examples of other classes 2 % (medians over pairs)" in told
+    assert "Learning is local." in told
 
 
 def test_the_closest_classes_are_found():
@@ -198,7 +198,31 @@ def test_the_closest_classes_are_found():
     assert share == pytest.approx(0.3**0.5)
     told = " ".join(tell(run, run.panels[0], pairs_of(run, run.panels[0]), None))
     assert "four and nine (0.548)" in told
-    assert "learning is local here" in told
+    assert "Learning is local." in told
+
+
+def test_the_summary_claims_what_the_statistics_support():
+    """The verdict is that of le.locality on the same matrix, with its interval and baseline."""
+    rng, kinds = np.random.default_rng(0), np.repeat(["cat", "dog"], 15)
+    same = kinds[:, None] == kinds
+    noise = rng.lognormal(sigma=0.3, size=same.shape)
+    few = slice(12, 18)
+    for values, classes, verdict, sentence in (
+        (np.where(same, 1.0, 0.3) * noise, kinds, "local", "Learning is local."),
+        (np.where(same, 1.0, 0.9) * rng.lognormal(sigma=0.01, size=same.shape), kinds, "hardly local", "hardly local."),
+        (np.where(same, 0.3, 1.0) * noise, kinds, "not local", "learning is not local."),
+        (noise, kinds, "no structure found", "no class structure was found."),
+        (np.where(same, 1.0, 0.3)[few, few], kinds[few], "undecided", "is undecided"),
+    ):
+        side = Side(np.arange(len(classes)), classes)
+        run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
+        told = " ".join(tell(run, run.panels[0], pairs_of(run, run.panels[0]), None))
+        found = le.locality(values, classes)
+        assert found.verdict == verdict
+        assert f"{number(found.ratio)} (95 % interval {number(found.low)} to {number(found.high)}; " in told
+        assert f"{number(found.baseline)} with permuted classes, p = {found.p_value:.2g})" in told
+        assert sentence in told
+        assert ("Learning is local." in told) == (verdict == "local")
 
 
 @settings(deadline=None)
@@ -563,7 +587,7 @@ def test_matrices_without_numbers_and_single_examples_have_pages(tmp_path):
     assert "Nothing was resolved" in page
     assert "No pair could be resolved" in page
     single = written(le.as_similarity(np.ones((1, 1)), source_labels=["a"]), tmp_path)
-    assert "1 examples were stepped on" in single
+    assert "One step was taken on each of 1 examples" in single
     empty = written(le.as_similarity(np.ones((0, 3))), tmp_path)
     assert "it holds no measurement yet" in empty
 
@@ -606,25 +630,25 @@ def test_health_says_what_to_be_careful_with():
 
 def test_the_story_says_when_it_became_local(tmp_path):
     ratio = [0.9, 0.8, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2]
-    values = np.stack([np.kron(np.array([[1, r], [r, 1]]), np.ones((3, 3))) for r in ratio])
-    side = Side(np.arange(6), np.repeat(["cat", "dog"], 3))
+    values = np.stack([np.kron(np.where(np.eye(4), 1, r), np.ones((6, 6))) for r in ratio])
+    side = Side(np.arange(24), np.repeat(["cat", "dog", "fox", "owl"], 6))
     run = Run("run", "history", (Panel("kl", values, tuple(range(0, 80, 10))),), side, side, True)
     pairs = pairs_of(run, run.panels[0])
     half = le.training.half_life(run.panels[0].steps, pairs.ratio)
     told = tell(run, run.panels[0], pairs, half)[-1]
     assert told.startswith("Learning became local by step 20 (below 0.8 from there on): the ratio")
-    assert "from 0.9 at step 0 to 0.2 at step 70, and half of the way was gone by step 18" in told
+    assert "from 0.9 at step 0 to 0.2 at step 70, and half of the drop had happened by step 18" in told
 
 
 def test_the_story_says_where_it_was_local_all_along():
-    side = Side(np.arange(6), np.repeat(["cat", "dog"], 3))
+    side = Side(np.arange(24), np.repeat(["cat", "dog", "fox", "owl"], 6))
     for ratio, told in (
         ([0.7, 0.5, 0.3], "Learning was local from the first probe on, and became more so: the ratio"),
         ([0.9, 0.7, 0.85, 0.6, 0.5], "Learning became local by step 30 (below 0.8 from there on): the ratio"),
         ([0.5, 0.6, 0.7], "The ratio of other classes to its own went from 0.5"),
         ([0.9, 0.95, 0.9], "The ratio"),
     ):
-        values = np.stack([np.kron(np.array([[1, r], [r, 1]]), np.ones((3, 3))) for r in ratio])
+        values = np.stack([np.kron(np.where(np.eye(4), 1, r), np.ones((6, 6))) for r in ratio])
         run = Run("run", "history", (Panel("kl", values, tuple(range(0, 10 * len(ratio), 10))),), side, side, True)
         assert tell(run, run.panels[0], pairs_of(run, run.panels[0]), None)[-1].startswith(told)
 

@@ -35,7 +35,7 @@ LOCAL = (
     "Over all pairs, a step on an image moves images of its own digit most, although\n"
     "the net was never told which digit is which: its learning is local."
 )
-NOT_LOCAL = "In this run a step did not move the image's own digit most: the learning was not local here."
+NOT_LOCAL = "In this run, whether learning is local, by le.locality: {}."
 RELATIONS = ("same digit", "other digit, same side", "other side")
 
 
@@ -69,7 +69,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     files = _figure(results, out / "similarity")
     for name, S in results.items():
         _replace(out / f"{name}.zarr", S)
-    console.print(LOCAL if _is_local(results["relative"]) else NOT_LOCAL)
+    console.print(_verdict(results["relative"]))
     monitor, shown = _watch(console)
     page = le.write_report(
         {
@@ -196,9 +196,9 @@ def _medians(S: xr.DataArray) -> list[float]:
     return [float(np.nanmedian(S.values[relation == i])) for i in range(len(RELATIONS))]
 
 
-def _is_local(S: xr.DataArray) -> bool:
-    same, *others = _medians(S)
-    return same > max(others)
+def _verdict(S: xr.DataArray) -> str:
+    found = le.locality(S).verdict
+    return LOCAL if found == "local" else NOT_LOCAL.format(found)
 
 
 def _table(results: dict[str, xr.DataArray]) -> Table:

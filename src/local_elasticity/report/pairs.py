@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from local_elasticity.report.run import Panel, Run, shown
-from local_elasticity.statistics.locality import quartiles, quotient, within_and_between
+from local_elasticity.statistics.locality import Locality, locality, quartiles, quotient, within_and_between
 
 MOST_CLASSES = 100
 """With more classes, pairs of classes are not summed up."""
@@ -58,8 +58,7 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
     classes = run.classes
     if classes is None or len(classes) > MOST_CLASSES or run.sources.classes is None or run.targets.classes is None:
         return None
-    rows = np.array([shown(label) for label in run.sources.classes])
-    columns = np.array([shown(label) for label in run.targets.classes])
+    rows, columns = _labels(run)
     values = panel.values.astype(np.result_type(panel.values.dtype, np.float32))
     if run.square:
         each = np.arange(len(rows))
@@ -73,3 +72,16 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
     within, between = np.moveaxis(pooled, 0, -1)
     bands = {"within_low": within[0], "within_high": within[2], "between_low": between[0], "between_high": between[2]}
     return Pairs(classes, found[0], found[1], found[2], within[1], between[1], bands)
+
+
+def locality_of(run: Run, panel: Panel) -> Locality:
+    """How local the last matrix is, with an interval and a baseline by permuted classes."""
+    return locality((panel.values[-1], *_labels(run), None, run.square))
+
+
+def _labels(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The classes of rows and columns, as the page shows them."""
+    assert run.sources.classes is not None
+    assert run.targets.classes is not None
+    rows, columns = (np.array([shown(label) for label in one]) for one in (run.sources.classes, run.targets.classes))
+    return rows, columns

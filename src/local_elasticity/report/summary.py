@@ -8,28 +8,40 @@ from local_elasticity.measures.registry import is_ratio, words_of
 from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.embedding import Matched
 from local_elasticity.report.examples import is_picture
-from local_elasticity.report.pairs import Pairs
+from local_elasticity.report.pairs import Pairs, locality_of
 from local_elasticity.report.run import Panel, Run, Side, in_order
-from local_elasticity.report.words import number
-from local_elasticity.statistics.locality import LOCAL
+from local_elasticity.report.words import number, percent
+from local_elasticity.statistics.locality import LOCAL, Locality
 
 CLUSTERS_NAMED = 12
-"""Clusters whose sizes are told."""
+"""Clusters whose sizes are listed."""
+
+VERDICTS = {
+    "local": "Learning is local.",
+    "hardly local": "Learning is hardly local.",
+    "not local": "Other classes move more than its own: learning is not local.",
+    "no structure found": "Permuted classes give such a ratio too: no class structure was found.",
+    "undecided": "Whether learning is local is undecided: more examples would narrow the interval.",
+}
+"""The sentence for each `Locality.verdict`."""
 
 
 def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> list[str]:
-    """What one measure found; `half` is the step by which half of the way to the late ratio was gone."""
+    """What one measure found; `half` is the step by which half of the change to the late ratio had happened."""
     sentences = [
-        f"{len(run.sources):,} examples were stepped on, one at a time, and {len(run.targets):,} predictions read. "
+        f"One step was taken on each of {len(run.sources):,} examples, and {len(run.targets):,} predictions were read. "
         f"The number for a pair, {panel.measure}, says {panel.words or words_of(panel.measure)}."
     ]
     if not np.isfinite(panel.values).any():
-        return [*sentences, "No pair could be resolved, so there is nothing to tell; the health panel says why."]
+        return [*sentences, "No pair could be resolved. The diagnostics say why."]
     if pairs is None:
-        return [*sentences, "No classes are known, so pairs are not compared by class: give source_labels= for that."]
+        return [*sentences, "Classes are unknown, so pairs are not compared by class. Pass source_labels= for that."]
+    local = False
     if len(pairs.classes) > 1:
-        sentences += [_locality(panel, pairs), *_closest(pairs)]
-    return [*sentences, *_development(panel, pairs, half)]
+        found = locality_of(run, panel) if is_ratio(panel.measure) else None
+        local = found is not None and found.verdict == "local"
+        sentences += [_within_and_between(pairs) if found is None else _locality(found), *_closest(pairs)]
+    return [*sentences, *_development(panel, pairs, half, local=local)]
 
 
 def tell_clusters(side: Side, match: Matched | None) -> list[str]:
@@ -69,21 +81,21 @@ def tell_missing(run: Run) -> list[str]:
     return []
 
 
-def _locality(panel: Panel, pairs: Pairs) -> str:
-    within, between, ratio = pairs.within[-1], pairs.between[-1], pairs.ratio[-1]
-    if not is_ratio(panel.measure):
-        return f"Pairs of one class have {number(within)}, pairs of different classes {number(between)} (medians)."
+def _within_and_between(pairs: Pairs) -> str:
+    within, between = number(pairs.within[-1]), number(pairs.between[-1])
+    return f"Pairs of one class have {within}, pairs of different classes {between} (medians)."
+
+
+def _locality(found: Locality) -> str:
     text = (
-        f"A step on one example moves others of its class {number(within)} as far as itself, "
-        f"and those of other classes {number(between)} (medians over pairs)."
+        f"A step on one example moves other examples of its class {percent(found.within)} as far as itself, and "
+        f"examples of other classes {percent(found.between)} (medians over pairs)."
     )
-    if not np.isfinite(ratio):
+    if not np.isfinite(found.ratio):
         return text
-    if ratio < LOCAL:
-        return text + f" Other classes move {number(ratio)} times as much as its own: learning is local here."
-    if ratio <= 1:
-        return text + f" That is {number(ratio)} times as much: learning is hardly local here."
-    return text + " Other classes move more than its own: learning is not local here."
+    interval = f"95 % interval {number(found.low)} to {number(found.high)}"
+    baseline = f"{number(found.baseline)} with permuted classes, p = {found.p_value:.2g}"
+    return f"{text} The ratio of the two is {number(found.ratio)} ({interval}; {baseline}). {VERDICTS[found.verdict]}"
 
 
 def _closest(pairs: Pairs) -> list[str]:
@@ -92,12 +104,13 @@ def _closest(pairs: Pairs) -> list[str]:
         return []
     named = ", ".join(f"{a} and {b} ({number(value)})" for a, b, value in found)
     return [
-        f"Most alike to this network: {named}. In brackets: how far a step on one moves the other, "
-        "as a share of how far it moves its own class."
+        f"Most alike to this network: {named}. In brackets: how far a step on one class moves the other, "
+        "as a share of how far it moves its own."
     ]
 
 
-def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
+def _development(panel: Panel, pairs: Pairs, half: float | None, *, local: bool) -> list[str]:
+    """How the ratio changed; `local` says whether the last one supports that learning is local."""
     steps, ratio = panel.steps, pairs.ratio
     known = np.flatnonzero(np.isfinite(ratio))
     if len(steps) < 2 or len(known) < 2:
@@ -107,10 +120,10 @@ def _development(panel: Panel, pairs: Pairs, half: float | None) -> list[str]:
         f"the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
         f"{number(ratio[last])} at step {steps[last]}"
     )
-    if not is_ratio(panel.measure) or ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
+    if not local or ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
         return [f"{text[0].upper()}{text[1:]}."]
-    gone = "" if half is None or not np.isfinite(half) else f", and half of the way was gone by step {half:.0f}"
+    drop = "" if half is None or not np.isfinite(half) else f", and half of the drop had happened by step {half:.0f}"
     if ratio[first] < LOCAL:
-        return [f"Learning was local from the first probe on, and became more so: {text}{gone}."]
+        return [f"Learning was local from the first probe on, and became more so: {text}{drop}."]
     since = known[np.flatnonzero(ratio[known] >= LOCAL)[-1] + 1]
-    return [f"Learning became local by step {steps[since]} (below {LOCAL} from there on): {text}{gone}."]
+    return [f"Learning became local by step {steps[since]} (below {LOCAL} from there on): {text}{drop}."]

@@ -19,6 +19,17 @@ def number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def percent(share: float) -> str:
+    """A share in percent, two significant digits; a dash for what is not known.
+
+    >>> percent(0.4612), percent(0.0123), percent(12.34), percent(float("nan"))
+    ('46 %', '1.2 %', '1,234 %', '–')
+    """
+    if share != share:
+        return "–"
+    return f"{100 * share:,.0f} %" if abs(share) >= 0.1 else f"{100 * share:.2g} %"
+
+
 def effect(claim: Mapping[str, Any]) -> str:
     """The effect of a claim in a result, with its range over seeds or runs where the result has one.
 

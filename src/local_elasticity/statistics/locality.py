@@ -9,7 +9,7 @@ class alone. All pairs have the same weight, because one class whose steps hardl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,11 @@ QUARTILES = (0.25, 0.5, 0.75)
 
 LOCAL = 0.8
 """Below this ratio learning is called local."""
+
+SIGNIFICANT = 0.05
+"""Permuted classes must have a ratio as small less often than this."""
+
+Verdict = Literal["local", "hardly local", "not local", "no structure found", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,21 @@ class Locality:
     pairs_within: int
     pairs_between: int
     unresolved: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the ratio, its interval and the baseline support.
+
+        `"local"`: the interval is below 0.8, and permuted classes seldom have a ratio as small. `"hardly local"`: the
+        interval is above that, but permuted classes seldom have a ratio as small. `"not local"`: the interval is above
+        1, and permuted classes seldom have a ratio as large. `"no structure found"`: permuted classes have such a
+        ratio too, and the interval covers the baseline. `"undecided"`: all else, too few examples for example.
+        """
+        if self.p_value < SIGNIFICANT:
+            return "local" if self.high < LOCAL else "hardly local" if self.low >= LOCAL else "undecided"
+        if self.low > 1 and self.p_value > 1 - SIGNIFICANT:
+            return "not local"
+        return "no structure found" if self.low <= self.baseline <= self.high else "undecided"
 
     def __str__(self) -> str:
         text = f"within {self.within:.3g}, between {self.between:.3g}, ratio {self.ratio:.3g}"
@@ -92,8 +112,7 @@ def locality(
     if resamples and np.isfinite(ratio):
         low, high = quantiles(_resampled(values, rows, columns, square, resamples, rng), level)
     if permutations and np.isfinite(ratio):
-        shuffled = [_permuted(values, rows, columns, square, rng) for _ in range(permutations)]
-        ratios = np.array([one for one in shuffled if np.isfinite(one)])
+        ratios = _permuted(values, rows, columns, square, permutations, rng)
         baseline = float(quartiles(ratios[None])[1, 0])
         p_value = float((1 + (ratios <= ratio).sum()) / (1 + len(ratios)))
     known, (of_one, of_two) = np.isfinite(values), _pairs(rows, columns, square)
@@ -175,9 +194,10 @@ def _resampled(
 
 
 def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each example is in a resample that has as many of every class, [r, n]."""
+    """How often each example is in a resample that has as many of every class, [r, n]. Classes come in the order in
+    which they appear, so that their names do not matter."""
     counts = np.zeros((resamples, len(labels)))
-    for label in np.unique(labels):
+    for label in dict.fromkeys(labels.tolist()):
         members = np.flatnonzero(labels == label)
         chosen = rng.integers(len(members), size=(resamples, len(members)))
         for i in range(resamples):
@@ -186,13 +206,30 @@ def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) ->
 
 
 def _permuted(
-    values: np.ndarray,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    square: bool,
-    rng: np.random.Generator,
-) -> float:
-    """The ratio where classes are dealt out at random; an example keeps one class as a source and as a target."""
-    columns = columns[rng.permutation(len(columns))]
-    within, between = _medians(values, columns if square else rows, columns, square)
-    return float(quotient(between, within))
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, permutations: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The ratios, where there is one, with classes permuted; an example keeps one class as a source and as a target.
+    Pairs are sorted once, so that the pairs of any labels are sorted too."""
+    known = np.isfinite(values)
+    if square:
+        np.fill_diagonal(known, False)
+    i, j = np.nonzero(known)
+    ranked = np.argsort(values[i, j])
+    i, j = i[ranked], j[ranked]
+    ordered = values[i, j]
+    codes = np.unique(np.concatenate([rows, columns]), return_inverse=True)[1].astype(np.int32)
+    rows, columns = codes[: len(rows)], codes[len(rows) :]
+    ratios = np.empty(permutations)
+    for one in range(permutations):
+        shuffled = columns[rng.permutation(len(columns))]
+        same = (shuffled if square else rows)[i] == shuffled[j]
+        ratios[one] = quotient(_middle(ordered[~same]), _middle(ordered[same]))
+    return ratios[np.isfinite(ratios)]
+
+
+def _middle(ordered: np.ndarray) -> float:
+    """The median of sorted numbers; NaN where there are none."""
+    if not len(ordered):
+        return float("nan")
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return float(low) + 0.5 * float(high - low)
