@@ -14,7 +14,7 @@ import local_elasticity as le
 from local_elasticity.papers.dan2021dynamics import readings
 from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, judge
 from local_elasticity.papers.dan2021dynamics.classifier import cropped_and_flipped
-from local_elasticity.papers.dan2021dynamics.regression_claims import spearman
+from local_elasticity.statistics.correlation import spearman
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 
 import local_elasticity.emergence as em
 from local_elasticity.papers.emergence2024 import alignment, emergence, metric_learning, rank_one, retrieval, sweep
-from local_elasticity.papers.emergence2024.judging import explained, mean_of, spearman
+from local_elasticity.papers.emergence2024.judging import mean_of
 from local_elasticity.papers.experiment import Unit
+from local_elasticity.statistics.correlation import explained, spearman
 
 SEEDS = range(8)
 HALF = {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 6}

@@ -214,6 +214,11 @@ def test_it_can_be_drawn(tmp_path):
     crowded.step(0)
     save_figure(crowded.plot(), tmp_path / "crowded")
     assert [crowded.plot(columns=columns).get_figwidth() for columns in (1, 2)] == [3.4, 7.0]
+    lines = crowded.plot().subfigs[0].axes[0].get_lines()
+    found = crowded.locality()
+    found = found[found.measure == crowded.history.measures[0]]
+    for line, name in zip(lines, ("within", "between"), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), found[name])
 
 
 def test_the_axis_follows_what_is_drawn():

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from local_elasticity.statistics.verdicts import CellVerdict, ClaimVerdict, agreement, effect_of, verdict_of
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scale = Literal["smoke", "small", "paper"]
 Reading = Literal["as_defined", "as_printed", "as_released"]
-Verdict = Literal["agrees", "differs", "holds", "fails", "depends", "not measured"]
+Verdict = CellVerdict | ClaimVerdict | Literal["not measured"]
 Settings = Mapping[str, Any]
 Measured = Mapping[str, Any]
 """What one unit of work found: JSON values by name."""
@@ -65,8 +66,7 @@ class Cell:
             return "not measured"
         if len(self.values) < self.least:
             return None
-        low, high = min(self.values) - self.tolerance, max(self.values) + self.tolerance
-        return "agrees" if low <= self.paper <= high else "differs"
+        return agreement(self.paper, self.values, self.tolerance)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,13 +119,11 @@ class Claim:
         """
         if not outcomes:
             return replace(self, paper=paper)
-        verdict: Verdict = "holds" if all(outcomes) else "depends" if any(outcomes) else "fails"
-        made = replace(self, verdict=verdict, evidence=evidence, paper=paper)
+        made = replace(self, verdict=verdict_of(outcomes), evidence=evidence, paper=paper)
         if effect is None or isinstance(effect, int | float):
             return replace(made, effect=effect)
-        known = [float(value) for value in effect if not math.isnan(value)]
-        low, high = (min(known), max(known)) if len(known) > 1 else (None, None)
-        return replace(made, effect=average(known) if known else None, low=low, high=high)
+        middle, low, high = effect_of(effect, average)
+        return replace(made, effect=middle, low=low, high=high)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -22,9 +22,12 @@ FLATTENS = 50
 """The largest value over the median one, beyond which a linear axis shows the largest alone."""
 
 
-def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = (), columns: int = 2) -> Figure:
-    """A row of panels for every measure: one for each source class, a curve for each target class. Measures that are
-    numbers share a row below, a panel each."""
+def history_figure(
+    frame: pd.DataFrame, numbers: Sequence[str] = (), columns: int = 2, *, bands: Mapping[str, np.ndarray] | None = None
+) -> Figure:
+    """A row of panels for every measure: one for each source class, a curve for each target class. With `bands`, one
+    panel with the quartiles [steps, 2, 3] of all pairs within and between classes instead. Measures that are numbers
+    share a row below, a panel each."""
     if frame.empty:
         raise ValueError("history: there is nothing to draw yet; no probe was taken")
     of_pairs = frame[~frame.measure.isin(numbers)]
@@ -33,30 +36,29 @@ def history_figure(frame: pd.DataFrame, numbers: Sequence[str] = (), columns: in
         made = figure(width_of(columns), sum(heights))
         parts = made.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         if len(of_pairs):
-            draw_pairs(parts[0], of_pairs)
+            draw_pairs(parts[0], of_pairs, bands)
         if numbers:
             draw_numbers(parts[-1], frame, numbers)
     return made
 
 
-def draw_pairs(part: Any, frame: pd.DataFrame) -> None:
-    """A row for every measure, a panel for every source class."""
+def draw_pairs(part: Any, frame: pd.DataFrame, bands: Mapping[str, np.ndarray] | None = None) -> None:
+    """A row for every measure, a panel for every source class; one panel with `bands`."""
     measures, classes = list(frame.measure.unique()), sorted(frame.source_class.unique(), key=str)
-    few = len(classes) <= CLASSES_SHOWN
-    panels = part.subplots(len(measures), len(classes) if few else 1, sharex=True, sharey="row", squeeze=False)
+    panels = part.subplots(len(measures), 1 if bands else len(classes), sharex=True, sharey="row", squeeze=False)
     for row, measure in zip(panels, measures, strict=True):
         chosen = frame[frame.measure == measure]
-        if few:
+        if bands:
+            draw_within_and_between(row[0], sorted(chosen.step.unique()), bands[measure])
+        else:
             for axes, source in zip(row, classes, strict=True):
                 draw_targets(axes, chosen[chosen.source_class == source], source)
             set_scale(row[0], chosen)
-        else:
-            draw_within_and_between(row[0], chosen)
         row[0].set_ylabel(measure)
     for axes in panels[-1]:
         axes.set_xlabel("step")
     handles, names = panels[0, 0].get_legend_handles_labels()
-    part.legend(handles, names, loc="outside upper center", ncols=3 if few else 2)
+    part.legend(handles, names, loc="outside upper center", ncols=2 if bands else 3)
 
 
 def draw_numbers(part: Any, frame: pd.DataFrame, numbers: Sequence[str]) -> None:
@@ -101,10 +103,10 @@ def draw_targets(axes: Any, part: pd.DataFrame, source: Any) -> None:
     axes.set_title(f"source: {source}")
 
 
-def draw_within_and_between(axes: Any, part: pd.DataFrame) -> None:
-    """Medians over pairs of the same and of different classes, with quartiles."""
-    same = part.source_class.astype(str) == part.target_class.astype(str)
-    for colour, name, rows in zip(COLOURS, ("same class", "other classes"), (part[same], part[~same]), strict=False):
-        low, middle, high = (rows.groupby("step").value.quantile(q) for q in (0.25, 0.5, 0.75))
-        axes.plot(middle.index, middle, color=colour, label=name, marker=".")
-        axes.fill_between(middle.index, np.asarray(low), np.asarray(high), color=colour, alpha=0.2, linewidth=0)
+def draw_within_and_between(axes: Any, steps: Sequence[int], bands: np.ndarray) -> None:
+    """Medians over all pairs of the same and of different classes, with quartiles: bands [steps, 2, 3]."""
+    named = {"same class": bands[:, 0], "other classes": bands[:, 1]}
+    for colour, (name, band) in zip(COLOURS, named.items(), strict=False):
+        low, middle, high = band.T
+        axes.plot(steps, middle, color=colour, label=name, marker=".")
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from local_elasticity.report.examples import as_given
 from local_elasticity.report.run import Run
+from local_elasticity.statistics.correlation import spearman
 
 PAIRS_SHOWN = 3000
 """Points in the scatter; the correlations are of all pairs."""
@@ -73,9 +74,5 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([9.0, 4.0, 1.0]))
     -1.0
     """
-    from scipy.stats import rankdata
-
-    known = np.isfinite(a) & np.isfinite(b)
-    if known.sum() < 3 or np.ptp(a[known]) == 0 or np.ptp(b[known]) == 0:
-        return None
-    return round(float(np.corrcoef(rankdata(a[known]), rankdata(b[known]))[0, 1]), 4)
+    found = spearman(a, b)
+    return None if np.isnan(found) else round(found, 4)

@@ -37,10 +37,19 @@ class ChangePoint:
     p_value: float
 
 
-def half_life(steps: Series, values: Series) -> float:
-    """The step at which half of the way from the first value to the late level is gone, interpolated.
+def last_quarter(values: np.ndarray) -> np.ndarray:
+    """The last quarter along the last axis, at least one value: it stands for the end of training.
 
-    The late level is the median of the last quarter. NaN where there is no way to go.
+    >>> last_quarter(np.arange(8)).tolist()
+    [6, 7]
+    """
+    return values[..., -max(1, round(LATE * values.shape[-1])) :]
+
+
+def half_life(steps: Series, values: Series) -> float:
+    """The step by which half of the change from the first value to the late level has happened, interpolated.
+
+    The late level is the median of the last quarter. NaN where the two are equal.
 
     >>> half_life([0, 10, 20, 30, 40], [1.0, 0.6, 0.4, 0.2, 0.2])
     10.0
@@ -48,7 +57,7 @@ def half_life(steps: Series, values: Series) -> float:
     t, v = _finite(steps, values)
     if len(v) < 2:
         return float("nan")
-    start, end = v[0], float(np.median(v[-max(1, round(LATE * len(v))) :]))
+    start, end = v[0], float(np.median(last_quarter(v)))
     if start == end:
         return float("nan")
     gone = (v - start) / (end - start)

@@ -52,6 +52,12 @@ def class_pairs(
         source_change: how far each source itself moved, [n], the denominators of S.
         level, resamples, seed: of the bootstrap interval.
 
+    Returns:
+        A DataFrame with a row for every source class and target class.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch
     >>> S = torch.tensor([[1.0, 0.5, 0.1], [0.7, 1.0, 0.3], [0.2, 0.4, 1.0]])
     >>> print(class_pairs(S, ["cat", "cat", "dog"])[["source_class", "target_class", "value", "pairs"]])
@@ -73,6 +79,14 @@ def summarized(
     """The frame of `class_pairs`, without a word about pairs that are unresolved."""
     import pandas as pd
 
+    names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
+    return pd.DataFrame(pair_rows(read, reduce, self_pairs, resamples, level=level, seed=seed), columns=names)
+
+
+def pair_rows(
+    read: ReadPairs, reduce: Reduction, self_pairs: SelfPairs, resamples: int, *, level: float = 0.95, seed: int = 0
+) -> list[tuple[Any, Any, float, float, float, int, float]]:
+    """The rows of that frame: classes, value, low, high, pairs, the share unresolved. It needs NumPy alone."""
     values, rows, columns, weights, square = read
     _check(reduce, self_pairs, weights, level)
     rng = np.random.default_rng(seed)
@@ -89,8 +103,7 @@ def summarized(
             low, high = quantiles(found[1:], level)
             unresolved = 1 - resolved / pairs if pairs else np.nan
             table.append((_plain(a), _plain(b), float(found[0]), low, high, resolved, unresolved))
-    names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
-    return pd.DataFrame(table, columns=names)
+    return table
 
 
 def tell_of_unresolved(frame: pd.DataFrame, what: str) -> bool:

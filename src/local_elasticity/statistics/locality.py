@@ -97,6 +97,9 @@ def locality(
     Returns:
         A `Locality`. Its numbers are NaN where there is one class only.
 
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch, local_elasticity as le
     >>> S = torch.tensor([[1.0, 0.8, 0.2], [0.6, 1.0, 0.4], [0.1, 0.3, 1.0]])
     >>> found = le.locality(S, ["cat", "cat", "dog"], resamples=0, permutations=0)

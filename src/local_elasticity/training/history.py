@@ -14,7 +14,7 @@ import torch
 from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
-from local_elasticity.statistics.locality import Locality, locality
+from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -277,9 +277,19 @@ class History:
         """The curves of all class pairs with their bands; with many classes, those within and between classes. As wide
         as one column of print or two."""
         with extra("report"):
-            from local_elasticity.report.curves import history_figure
+            from local_elasticity.report.curves import CLASSES_SHOWN, history_figure
 
-        return history_figure(self.frame(), self.numbers, columns)
+        few = len(set(map(str, self.source_classes))) <= CLASSES_SHOWN
+        return history_figure(self.frame(), self.numbers, columns, bands=None if few else self._bands())
+
+    def _bands(self) -> dict[str, np.ndarray]:
+        """Quartiles of all pairs within and between classes, [steps, 2, 3], by measure."""
+
+        def bands(probe: Probe, measure: str) -> np.ndarray:
+            values, rows, columns, square = pooled(self._pairs(probe, measure))
+            return within_and_between(values, rows, columns, square=square)
+
+        return {name: np.array([bands(probe, name) for probe in self]) for name in self.measures}
 
     def dataset(self) -> xr.Dataset:
         """All similarities, labelled: [step, source, target] for every measure, [step] for measures of features."""

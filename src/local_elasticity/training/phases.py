@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from local_elasticity.statistics.change_point import LATE, change_point, half_life
+from local_elasticity.statistics.change_point import change_point, half_life, last_quarter
 from local_elasticity.statistics.class_pairs import read_pairs, summarized
 from local_elasticity.statistics.locality import locality as locality_of
 
@@ -61,7 +61,7 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
         steps, values = part.step.to_numpy(float), part[what].to_numpy(float)
         found = change_point(steps, values)
         known = values[np.isfinite(values)]
-        late = float(np.median(known[-max(1, round(LATE * len(known))) :])) if len(known) else np.nan
+        late = float(np.median(last_quarter(known))) if len(known) else np.nan
         first = known[0] if len(known) else np.nan
         change = found.step, found.before, found.after, found.p_value
         rows.append((measure, what, first, late, half_life(steps, values), *change))

@@ -9,7 +9,8 @@ from statistics import median
 import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Measured
-from local_elasticity.statistics.change_point import LATE, half_life
+from local_elasticity.statistics.change_point import half_life, last_quarter
+from local_elasticity.statistics.verdicts import geometric_mean, z_score
 
 CONSTANT = 0.25
 """A curve is relatively constant where it ends within this share of where it began."""
@@ -89,7 +90,7 @@ class Runs:
 
 def late(curves: np.ndarray, reduce: Callable[..., np.ndarray] = np.nanmean) -> np.ndarray:
     """The mean, or the median, over the last quarter, [seeds]."""
-    return reduce(curves[:, -max(1, round(LATE * curves.shape[1])) :], axis=1)
+    return reduce(last_quarter(curves), axis=1)
 
 
 def judge(runs: Runs) -> list[Claim]:
@@ -134,7 +135,7 @@ def _intra_larger(runs: Runs, name: str, title: str, where: tuple[str, str]) -> 
         for r in READINGS
     )
     every, ratios = np.concatenate(list(outcomes.values())).tolist(), np.exp(effects["median apart"])
-    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=_geometric_mean)
+    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=geometric_mean)
 
 
 def _intra_constant(runs: Runs, name: str, title: str, where: tuple[str, str]) -> Claim:
@@ -163,7 +164,7 @@ def _not_by_definition_1(runs: Runs, name: str, title: str, where: tuple[str, st
         for r in READINGS
     )
     every, ratios = np.concatenate(list(outcomes.values())).tolist(), np.exp(runs.contrast(*where))
-    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=_geometric_mean)
+    return _claim(name).judged(every, ratios, f"{title}, late: {said}", average=geometric_mean)
 
 
 def _sharper(runs: Runs) -> Claim:
@@ -244,13 +245,8 @@ def relative_change(curves: np.ndarray) -> np.ndarray:
 
 def z_said(effects: np.ndarray) -> str:
     """The mean over its standard error, in words; nothing for one seed."""
-    if len(effects) < 2 or np.std(effects) == 0:
-        return ""
-    return f"(z over seeds {np.mean(effects) / (np.std(effects, ddof=1) / np.sqrt(len(effects))):.1f})"
-
-
-def _geometric_mean(ratios: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(ratios))))
+    z = z_score(effects)
+    return "" if np.isnan(z) else f"(z over seeds {z:.1f})"
 
 
 def _said(changes: Mapping[str, np.ndarray]) -> str:

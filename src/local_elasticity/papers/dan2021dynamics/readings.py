@@ -15,6 +15,8 @@ from torch import Tensor
 
 import local_elasticity as le
 from local_elasticity.engine.response import Response
+from local_elasticity.statistics.bootstrap import Reduction
+from local_elasticity.statistics.class_pairs import SelfPairs, pair_rows
 
 EPSILON = 1e-8
 """What the notebooks add to denominators."""
@@ -90,12 +92,11 @@ def smoothed(S: np.ndarray, labels: np.ndarray) -> dict[str, list[list[float | N
     >>> smoothed(np.array([[1.0, 0.5, 0.2], [0.7, 1.0, 0.4], [0.3, 0.1, 1.0]]), np.array([0, 0, 1]))["median apart"]
     [[0.6, 0.3], [0.2, None]]
     """
-    classes = np.unique(labels)
+    read, classes = (S, labels, labels, None, True), len(np.unique(labels))
 
-    def reduced(values: np.ndarray, function: Callable[[np.ndarray], np.floating]) -> list[list[float | None]]:
-        blocks = [[values[np.ix_(labels == a, labels == b)] for b in classes] for a in classes]
-        known = [[block[np.isfinite(block)] for block in row] for row in blocks]
-        return [[round(float(function(block)), 6) if len(block) else None for block in row] for row in known]
+    def table(reduce: Reduction, self_pairs: SelfPairs) -> list[list[float | None]]:
+        values = [row[2] for row in pair_rows(read, reduce, self_pairs, resamples=0)]
+        rounded = [round(value, 6) if np.isfinite(value) else None for value in values]
+        return [rounded[i : i + classes] for i in range(0, len(rounded), classes)]
 
-    apart = np.where(np.eye(len(S), dtype=bool), np.nan, S)
-    return {"mean": reduced(S, np.mean), "median apart": reduced(apart, np.median)}
+    return {"mean": table("mean", "include"), "median apart": table("median", "exclude")}

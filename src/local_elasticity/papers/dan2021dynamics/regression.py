@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.papers.dan2021dynamics.regression_claims import CLAIMS, judge, spearman
+from local_elasticity.papers.dan2021dynamics.regression_claims import CLAIMS, judge
 from local_elasticity.papers.experiment import Cell, Curve, Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.statistics.correlation import spearman
+from local_elasticity.statistics.locality import quartiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +130,7 @@ def watched(part: str, settings: Settings, seed: int, device: str, *, slower: in
         "t": due,
         "near": _plain(S[:, near]),
         "far": _plain(S[:, far]),
-        "all": [_plain(row) for row in np.nanquantile(S, [0.25, 0.5, 0.75], axis=1)],
+        "all": [_plain(row) for row in quartiles(S)],
         "rises": float(np.mean(np.nanmean(late, 0) > np.nanmean(early, 0))),
         "rises strictly": float(np.mean(np.nanmin(late, 0) > np.nanmax(early, 0))),
         **risks,

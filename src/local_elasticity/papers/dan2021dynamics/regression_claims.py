@@ -9,6 +9,7 @@ import numpy as np
 
 from local_elasticity.papers.experiment import Claim, Measured
 from local_elasticity.statistics.change_point import change_point
+from local_elasticity.statistics.correlation import spearman
 
 TREND = -0.5
 """Spearman's correlation with distance from which on there is a downward trend."""
@@ -42,18 +43,6 @@ def judge(grid: Grid, flow: Sequence[Measured]) -> list[Claim]:
     """All claims, in the order of CLAIMS: each over every part of the grid and every seed."""
     judged = [judge_one(grid) for judge_one in (_proximity, _bounded, _early, _late, _two_phases, _with_risk)]
     return [*judged, _flow(flow)]
-
-
-def spearman(a: Sequence[float | None], b: Sequence[float | None]) -> float:
-    """Rank correlation over what both have a value for.
-
-    >>> round(spearman([1.0, 2.0, None, 4.0], [9.0, 4.0, 1.0, 0.0]), 6)
-    -1.0
-    """
-    x, y = np.array(a, dtype=float), np.array(b, dtype=float)
-    known = np.isfinite(x) & np.isfinite(y)
-    ranks = np.stack([np.argsort(np.argsort(values[known])) for values in (x, y)])
-    return float(np.asarray(np.corrcoef(ranks))[0, 1])
 
 
 def _proximity(grid: Grid) -> Claim:

@@ -24,6 +24,7 @@ from local_elasticity.papers.experiment import (
     Settings,
     Unit,
 )
+from local_elasticity.statistics.locality import quartiles
 from local_elasticity.theory import ReluGate, modified_sgd
 from local_elasticity.theory.relu import relu_change
 
@@ -121,12 +122,12 @@ def _summary(S: np.ndarray) -> dict[str, list[float | None]]:
     filled = np.where(known, S, 0.0)
     count = known.sum(1)
     mean = np.where(count > 0, filled.sum(1) / np.maximum(count, 1), np.nan)
-    rows = [row[mask] if mask.any() else np.array([np.nan]) for row, mask in zip(S, known, strict=True)]
+    low, _, high = quartiles(S)
     found = {
         "mean": mean,
-        "low": [np.quantile(row, 0.25) for row in rows],
-        "high": [np.quantile(row, 0.75) for row in rows],
-        "least": [row.min() for row in rows],
+        "low": low,
+        "high": high,
+        "least": np.where(count > 0, np.where(known, S, np.inf).min(1), np.nan),
         "moving": count / S.shape[1],
     }
     return {key: [None if np.isnan(v) else float(f"{v:.10g}") for v in values] for key, values in found.items()}

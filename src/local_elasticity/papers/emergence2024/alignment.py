@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from local_elasticity.papers.emergence2024.judging import (
-    band,
-    draw_band,
-    explained,
-    mean_of,
-    over_seeds,
-    runs_of,
-    said,
-    spearman,
-)
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, over_seeds, runs_of, said
 from local_elasticity.papers.emergence2024.sweep import (
     PROBES,
     Variant,
@@ -41,6 +32,7 @@ from local_elasticity.papers.experiment import (
     Settings,
     Unit,
 )
+from local_elasticity.statistics.correlation import explained, spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

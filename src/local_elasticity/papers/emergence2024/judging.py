@@ -1,8 +1,8 @@
-"""What the experiments of this paper share when they conclude: ranks, fits, bands and panels."""
+"""What the experiments of this paper share when they conclude: values over seeds, and bands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,30 +15,6 @@ Runs = list[Measured]
 def runs_of(measured: Mapping[Unit, Measured], part: str) -> Runs:
     """What was measured for a part, a seed after another."""
     return [found for unit, found in measured.items() if unit.part == part]
-
-
-def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Rank correlation, ties at their mean rank; NaN where one side is constant."""
-    from scipy.stats import rankdata
-
-    a, b = rankdata(x), rankdata(y)
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else float("nan")
-
-
-def pearson(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Linear correlation; NaN where one side is constant."""
-    return float(np.corrcoef(x, y)[0, 1]) if np.std(x) and np.std(y) else float("nan")
-
-
-def explained(measured: Sequence[float] | np.ndarray, predicted: Sequence[float] | np.ndarray) -> float:
-    """R² = 1 − Σ(measured − predicted)²/Σ(measured − mean)²: no line is fitted in between."""
-    y, f = np.asarray(measured), np.asarray(predicted)
-    return float(1 - ((y - f) ** 2).sum() / ((y - y.mean()) ** 2).sum())
-
-
-def log_slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """The exponent p of y ~ xᵖ, by least squares in logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def over_seeds(runs: Runs, name: str) -> np.ndarray:

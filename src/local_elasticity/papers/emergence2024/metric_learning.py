@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, pearson, runs_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, runs_of, said
 from local_elasticity.papers.emergence2024.metric_training import (
     PIXEL_NOISE,
     digits,
@@ -31,6 +31,7 @@ from local_elasticity.papers.experiment import (
     Settings,
     Unit,
 )
+from local_elasticity.statistics.correlation import pearson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

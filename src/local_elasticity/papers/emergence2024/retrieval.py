@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, over_seeds, runs_of, said, spearman
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, over_seeds, runs_of, said
 from local_elasticity.papers.emergence2024.sweep import (
     Variant,
     clusters_row,
@@ -29,6 +29,7 @@ from local_elasticity.papers.experiment import (
     Settings,
     Unit,
 )
+from local_elasticity.statistics.correlation import spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,6 +15,7 @@ from local_elasticity.papers.experiment import Reading
 from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
 from local_elasticity.papers.he2020local.task import Samples
 from local_elasticity.papers.he2020local.warm_up import Learned
+from local_elasticity.statistics.correlation import pearson
 
 PROBE = 1e-6
 """Step size of the released probe."""
@@ -97,7 +98,7 @@ def geometry(learned: Learned, K: np.ndarray) -> dict[str, float]:
     return {
         "step against limit": float(np.linalg.norm(stepped - limit) / np.linalg.norm(limit)),
         "spread of norms": float(norms.std() / norms.mean()),
-        "similarity against distance": float(np.corrcoef(K[pairs], distance[pairs])[0, 1]),
+        "similarity against distance": pearson(K[pairs], distance[pairs]),
     }
 
 

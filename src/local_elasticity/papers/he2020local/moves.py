@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import local_elasticity as le
 from local_elasticity.papers.experiment import Cell, Claim
+from local_elasticity.statistics.verdicts import rank_tests
 
 SIGNIFICANT = 0.05
 
@@ -57,17 +58,16 @@ class Moves:
         """Two groups of targets after steps on a group of sources, all three as masks; Wilcoxon's tests are one-sided,
         over the updates, of the average change in either group.
         """
-        from scipy.stats import ranksums, wilcoxon
-
         rows = sources & ~np.isnan(self.relative).any(1)
         if not rows.any():
             raise ValueError("sources: no step on any of them is resolved")
         a, b = (self.change[rows][:, group].mean(1) for group in (similar, other))
         relative = [self.relative[rows][:, group] for group in (similar, other)]
         distance = [self.distance[rows][:, group] for group in (similar, other)]
+        apart, paired = rank_tests(a, b)
         return {
-            "rank-sum p": float(ranksums(a, b, alternative="greater").pvalue),
-            "signed-rank p": float(wilcoxon(a, b, alternative="greater").pvalue),
+            "rank-sum p": apart,
+            "signed-rank p": paired,
             "share": float((a > b).mean()),
             "median similar": float(np.median(relative[0])),
             "median other": float(np.median(relative[1])),

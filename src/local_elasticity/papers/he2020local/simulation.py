@@ -29,6 +29,7 @@ from local_elasticity.papers.he2020local.warm_up import (
     learn_one,
     learn_two_layers,
 )
+from local_elasticity.statistics.correlation import pearson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,18 +161,18 @@ def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: boo
     found = {
         "rate": rate,
         "accuracy": float(((f > (0.0 if bce else 0.5)) == (points.labels > 0.5)).double().mean()),
-        WITH: _correlation(S, points.geodesic),
-        WITHOUT: _correlation(S[apart], points.geodesic[apart]),
-        RELEASED: _correlation(S, released),
-        RELEASED_WITHOUT: _correlation(S[apart], released[apart]),
+        WITH: pearson(S.numpy(), points.geodesic.numpy()),
+        WITHOUT: pearson(S[apart].numpy(), points.geodesic[apart].numpy()),
+        RELEASED: pearson(S.numpy(), released.numpy()),
+        RELEASED_WITHOUT: pearson(S[apart].numpy(), released[apart].numpy()),
         "mean": float(S.mean()),
     }
     if unit.part.endswith("relu"):
         pattern = le.activation(learned.net, blue).double().cpu()
         euclidean = torch.cdist(points.blue, points.blue)
         found |= {
-            "activation": _correlation(pattern, euclidean),
-            "activation without diagonal": _correlation(pattern[apart], euclidean[apart]),
+            "activation": pearson(pattern.numpy(), euclidean.numpy()),
+            "activation without diagonal": pearson(pattern[apart].numpy(), euclidean[apart].numpy()),
         }
     return found | _pictured(unit, S, points.geodesic)
 
@@ -186,11 +187,6 @@ def _pictured(unit: Unit, S: Tensor, distance: Tensor) -> dict[str, Any]:
 
 def _rounded(values: Tensor) -> list[float]:
     return [round(float(value), 4) for value in values]
-
-
-def _correlation(S: Tensor, distance: Tensor) -> float:
-    """Pearson's."""
-    return float(np.corrcoef(S.flatten().numpy(), distance.flatten().numpy())[0, 1])
 
 
 def _points(unit: Unit) -> Manifold:
