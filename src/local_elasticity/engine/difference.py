@@ -60,6 +60,12 @@ def rule(*functions: Any) -> Callable[[Written], Written]:
     returns f(h) and f(h + δ) − f(h), the latter in a form that does not subtract nearly equal numbers. A few pairs of
     every model are compared with the loop before the rule is trusted.
 
+    Args:
+        functions: those that the rule is for, such as `torch.atan` and `torch.Tensor.atan`.
+
+    Returns:
+        A decorator that leaves the function as it is.
+
     >>> import local_elasticity as le
     >>> @le.rule(torch.atan, torch.Tensor.atan)
     ... def atan(x):

@@ -262,7 +262,19 @@ class Engine(Protocol):
     @property
     def exact(self) -> bool: ...
 
-    def runner(self, job: Job) -> Runner: ...
+    def runner(self, job: Job) -> Runner:
+        """What computes the rows of a job.
+
+        Args:
+            job: the updates to take and targets to read.
+
+        Returns:
+            A `Runner`.
+
+        Raises:
+            UnsupportedModelError: if the engine cannot take the model or the update.
+        """
+        ...
 
 
 def _check_batches(n: int, batch: int) -> None:

@@ -24,8 +24,9 @@ SAMPLED_ROWS, SAMPLED = 16, 1 << 14
 class Looped:
     """For each source: gradient, step, predictions of all targets, subtract. Exact.
 
-    `at_once` limits how many targets go through the network in a pass, `channels_last` keeps the weights of
-    convolutions in that layout; both are questions of speed alone.
+    Args:
+        at_once: how many targets go through the network in a pass, at most. It changes the speed alone.
+        channels_last: keep the weights of convolutions in that layout. It changes the speed alone.
     """
 
     at_once: int | None = None

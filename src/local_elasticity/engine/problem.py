@@ -32,7 +32,20 @@ Mode = Literal["eval", "train"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A network f(x; w) ∈ Rᵏ, its loss ℓ(f, y), and the part of w that a step moves. Build one with `Problem.of`."""
+    """A network f(x; w) ∈ Rᵏ, its loss ℓ(f, y), and the part of w that a step moves. Build one with `Problem.of`.
+
+    Attributes:
+        model: the network.
+        loss_name: what the loss is called in results.
+        loss: (outputs, labels) → scalar.
+        kind: what the outputs are, such as `"logits"`.
+        stepped: the names of the parameters that a step moves.
+        mode: `"eval"` or `"train"`.
+        output: turns what the model returns into one tensor.
+        params: the parameters of a plain function.
+        dtype: the precision to compute in; None for the model's own.
+        weights: other parameters and buffers by name; None for the model's own.
+    """
 
     model: Callable[..., Any]
     loss_name: str
@@ -74,6 +87,12 @@ class Problem:
                 `"numbers"`); a named loss and torch's own know, any other callable is taken to be about
                 numbers.
 
+        Returns:
+            The problem.
+
+        Raises:
+            ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(3, 2), "cross_entropy")
         >>> problem.kind, problem.stepped
@@ -102,15 +121,33 @@ class Problem:
         return self.stepped
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """The same problem computed in another precision; the model itself stays as it is."""
+        """The same problem computed in another precision; the model itself stays as it is.
+
+        Args:
+            dtype: such as `torch.float64`.
+
+        Returns:
+            A new problem.
+        """
         return replace(self, dtype=dtype)
 
     def at(self, weights: Mapping[str, Tensor]) -> Problem:
-        """The same problem with other weights: parameters and buffers by name, for those that the model has now."""
+        """The same problem with other weights: parameters and buffers by name, for those that the model has now.
+
+        Args:
+            weights: tensors by name; the others stay as they are.
+
+        Returns:
+            A new problem.
+        """
         return replace(self, weights=weights)
 
     def promoted(self) -> Problem:
-        """In float32, where part of the model is in half precision and none was asked for: steps would drown in it."""
+        """In float32, where part of the model is in half precision and none was asked for: steps would drown in it.
+
+        Returns:
+            A new problem, or this one.
+        """
         return self.to(torch.float32) if self.half is not None and self.dtype is None else self
 
     @property
@@ -137,7 +174,11 @@ class Problem:
         return "evaluation mode: batch-norm statistics frozen, dropout off"
 
     def notes(self) -> list[str]:
-        """What is worth saying of how the model is run."""
+        """What is worth saying of how the model is run.
+
+        Returns:
+            Sentences for `response.notes`.
+        """
         found = []
         if self.promoted() is not self:
             found.append("the model is in half precision; it is measured in float32")
@@ -175,19 +216,31 @@ class Problem:
         return self.promoted().dtype or stepped.to_real()
 
     def named_parameters(self) -> dict[str, Tensor]:
-        """The live parameters by name, those that do not step included."""
+        """The live parameters by name, those that do not step included.
+
+        Returns:
+            Tensors by name, not copied.
+        """
         if isinstance(self.model, nn.Module):
             return dict(self.model.named_parameters())
         return dict(self.params or {})
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """The live parameters and buffers by name."""
+        """The live parameters and buffers by name.
+
+        Returns:
+            Tensors by name, not copied.
+        """
         buffers = self.model.named_buffers() if isinstance(self.model, nn.Module) else ()
         return {**self.named_parameters(), **dict(buffers)}
 
     @contextmanager
     def bound(self) -> Iterator[BoundProblem]:
-        """The problem at this moment of training, for as long as the context lasts; `promoted` where it is in half."""
+        """The problem at this moment of training, for as long as the context lasts; `promoted` where it is in half.
+
+        Returns:
+            A context manager that gives a `BoundProblem`.
+        """
         self.check()
         problem, other, own, tensors = (
             self.promoted(),

@@ -78,6 +78,12 @@ class Response:
 
         With L = log Σ_j p_j e^{d_j}, the change of a probability is p⁺ − p = p · expm1(d − L).
 
+        Returns:
+            A new response, or this one where its outputs are probabilities.
+
+        Raises:
+            ValueError: if the outputs are no distribution.
+
         >>> import torch, local_elasticity as le
         >>> net = torch.nn.Linear(2, 3).double()
         >>> x, y = torch.eye(2).double(), torch.tensor([0, 1])

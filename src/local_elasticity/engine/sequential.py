@@ -60,6 +60,12 @@ def respond_in_sequence(
         memory, progress: as for `respond`; a two-layer net is walked with the hidden units of every example at hand,
             n + m of them, whatever `memory` says.
 
+    Returns:
+        A `Response` with a row for every recorded step.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> x, y = torch.eye(2), torch.full((2,), 3.0)

@@ -43,7 +43,14 @@ class Update(Protocol):
         """Whether the rule is a pure function that vmap can take."""
 
     def rule(self, problem: Problem) -> Rule:
-        """The rule as it stands now, for this problem's parameters."""
+        """The rule as it stands now, for this problem's parameters.
+
+        Args:
+            problem: names the parameters that step.
+
+        Returns:
+            A function (params, gradient) → displacement.
+        """
 
 
 def check_update(update: Any) -> None:
@@ -99,6 +106,10 @@ def _hooked(gradient: Tensor, hooks: Iterable[Callable[[Tensor], Tensor | None]]
 class SGD:
     """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).
 
+    Args:
+        step_size: η, positive.
+        weight_decay: λ, zero or positive.
+
     >>> import local_elasticity as le
     >>> le.SGD(1e-3)
     SGD(step_size=0.001, weight_decay=0.0)
@@ -132,6 +143,11 @@ class Adam:
     """The first step of a fresh Adam: w⁺ = w − η g/(|g| + ε) with g = ∇ℓ + λw, nearly η·sign(g).
 
     In a fresh state both moments are those of g alone, so the betas cancel.
+
+    Args:
+        step_size: η, positive.
+        eps: ε, positive.
+        weight_decay: λ, zero or positive.
 
     >>> import local_elasticity as le
     >>> le.Adam(1e-4, weight_decay=1e-4).plain
@@ -171,6 +187,9 @@ class FromOptimizer:
     The optimizer is read, never stepped. Existing `.grad`, gradient clipping and loss scaling are not part of it, and
     parameters outside the optimizer do not move. At a learning rate of 0, where a warm-up begins, nothing moves, and
     all similarities are unresolved.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`, also as Lightning or Accelerate wrap it.
 
     >>> import torch, local_elasticity as le
     >>> net = torch.nn.Linear(2, 1)
@@ -223,7 +242,14 @@ class FromOptimizer:
         return type(self.optimizer) in _DIRECT
 
     def held(self, problem: Problem) -> tuple[str, ...]:
-        """The parameters that the problem steps and the optimizer holds; the others do not move."""
+        """The parameters that the problem steps and the optimizer holds; the others do not move.
+
+        Args:
+            problem: names the parameters that step.
+
+        Returns:
+            Their names.
+        """
         return tuple(self._settings(problem))
 
     def rule(self, problem: Problem) -> Rule:

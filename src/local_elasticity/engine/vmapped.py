@@ -22,9 +22,12 @@ from local_elasticity.engine.supported import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Vmapped:
-    """`chunk` sources in one vectorised pass (by default as many as fit in memory). Exact.
+    """Several sources in one vectorised pass. Exact.
 
     Needs a module that vmap can take: no in-place or data-dependent operations, no LSTM.
+
+    Args:
+        chunk: how many sources; by default as many as fit in memory.
     """
 
     chunk: int | None = None
