@@ -1,11 +1,16 @@
-"""The structure of the package: one name for one thing, and a map that shows every file."""
+"""The structure of the package: one name for one thing, a map that shows every file, docstrings that say enough."""
 
 import ast
+import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+import local_elasticity as le
+from local_elasticity.engine.job import Engine
+from local_elasticity.engine.update import Update
 
 PACKAGE = Path(__file__).parent.parent / "src" / "local_elasticity"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -58,3 +63,42 @@ def mapped():
 def test_the_map_of_the_package_is_complete():
     there = {file for file in FILES if file.name != "__init__.py" or file.parent == PACKAGE}
     assert mapped() == there
+
+
+OF_A_PROTOCOL = {"runner": Engine.runner, "rule": Update.rule}
+"""Methods that every engine and every update has; the protocol says once what they take and return."""
+
+
+def public_functions():
+    """Functions among the public names, and public methods of public classes, with what each is called."""
+    for name in le.__all__:
+        thing = getattr(le, name)
+        if inspect.isclass(thing):
+            for method, found in vars(thing).items():
+                function = inspect.unwrap(getattr(found, "__func__", found))
+                if not method.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{method}", OF_A_PROTOCOL.get(method, function)
+        elif inspect.isroutine(thing):
+            yield name, thing
+
+
+@pytest.mark.parametrize(("name", "function"), list(public_functions()))
+def test_public_functions_say_what_they_take_and_return(name, function):
+    doc, signature = inspect.getdoc(function) or "", inspect.signature(function)
+    arguments = [one for one in signature.parameters if one not in ("self", "cls")]
+    described = doc.partition("Args:")[2]
+    if arguments:
+        assert "Args:" in doc
+    for argument in arguments:
+        assert re.search(rf"^\s+(\w+, )*\*{{0,2}}{argument}\b(, \w+)*:", described, re.MULTILINE), argument
+    if signature.return_annotation not in (None, "None"):
+        assert "Returns:" in doc
+    if "." not in name:
+        assert ">>>" in doc
+
+
+@pytest.mark.parametrize("name", [name for name in le.__all__ if inspect.isclass(getattr(le, name))])
+def test_public_classes_describe_their_arguments(name):
+    found = getattr(le, name)
+    doc, arguments = inspect.getdoc(found) or "", inspect.signature(found).parameters
+    assert not arguments or "Args:" in doc or "Attributes:" in doc

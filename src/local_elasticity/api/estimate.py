@@ -31,7 +31,13 @@ Jacobians are timed."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """Which engine, about how many seconds, at most how many bytes (result and working memory), and why.
+    """What a response would cost.
+
+    Attributes:
+        engine: the engine that would compute it.
+        seconds: about how long it would take.
+        bytes: how much memory it would take at most, the result included.
+        reason: how the engine was chosen and the time estimated.
 
     >>> print(Estimate("looped", 90.0, 3 << 30, "timed on 32 of 1000 rows"))
     looped: about 1.5 min, at most 3.2 GB of memory (timed on 32 of 1000 rows)
@@ -66,10 +72,16 @@ def estimate(
     source_batch_size: int | None = None,
     memory: int | None = None,
 ) -> Estimate:
-    """Time a few rows as `respond` would compute them and scale up. Takes the arguments of `respond`.
+    """What a response would cost: a few rows are timed as `respond` would compute them, and scaled up.
+
+    Args:
+        problem, sources, targets, loss, update, engine, approximate, source_batch_size, memory: as for `respond`.
 
     Returns:
         An `Estimate`. With `engine="auto"`, rows that will be computed again in float64 count twice.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
 
     >>> import torch, local_elasticity as le
     >>> cost = le.estimate(torch.nn.Linear(4, 2), (torch.randn(100, 4), torch.zeros(100).long()), loss="cross_entropy")

@@ -159,6 +159,12 @@ def as_similarity(
         square: whether the targets are the sources; by default, where n is m and no target_labels are given.
         about: what else is known of it, such as `measure="kernel"`; plain values only.
 
+    Returns:
+        A DataArray [source, target] with the accessor `.le`, as `le.similarity` returns it.
+
+    Raises:
+        ValueError: if S is not a matrix, or labels, clusters or examples do not fit it.
+
     >>> import local_elasticity as le
     >>> from sklearn.datasets import make_blobs
     >>> X, kinds = make_blobs(40, centers=2, n_features=3, random_state=0)
@@ -189,8 +195,15 @@ def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray:
     """Read a similarity that `le.similarity(..., store=path)` or `S.le.save(path)` wrote.
 
     Args:
+        path: of the store.
         lazy: leave the values on disk and read them where they are used. By default those that would take more than a
             quarter of the free memory.
+
+    Returns:
+        A DataArray [source, target] with the accessor `.le`.
+
+    Raises:
+        FileNotFoundError, ValueError: if there is no similarity at this path, or it is unfinished or damaged.
 
     >>> import tempfile, torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3), "cross_entropy")

@@ -16,6 +16,16 @@ def best_match_accuracy(labels: Any, truth: Any) -> float:
 
     Any number of clusters and classes: one cluster for each class and one class for each cluster, the rest are wrong.
 
+    Args:
+        labels: the clusters, [n].
+        truth: the classes, [n].
+
+    Returns:
+        A share between 0 and 1.
+
+    Raises:
+        ValueError: if there are no points, or the two differ in length.
+
     >>> best_match_accuracy([1, 1, 0, 0, 0], ["cat", "cat", "dog", "dog", "cat"])
     0.8
     """
@@ -25,6 +35,16 @@ def best_match_accuracy(labels: Any, truth: Any) -> float:
 
 def agreement(labels: Any, truth: Any) -> dict[str, float]:
     """Best-match accuracy, adjusted Rand index and normalised mutual information by name.
+
+    Args:
+        labels: the clusters, [n].
+        truth: the classes, [n].
+
+    Returns:
+        `accuracy`, `ari` and `nmi` by name; 1 for the same partition.
+
+    Raises:
+        ValueError: if there are no points, or the two differ in length.
 
     >>> agreement([1, 1, 0, 0], [0, 0, 1, 1])
     {'accuracy': 1.0, 'ari': 1.0, 'nmi': 1.0}

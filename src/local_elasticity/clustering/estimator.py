@@ -130,7 +130,19 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, *, auxiliary: Any = None) -> Self:
-        """Cluster X; `auxiliary` points given here come before those of the constructor. Labels y are not looked at."""
+        """Cluster X; `auxiliary` points given here come before those of the constructor. Labels y are not looked at.
+
+        Args:
+            X: the primary points, [n, d] or [n, ...].
+            y: ignored.
+            auxiliary: as in the constructor.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ValueError: if a parameter or X is invalid, or too few points move under a step on themselves.
+        """
         self._check_parameters()
         X = validate_data(self, X, dtype="numeric", allow_nd=True, ensure_min_samples=2)
         if len(X) < self.n_clusters:
@@ -153,7 +165,17 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Array:
-        """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up."""
+        """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up.
+
+        Args:
+            X: new points, of the shape of the fitted ones.
+
+        Returns:
+            The labels, [m].
+
+        Raises:
+            ValueError: if the shape of the points differs.
+        """
         x = self._new_points(X)
         return self._clusters.predict(x)
 
@@ -162,6 +184,16 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         are the distances to the nearest and second nearest centre among similarities (a simplified silhouette, 0 to 1).
         It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
         y are not looked at.
+
+        Args:
+            X: points, of the shape of the fitted ones.
+            y: ignored.
+
+        Returns:
+            A number between 0 and 1; larger is clearer.
+
+        Raises:
+            ValueError: if the shape of the points differs.
         """
         x = self._new_points(X)
         distances = np.sort(self._clusters.distances(x), axis=1)

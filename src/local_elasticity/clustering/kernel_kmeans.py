@@ -70,7 +70,18 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Cluster the points whose kernel is X, [n, n], symmetric."""
+        """Cluster the points whose kernel is X, [n, n], symmetric.
+
+        Args:
+            X: the kernel, [n, n], symmetric.
+            y: ignored.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ValueError: if a parameter is invalid, or X is not square and symmetric.
+        """
         self._check_parameters()
         K = _symmetric(validate_data(self, X, dtype=np.float64, ensure_min_samples=2))
         if len(K) < self.n_clusters:
@@ -92,12 +103,33 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         return self
 
     def fit_predict(self, X: Any, y: Any = None) -> Array:
-        """The labels of `fit`."""
+        """The labels of `fit`.
+
+        Args:
+            X: the kernel, [n, n], symmetric.
+            y: ignored.
+
+        Returns:
+            The labels, [n].
+
+        Raises:
+            ValueError: as for `fit`.
+        """
         labels: Array = self.fit(X).labels_
         return labels
 
     def predict(self, X: Any) -> Array:
-        """The nearest cluster of new points, from their kernel with the fitted ones, [m, n]."""
+        """The nearest cluster of new points, from their kernel with the fitted ones, [m, n].
+
+        Args:
+            X: the kernel of new points with the fitted ones, [m, n].
+
+        Returns:
+            The labels, [m].
+
+        Raises:
+            ValueError: if X has not n columns.
+        """
         check_is_fitted(self)
         K = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(self._distances(K, 0.0).argmin(1))
@@ -105,6 +137,16 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
     def distances(self, X: Any, *, diagonal: Any) -> Array:
         """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
         fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
+
+        Args:
+            X: the kernel of new points with the fitted ones, [m, n].
+            diagonal: the kernel of each new point with itself, [m].
+
+        Returns:
+            The distances, [m, n_clusters].
+
+        Raises:
+            ValueError: if X has not n columns.
         """
         check_is_fitted(self)
         K = validate_data(self, X, dtype=np.float64, reset=False)

@@ -28,8 +28,20 @@ def activation(
 ) -> Float[Tensor, "n m"]:
     """⟨a(x), a(x′)⟩ / (‖a(x)‖ ‖a(x′)‖), a(x) ∈ {0, 1} marking the ReLU units that are on, of all layers together.
 
-    Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on. `memory` are bytes
-    for the forward passes, by default half of what is free; `progress` is as for `respond`, in examples.
+    Every ReLU counts, `nn.ReLU` or a call of a function; NaN for an example that turns no unit on.
+
+    Args:
+        model: an `nn.Module`, or a `Problem`.
+        x: inputs.
+        x2: other inputs; by default x.
+        memory: bytes for the forward passes; by default half of what is free.
+        progress: as for `respond`, in examples.
+
+    Returns:
+        Cosines between 0 and 1, [n, m].
+
+    Raises:
+        ValueError: if the model has no ReLU.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))

@@ -37,6 +37,15 @@ def kernel(response: Response) -> Float[Tensor, "n m"]:
     which is eq. 2.3 for one output and tends to ⟨∇f(x′), ∇f(x)⟩ as η → 0. For several outputs it is not symmetric; the
     symmetric, positive semidefinite kernel is `ntk`. Only steps of plain SGD have this meaning.
 
+    Args:
+        response: from `respond` with `SGD`, without weight decay and minibatches.
+
+    Returns:
+        S_ker, [n, m]; NaN for pairs that are not resolved.
+
+    Raises:
+        ValueError: if the step was not one of plain SGD, was taken on a minibatch, or `as_probabilities` was applied.
+
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False).double(), "half_mse")
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -51,6 +60,15 @@ def kernel(response: Response) -> Float[Tensor, "n m"]:
 
 def self_kernel(response: Response) -> Float[Tensor, " n"]:
     """S_ker(x, x) of every source, the diagonal that `normalized` divides by.
+
+    Args:
+        response: from `respond` with `SGD`, without weight decay and minibatches.
+
+    Returns:
+        S_ker(x, x), [n].
+
+    Raises:
+        ValueError: if the step was not one of plain SGD, was taken on a minibatch, or `as_probabilities` was applied.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False).double(), "half_mse")
@@ -73,6 +91,17 @@ def normalized(
     A square K whose targets are its sources brings its own diagonal; otherwise give both, for example from
     `self_kernel`. The released code symmetrises first: `normalized(symmetrized(K))`.
 
+    Args:
+        K: a kernel, [n, m].
+        source_diagonal: K(x, x) of every source, [n]; by default the diagonal of a square K.
+        target_diagonal: K(x′, x′) of every target, [m]; by default the diagonal of a square K.
+
+    Returns:
+        The normalised kernel, [n, m].
+
+    Raises:
+        ValueError: if one diagonal is given without the other, or K is not square and has none.
+
     >>> import torch
     >>> normalized(torch.tensor([[4.0, 2.0], [2.0, 9.0]]))
     tensor([[1.0000, 0.3333],
@@ -94,6 +123,15 @@ def normalized(
 
 def symmetrized(S: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """(S + Sᵀ)/2, as Algorithm 1 of He & Su uses it before clustering.
+
+    Args:
+        S: a square matrix, [n, n].
+
+    Returns:
+        A symmetric matrix, [n, n].
+
+    Raises:
+        ValueError: if S is not square.
 
     >>> import torch
     >>> symmetrized(torch.tensor([[1.0, 0.0], [4.0, 1.0]]))
@@ -120,10 +158,17 @@ def ntk(
     Symmetric and positive semidefinite; free of labels, loss and step size.
 
     Args:
+        problem: as for `respond`; a bare model needs no loss here.
         x, x2: inputs; x2 defaults to x.
         reduce: `"trace"` over outputs, [n, m]; None for all of [n, m, k, k].
         memory: bytes for the Jacobians; by default half of what is free.
         progress: as for `respond`, in rows of the kernel.
+
+    Returns:
+        The kernel: [n, m], or [n, m, k, k] with `reduce=None`.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
 
     >>> import torch, local_elasticity as le
     >>> le.ntk(le.Problem.of(torch.nn.Linear(2, 1), "mse"), torch.eye(2))  # x·x′ + 1
@@ -131,7 +176,7 @@ def ntk(
             [1., 2.]])
     """
     if reduce not in ("trace", None):
-        raise ValueError(f'reduce: "trace" or None, not {reduce!r}')
+        raise ValueError(f'reduce: expected "trace" or None, got {reduce!r}')
     problem = problem if isinstance(problem, Problem) else as_problem(problem, "mse")
     with problem.bound() as bound:
         left = read_inputs(x, bound.device, bound.dtype, "x")

@@ -86,7 +86,18 @@ class Measure:
         return "source_change" if self.normalize is None else "source_kernel"
 
     def scores(self, *args: Any, **options: Any) -> Scores:
-        """Call `compute`, and check what it gives. Rows whose own value is below the floor are NaN."""
+        """Call `compute`, and check what it gives. Rows whose own value is below the floor are NaN.
+
+        Args:
+            args: what `compute` takes: a `Response`, or (problem, sources, targets) where no step is needed.
+            options: `memory` and `progress`, where no step is needed.
+
+        Returns:
+            The checked `Scores`.
+
+        Raises:
+            ValueError: if `compute` gives another shape than [sources, targets].
+        """
         found = self.compute(*args, **options)
         scores = found if isinstance(found, Scores) else Scores(found)
         values, own, floor = scores.values, scores.own, scores.floor

@@ -25,6 +25,13 @@ Change = Callable[..., Tensor]
 def euclidean(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"]) -> Float[Tensor, "*c"]:
     """‖difference‖₂; the absolute value where there is one output.
 
+    Args:
+        before: the predictions before the step, [..., k].
+        difference: how far they moved, [..., k].
+
+    Returns:
+        The size of the change, [...].
+
     >>> import torch
     >>> euclidean(torch.zeros(2), torch.tensor([3.0, 4.0]))
     tensor(5.)
@@ -35,6 +42,13 @@ def euclidean(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"]) 
 
 def manhattan(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"]) -> Float[Tensor, "*c"]:
     """‖difference‖₁.
+
+    Args:
+        before: the predictions before the step, [..., k].
+        difference: how far they moved, [..., k].
+
+    Returns:
+        The size of the change, [...].
 
     >>> import torch
     >>> manhattan(torch.zeros(2), torch.tensor([3.0, -4.0]))
@@ -52,6 +66,17 @@ def kl(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"], kind: K
 
     where nothing cancels: it is right to rounding for differences from 1e-9 to 1e3, and exactly 0 where nothing moved.
     Probabilities q that move by r·q have KL = Σ q ((1 + r) log(1 + r) − r). Binary outputs are k independent ones.
+
+    Args:
+        before: the outputs before the step, [..., k].
+        difference: how far they moved, [..., k].
+        kind: what the outputs are: `"logits"`, `"probabilities"`, `"binary_logits"` or `"binary_probabilities"`.
+
+    Returns:
+        The divergence in nats, [...].
+
+    Raises:
+        ValueError: if outputs of this kind are no distribution.
 
     >>> import torch
     >>> z, d = torch.tensor([0.0, 0.0], dtype=torch.float64), torch.tensor([1e-6, -1e-6], dtype=torch.float64)
@@ -126,6 +151,16 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
     with the same change function above and below: `euclidean` (the absolute value for one output), `manhattan`, `kl`
     (Definition 2), or your own. S_rel(x, x) = 1. A pair that is not clear of the rounding noise is NaN (`resolved`).
 
+    Args:
+        response: from `respond` or `respond_in_sequence`.
+        change: the size of a change: `euclidean`, `manhattan`, `kl`, or a function (before, difference) → size.
+
+    Returns:
+        The similarities, [n, m]; NaN for pairs that are not resolved.
+
+    Raises:
+        ValueError: if `kl` is asked of outputs that are no distribution.
+
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 3).double(), "cross_entropy")
     >>> response = le.respond(problem, (torch.eye(2).double(), torch.tensor([0, 1])), update=le.SGD(0.1))
@@ -137,6 +172,16 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
 
 def source_change(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
     """The denominator: how far each source itself moved; the mean over a minibatch that was stepped on at once.
+
+    Args:
+        response: from `respond` or `respond_in_sequence`.
+        change: the size of a change: `euclidean`, `manhattan`, `kl`, or a function (before, difference) → size.
+
+    Returns:
+        How far each source moved, [n].
+
+    Raises:
+        ValueError: if `kl` is asked of outputs that are no distribution.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False), "half_mse")
@@ -150,6 +195,16 @@ def source_change(response: Response, change: Change = euclidean) -> Float[Tenso
 def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
     """The least own change that a source's row is trusted with: what a difference of `RESOLVED` times the rounding
     noise would make. It is never zero, so that a source that does not move is not resolved.
+
+    Args:
+        response: from `respond` or `respond_in_sequence`.
+        change: the size of a change: `euclidean`, `manhattan`, `kl`, or a function (before, difference) → size.
+
+    Returns:
+        The floor of each source, [n], in the unit of `change`.
+
+    Raises:
+        ValueError: if `kl` is asked of outputs that are no distribution.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1), "half_mse")

@@ -41,6 +41,12 @@ def stiffness(
         memory: bytes for the gradients; by default half of what is free.
         progress: as for `respond`, in rows.
 
+    Returns:
+        Cosines between −1 and 1, or signs, [n, m].
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1, bias=False), "half_mse")
     >>> le.stiffness(problem, (torch.eye(2), torch.full((2,), 9.0)))

@@ -52,6 +52,13 @@ def write_report(
         title, command: for the page's head and foot.
         about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; told under "How it was made".
 
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+        OSError: if the file cannot be written; an earlier one is kept.
+
     >>> import tempfile, torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(4, 2), "cross_entropy")
     >>> x, y = torch.randn(6, 4), torch.arange(6) % 2

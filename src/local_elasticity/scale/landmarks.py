@@ -33,6 +33,12 @@ def landmark_features(
         seed: of the draw.
         memory: bytes to work in; by default half of what is free.
 
+    Returns:
+        Features, [n, r] with r at most `landmarks`, whose inner products approximate the kernel.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch, local_elasticity as le
     >>> problem, x = le.Problem.of(torch.nn.Linear(3, 1).double(), "mse"), torch.randn(50, 3).double()
     >>> phi = le.landmark_features(problem, x, landmarks=8)  # this kernel has rank 4

@@ -44,6 +44,12 @@ def gradient_sketch(
         seed: of the random signs and buckets. Sketches with the same seed and dimension belong together.
         memory: bytes to work in; by default half of what is free.
 
+    Returns:
+        Features, [n, dimension], whose inner products approximate the kernel.
+
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
     >>> import torch, local_elasticity as le
     >>> problem, x = le.Problem.of(torch.nn.Linear(3, 1), "mse"), torch.eye(3)
     >>> phi = le.gradient_sketch(problem, x, dimension=4096)

@@ -60,6 +60,13 @@ def workers(address: str = "local", *, count: int | None = None) -> Iterator[Wor
         address: `"local"` for workers on this machine, `"ray://HOST:10001"` or `"HOST:6379"` for a cluster that runs.
         count: workers on this machine; by default one for each core. A cluster has its own.
 
+    Returns:
+        A context manager; the blocks and units of calls inside it are computed by the workers.
+
+    Raises:
+        ValueError: if `count` is not positive, or does not fit the address.
+        ImportError: if the extra `ray` is missing.
+
     >>> import local_elasticity as le
     >>> with le.workers("nowhere"):
     ...     pass

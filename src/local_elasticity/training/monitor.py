@@ -164,9 +164,17 @@ class Monitor:
 
     @untouched
     def step(self, step: int) -> bool:
-        """Tell the monitor that training is at this step; it probes where one is due. Whether it did.
+        """Probe at this step of training if a probe is due. A probe that fails is reported and skipped.
 
-        A probe that fails is reported and skipped.
+        Args:
+            step: the step that training is at, counted over all epochs.
+
+        Returns:
+            Whether a probe was taken.
+
+        Raises:
+            TypeError: if the step is not a whole number.
+            ValueError: if it is not after the last probe's, or the store holds probes of a run that was not resumed.
         """
         self._runner.look()
         number = self._checked(step)
@@ -188,18 +196,43 @@ class Monitor:
 
     @untouched
     def probe(self, step: int) -> bool:
-        """Probe now, whatever the schedule and the budget say; False where memory did not suffice. What else goes wrong
-        is raised. On a GPU that has recorded the probe, training may go on beside it.
+        """Probe now, whatever the schedule and the budget say. A recorded probe runs on the GPU beside training.
+
+        Args:
+            step: the step that training is at, counted over all epochs.
+
+        Returns:
+            True, or False where memory did not suffice.
+
+        Raises:
+            Exception: any error of the model or a measure, and those of `step`.
         """
         return self._runner.take(self._checked(step))
 
     def frame(self, **options: Any) -> pd.DataFrame:
-        """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved."""
+        """A row for every step, measure and pair of classes: value, low, high, pairs, unresolved.
+
+        Args:
+            options: `reduce` and `resamples`, as for `le.class_pairs`.
+
+        Returns:
+            A DataFrame.
+        """
         self._tell_if_silent()
         return self.history.frame(**options)
 
     def plot(self, columns: int = 2) -> Figure:
-        """The curves of all class pairs with their bands, as wide as one column of print or two."""
+        """The curves of all class pairs with their bands; with many classes, those within and between classes.
+
+        Args:
+            columns: as wide as 1 or 2 columns of print.
+
+        Returns:
+            A matplotlib Figure; `.savefig(path)` writes it.
+
+        Raises:
+            ValueError: if no probe was taken yet.
+        """
         return self.history.plot(columns)
 
     def _repr_html_(self) -> str:
@@ -207,18 +240,32 @@ class Monitor:
         return self.history._repr_html_()
 
     def locality(self, **options: Any) -> pd.DataFrame:
-        """A row for every step and measure: how far a step moves other classes, compared with its own; options as for
-        `History.locality`."""
+        """A row for every step and measure: how far a step moves other classes, compared with its own.
+
+        Args:
+            options: `resamples` and `permutations`, as for `le.locality`; both are 0 by default.
+
+        Returns:
+            A DataFrame with the attributes of `le.Locality` as columns.
+        """
         self._tell_if_silent()
         return self.history.locality(**options)
 
     def phases(self) -> pd.DataFrame:
-        """For every measure: how local learning was at the start and at the end, and when that changed."""
+        """For every measure: how local learning was at the start and at the end, and when that changed.
+
+        Returns:
+            A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value.
+        """
         self._tell_if_silent()
         return self.history.phases()
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: plain values and tensors. With a store the history stays there and is not copied."""
+        """For a checkpoint: plain values and tensors. With a store the history stays there and is not copied.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         history = self.history
         return {
             "step": -1 if self._seen is None else self._seen,
@@ -231,7 +278,14 @@ class Monitor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint. Probes after it belong to steps that will be taken again, and are dropped."""
+        """Continue from a checkpoint. Later probes belong to steps that will be taken again, and are dropped.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            ValueError: if it is not a monitor's state, is damaged, or belongs to other measures or examples.
+        """
         if not (isinstance(state, Mapping) and {"step", "budget", "probes", "of_features"} <= set(state)):
             raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
         history = self.history
@@ -269,7 +323,11 @@ class Monitor:
             ) from error
 
     def resume(self, step: int) -> None:
-        """Go on after `step` without a checkpoint of the monitor's own: what the store holds up to there is kept."""
+        """Continue after `step` without a checkpoint of the monitor. Probes in the store up to there are kept.
+
+        Args:
+            step: the last step that was taken.
+        """
         self.history.keep_until(step)
         self._seen, self._resumed = step, True
 
