@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset
 
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
@@ -23,6 +25,12 @@ from local_elasticity.engine.response import Response
 from local_elasticity.engine.sequential import respond_in_sequence
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
+
+Sources = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+"""(inputs, labels), or a Dataset or DataLoader of such pairs."""
+
+Targets = Inputs | np.ndarray | Sources
+"""Inputs alone, (inputs, labels), a Dataset or a DataLoader."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +65,8 @@ class Measurement:
     def read(
         cls,
         problem: Problem,
-        sources: Any,
-        targets: Any,
+        sources: Sources,
+        targets: Targets | None,
         *,
         measures: tuple[Measure, ...],
         update: Update = DEFAULT_UPDATE,

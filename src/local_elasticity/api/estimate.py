@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from local_elasticity.engine.progress import now, rounded, seconds_in_words
 from local_elasticity.engine.respond import clear_rows, resolve_engine
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
+from local_elasticity.measurement import Sources, Targets
 
 FEW_ROWS, MORE_ROWS = 8, 32
 """Sizes of the chunks of rows that are timed, where the engine takes so many; the first also of examples whose
@@ -62,8 +62,8 @@ class Estimate:
 @untouched
 def estimate(
     problem: Problem | nn.Module,
-    sources: Any,
-    targets: Any = None,
+    sources: Sources,
+    targets: Targets | None = None,
     *,
     loss: str | LossFunction | None = None,
     update: Update = DEFAULT_UPDATE,

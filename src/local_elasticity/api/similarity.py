@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 import xarray as xr
+from numpy.typing import ArrayLike
 from torch import nn
 
 import local_elasticity.api.accessor  # noqa: F401 (registers S.le)
@@ -28,34 +29,44 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure, as_measures
 from local_elasticity.store.result import read
 
 
 @overload
 def similarity(
-    problem: Problem | nn.Module, sources: Any, targets: Any = None, *, measure: AnyMeasure = ..., **options: Any
+    problem: Problem | nn.Module,
+    sources: Sources,
+    targets: Targets | None = None,
+    *,
+    measure: AnyMeasure = ...,
+    **options: Any,
 ) -> xr.DataArray: ...
 
 
 @overload
 def similarity(
-    problem: Problem | nn.Module, sources: Any, targets: Any = None, *, measure: tuple[AnyMeasure, ...], **options: Any
+    problem: Problem | nn.Module,
+    sources: Sources,
+    targets: Targets | None = None,
+    *,
+    measure: tuple[AnyMeasure, ...],
+    **options: Any,
 ) -> xr.Dataset: ...
 
 
 @untouched  # type: ignore[misc]  # the overloads leave out what they have in common
 def similarity(
     problem: Problem | nn.Module,
-    sources: Any,
-    targets: Any = None,
+    sources: Sources,
+    targets: Targets | None = None,
     *,
     loss: str | LossFunction | None = None,
     measure: AnyMeasure | tuple[AnyMeasure, ...] = "relative",
     update: Update = DEFAULT_UPDATE,
-    source_labels: Any = None,
-    target_labels: Any = None,
+    source_labels: ArrayLike | None = None,
+    target_labels: ArrayLike | None = None,
     class_names: Mapping[Any, str] | Sequence[str] | None = None,
     engine: str | Engine = "auto",
     approximate: bool = False,
@@ -140,11 +151,11 @@ def similarity(
 
 
 def as_similarity(
-    S: Any,
+    S: ArrayLike,
     *,
-    source_labels: Any = None,
-    target_labels: Any = None,
-    clusters: Any = None,
+    source_labels: ArrayLike | None = None,
+    target_labels: ArrayLike | None = None,
+    clusters: ArrayLike | None = None,
     examples: Any = None,
     square: bool | None = None,
     **about: Any,

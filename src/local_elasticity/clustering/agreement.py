@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 
-def best_match_accuracy(labels: Any, truth: Any) -> float:
+def best_match_accuracy(labels: ArrayLike, truth: ArrayLike) -> float:
     """The share of points that are right once clusters are named after classes in the best way (Hungarian matching).
 
     Any number of clusters and classes: one cluster for each class and one class for each cluster, the rest are wrong.
@@ -33,7 +32,7 @@ def best_match_accuracy(labels: Any, truth: Any) -> float:
     return float(table[linear_sum_assignment(table, maximize=True)].sum() / table.sum())
 
 
-def agreement(labels: Any, truth: Any) -> dict[str, float]:
+def agreement(labels: ArrayLike, truth: ArrayLike) -> dict[str, float]:
     """Best-match accuracy, adjusted Rand index and normalised mutual information by name.
 
     Args:
@@ -57,10 +56,10 @@ def agreement(labels: Any, truth: Any) -> dict[str, float]:
     }
 
 
-def _table(labels: Any, truth: Any) -> np.ndarray:
+def _table(labels: ArrayLike, truth: ArrayLike) -> np.ndarray:
     """How many points of each class [rows] lie in each cluster [columns]."""
-    labels, truth = column_or_1d(labels), column_or_1d(truth)
-    check_consistent_length(labels, truth)
-    if not len(labels):
-        raise ValueError("labels: there are no points to compare")
-    return np.asarray(contingency_matrix(truth, labels))
+    clusters, classes = np.asarray(column_or_1d(labels)), np.asarray(column_or_1d(truth))
+    check_consistent_length(clusters, classes)
+    if not len(clusters):
+        raise ValueError("labels: expected at least one point, got none")
+    return np.asarray(contingency_matrix(classes, clusters))

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
@@ -96,7 +97,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         protocol: Literal["frozen", "sequential"] = "frozen",
         passes: int = 1,
         init: Literal["trained", "random"] = "trained",
-        auxiliary: Any = "shuffle",
+        auxiliary: str | ArrayLike = "shuffle",
         approximation: Literal["landmarks", "sketch"] | None = None,
         n_components: int | None = None,
         n_init: int = 10,
@@ -106,7 +107,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         step_size: float | None = None,
         reading: Literal["as_defined", "as_released"] = "as_defined",
         device: str | torch.device = "cpu",
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
         self.n_clusters = n_clusters
@@ -129,7 +130,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None, *, auxiliary: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, auxiliary: str | ArrayLike | None = None) -> Self:
         """Cluster X; `auxiliary` points given here come before those of the constructor. Labels y are not looked at.
 
         Args:
@@ -144,17 +145,19 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             ValueError: if a parameter or X is invalid, or too few points move under a step on themselves.
         """
         self._check_parameters()
-        X = validate_data(self, X, dtype="numeric", allow_nd=True, ensure_min_samples=2)
-        if len(X) < self.n_clusters:
-            raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
-        whole = X.ndim == 2 and X.dtype.kind in "iu" and not isinstance(self.network, str)
-        X = X if whole else X.astype(np.float64)
+        points: Array = validate_data(self, X, dtype="numeric", allow_nd=True, ensure_min_samples=2)
+        if len(points) < self.n_clusters:
+            raise ValueError(f"n_samples={len(points)} should be >= n_clusters={self.n_clusters}.")
+        whole = points.ndim == 2 and points.dtype.kind in "iu" and not isinstance(self.network, str)
+        points = points if whole else points.astype(np.float64)
         random = check_random_state(self.random_state)
-        A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, X, random)
+        A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, points, random)
         seeds = random.randint(2**31 - 1, size=2)
-        self._shape, self._scaling = X.shape[1:], AsTheyAre() if whole else Scaling.of(X)
-        training = self._training(self._scaling(X), self._scaling(A), seed=int(seeds[0]))
-        self.network_ = build_network(self.network, X.shape[1:], loss=self.loss, seed=int(seeds[1])).to(self.device)
+        self._shape, self._scaling = points.shape[1:], AsTheyAre() if whole else Scaling.of(points)
+        training = self._training(self._scaling(points), self._scaling(A), seed=int(seeds[0]))
+        self.network_ = build_network(self.network, points.shape[1:], loss=self.loss, seed=int(seeds[1])).to(
+            self.device
+        )
         check_outputs(self.network_, training.x[:256], self.loss)
         self.history_ = self._warm_up(training)
         self.step_size_ = self._probing_step(training)
@@ -164,7 +167,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         self.__dict__.update(self._clusters.attributes())
         return self
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: ArrayLike) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up.
 
         Args:
@@ -179,7 +182,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         x = self._new_points(X)
         return self._clusters.predict(x)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike | None = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
         are the distances to the nearest and second nearest centre among similarities (a simplified silhouette, 0 to 1).
         It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
@@ -257,7 +260,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, dtype="numeric", allow_nd=True, reset=False)
         if X.shape[1:] != self._shape:
-            raise ValueError(f"X: samples of shape {X.shape[1:]}, but it was fitted on samples of shape {self._shape}")
+            raise ValueError(f"X: expected samples of shape {self._shape} (as in fit), got shape {X.shape[1:]}")
         return torch.from_numpy(self._scaling(X)).to(next(self.network_.parameters()).device)
 
     def _check_parameters(self) -> None:
@@ -277,7 +280,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         if self.n_components is not None:
             check_count("n_components", self.n_components, least=2 if self.approximation == "sketch" else 1)
         if self.protocol == "sequential":
-            raise ValueError("approximation: the walk of the sequential protocol has no kernel; use protocol='frozen'")
+            raise ValueError("approximation: expected protocol='frozen', got 'sequential'; its walk has no kernel")
         if self.approximation == "sketch" and (self.similarity == "relative" or self.step_size is not None):
             raise ValueError(
                 "approximation: a sketch is of the kernel in the limit of small steps; use approximation='landmarks' "

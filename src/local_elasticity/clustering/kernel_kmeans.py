@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -60,7 +61,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         algorithm: Literal["hartigan", "lloyd"] = "hartigan",
         n_init: int = 10,
         max_iter: int = 100,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init
@@ -69,7 +70,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         self.max_iter = max_iter
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Cluster the points whose kernel is X, [n, n], symmetric.
 
         Args:
@@ -102,7 +103,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         self._sizes, self._within = final.sizes[0], (final.squares / final.sizes**2)[0]
         return self
 
-    def fit_predict(self, X: Any, y: Any = None) -> Array:
+    def fit_predict(self, X: ArrayLike, y: ArrayLike | None = None) -> Array:
         """The labels of `fit`.
 
         Args:
@@ -118,7 +119,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         labels: Array = self.fit(X).labels_
         return labels
 
-    def predict(self, X: Any) -> Array:
+    def predict(self, X: ArrayLike) -> Array:
         """The nearest cluster of new points, from their kernel with the fitted ones, [m, n].
 
         Args:
@@ -134,7 +135,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         K = validate_data(self, X, dtype=np.float64, reset=False)
         return np.asarray(self._distances(K, 0.0).argmin(1))
 
-    def distances(self, X: Any, *, diagonal: Any) -> Array:
+    def distances(self, X: ArrayLike, *, diagonal: ArrayLike) -> Array:
         """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
         fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
 

@@ -13,6 +13,7 @@ from local_elasticity.statistics.bootstrap import REDUCTIONS, Reduction, draws, 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from numpy.typing import ArrayLike
 
 SelfPairs = Literal["exclude", "include"]
 ReadPairs = tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]
@@ -23,13 +24,13 @@ UNRESOLVED_WORTH_A_WARNING = 0.25
 
 
 def class_pairs(
-    S: Any,
-    source_labels: Any = None,
-    target_labels: Any = None,
+    S: ArrayLike,
+    source_labels: ArrayLike | None = None,
+    target_labels: ArrayLike | None = None,
     *,
     reduce: Reduction = "median",
     self_pairs: SelfPairs = "exclude",
-    source_change: Any = None,
+    source_change: ArrayLike | None = None,
     level: float = 0.95,
     resamples: int = 200,
     seed: int = 0,
@@ -160,14 +161,14 @@ def carried(S: xr.DataArray, name: str) -> np.ndarray | None:
 
 def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level: float) -> None:
     if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce: {reduce!r} is not one of {', '.join(REDUCTIONS)}")
+        raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
     if reduce == "ratio_of_sums" and weights is None:
         raise ValueError(
             "source_change: ratio_of_sums needs the denominators, le.source_change(response), or a result of "
             "le.similarity, which carries them"
         )
     if self_pairs not in ("exclude", "include"):
-        raise ValueError(f'self_pairs: "exclude" or "include", not {self_pairs!r}')
+        raise ValueError(f'self_pairs: expected "exclude" or "include", got {self_pairs!r}')
     if not 0 < level < 1:
         raise ValueError(f"level: expected a share between 0 and 1 (such as 0.95), got {level!r}")
 

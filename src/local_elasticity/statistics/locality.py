@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from local_elasticity.statistics.bootstrap import quantiles, reduced
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
@@ -77,9 +78,9 @@ class Locality:
 
 
 def locality(
-    S: Any,
-    source_labels: Any = None,
-    target_labels: Any = None,
+    S: ArrayLike | ReadPairs,
+    source_labels: ArrayLike | None = None,
+    target_labels: ArrayLike | None = None,
     *,
     level: float = 0.95,
     resamples: int = 200,

@@ -19,7 +19,7 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
@@ -32,6 +32,7 @@ from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 logger = logging.getLogger("local_elasticity")
 
@@ -86,12 +87,12 @@ class Monitor:
     def __init__(
         self,
         problem: Problem | Callable[..., Any],
-        sources: Any,
+        sources: Sources,
         *,
-        targets: Any = None,
+        targets: Targets | None = None,
         loss: str | LossFunction | None = None,
-        source_labels: Any = None,
-        target_labels: Any = None,
+        source_labels: ArrayLike | None = None,
+        target_labels: ArrayLike | None = None,
         class_names: Mapping[Any, str] | Sequence[str] | None = None,
         measures: Iterable[AnyMeasure | FeatureMeasure] = ("relative",),
         update: Update = DEFAULT_UPDATE,
@@ -314,7 +315,7 @@ class Monitor:
                 int(probe["step"]), float(probe["seconds"]), str(probe["engine"])
                 shapes = {tuple(probe["similarity"][name].shape) for name in self._runner.history.measures}
                 if shapes - {(prober.n, prober.m)}:
-                    raise ValueError(f"similarities of shape {shapes.pop()}, not {(prober.n, prober.m)}")
+                    raise ValueError(f"expected similarities of shape {(prober.n, prober.m)}, got {shapes.pop()}")
             for name in state["of_features"]:
                 prober.of_features[name]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
