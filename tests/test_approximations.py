@@ -204,10 +204,10 @@ def test_a_step_size_is_kept_to_by_landmarks():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"approximation": "magic"}, "approximation: 'magic' is not one of landmarks, sketch"),
+        ({"approximation": "magic"}, "approximation: expected one of landmarks, sketch, got 'magic'"),
         ({"approximation": "sketch", "similarity": "relative"}, "use approximation='landmarks'"),
         ({"approximation": "sketch", "step_size": 1e-3}, "use approximation='landmarks'"),
-        ({"approximation": "landmarks", "protocol": "sequential"}, "use protocol='frozen'"),
+        ({"approximation": "landmarks", "protocol": "sequential"}, "expected protocol='frozen', got 'sequential'"),
         ({"approximation": "landmarks", "n_components": 0}, "n_components: expected a whole number of at least 1"),
         ({"approximation": "sketch", "n_components": 1}, "n_components: expected a whole number of at least 2"),
     ],

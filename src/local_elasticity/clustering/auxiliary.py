@@ -23,7 +23,7 @@ def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) ->
     [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]
     """
     if isinstance(auxiliary, str):
-        check_choice("auxiliary", auxiliary, ("shuffle", "noise", "or an array"))
+        check_choice("auxiliary", auxiliary, ("shuffle", "noise"))
         if auxiliary == "noise" and X.dtype.kind in "iu":
             raise ValueError('auxiliary: "noise" has no whole numbers; use "shuffle" or an array for such X')
         flat = X.reshape(len(X), -1)
@@ -36,5 +36,5 @@ def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) ->
     if X.dtype.kind in "iu" and A.dtype.kind not in "iu":
         raise ValueError(f"auxiliary: expected whole numbers (as in X), got {A.dtype}")
     if A.shape[1:] != X.shape[1:]:
-        raise ValueError(f"auxiliary: samples of shape {A.shape[1:]}, but X has samples of shape {X.shape[1:]}")
+        raise ValueError(f"auxiliary: expected samples of shape {X.shape[1:]} (as in X), got shape {A.shape[1:]}")
     return np.asarray(A, dtype=X.dtype)

@@ -91,7 +91,7 @@ def autoencoder_features(
     """
     x = _images(images)
     if x.shape[1:] != (1, 28, 28):
-        raise ValueError(f"images: this autoencoder is made for images of 1×28×28, not {tuple(x.shape[1:])}")
+        raise ValueError(f"images: expected images of 1×28×28, got {tuple(x.shape[1:])}")
     x = x.to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_state)

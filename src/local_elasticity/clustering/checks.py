@@ -28,7 +28,7 @@ def check_positive(name: str, value: Any) -> None:
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """One of these words."""
     if value not in choices:
-        raise ValueError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
 def check_device(device: Any) -> None:

@@ -46,7 +46,9 @@ def build_network(network: str | Factory | nn.Module, shape: Shape, *, loss: str
             raise TypeError(f"network: expected a name, a factory or an nn.Module, got {type(network).__name__}")
         made = network(tuple(shape))
     if not isinstance(made, nn.Module):
-        raise TypeError(f"network: the factory must return an nn.Module, not {type(made).__name__}")
+        raise TypeError(
+            f"network: expected a factory that returns an nn.Module, got one that returns {type(made).__name__}"
+        )
     return made.float()
 
 
@@ -57,7 +59,9 @@ def check_outputs(net: nn.Module, x: Tensor, loss: str) -> None:
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"network: expected one output for each of {len(x)} examples, got {what}")
     if loss == "bce" and not ((outputs >= 0) & (outputs <= 1)).all():
-        raise ValueError('network: loss="bce" wants probabilities; let the network end in nn.Sigmoid()')
+        raise ValueError(
+            'network: expected probabilities for loss="bce", got other numbers; end the network with nn.Sigmoid()'
+        )
 
 
 def _outputs(net: nn.Module, x: Tensor) -> Any:
@@ -81,7 +85,9 @@ def _named(name: str, shape: Shape) -> nn.Module:
         return _cnn(shape)
     if kind not in WIDTH or (width and not (width.isdigit() and int(width) > 0)):
         names = [*WIDTH, *(f"{kind}-<width>" for kind in WIDTH), "cnn"]
-        raise ValueError(f"network: {name!r} is not one of {', '.join(names)}; a factory or an nn.Module will do")
+        raise ValueError(
+            f"network: expected one of {', '.join(names)}, got {name!r}; or pass a factory or an nn.Module"
+        )
     inputs, units = math.prod(shape), int(width) if width else WIDTH[kind]
     if kind == "resnet":
         return FullyConnectedResNet(inputs, width=units)
@@ -92,8 +98,8 @@ def _cnn(shape: Shape) -> nn.Module:
     channels, side = (1, shape[0]) if len(shape) == 2 else (shape[0], shape[-1])
     if len(shape) not in (2, 3) or shape[-1] != shape[-2] or side < 16:
         raise ValueError(
-            f'network: "cnn" wants square images [n, H, W] or [n, C, H, W] of at least 16×16 pixels, not samples of '
-            f"shape {tuple(shape)}"
+            'network: expected square images [n, H, W] or [n, C, H, W] of at least 16×16 pixels for "cnn", got samples '
+            f"of shape {tuple(shape)}"
         )
     net = cnn(channels=channels, size=side)
     return nn.Sequential(nn.Unflatten(1, (1, side)), *net) if len(shape) == 2 else net

@@ -65,7 +65,7 @@ class Images:
         (torch.Size([10, 1, 8, 8]), [3, 3, 3, 3, 3, 8, 8, 8, 8, 8])
         """
         if split not in ("train", "test"):
-            raise ValueError(f'split: "train" or "test", not {split!r}')
+            raise ValueError(f'split: expected "train" or "test", got {split!r}')
         x, y = (self.x_train, self.y_train) if split == "train" else (self.x_test, self.y_test)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         chosen = []
@@ -163,4 +163,4 @@ def _labels(y: np.ndarray) -> Tensor:
 
 def _check_name(name: str) -> None:
     if name not in FILES:
-        raise ValueError(f"name: {name!r} is not one of {', '.join(FILES)}")
+        raise ValueError(f"name: expected one of {', '.join(FILES)}, got {name!r}")

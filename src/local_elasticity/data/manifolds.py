@@ -48,7 +48,7 @@ def manifold(name: str, n: int = 100, *, seed: int = 0, reading: Reading = "as_d
     (torch.Size([100, 3]), torch.Size([50, 50]))
     """
     if name not in MANIFOLDS:
-        raise ValueError(f"name: {name!r} is not one of {', '.join(MANIFOLDS)}")
+        raise ValueError(f"name: expected one of {', '.join(MANIFOLDS)}, got {name!r}")
     if n < 4 or n % 4:
         raise ValueError(f"n: expected a multiple of 4, got {n!r}")
     blue, red, geodesic = MANIFOLDS[name](np.random.default_rng(seed), n // 2, reading)

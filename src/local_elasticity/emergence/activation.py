@@ -116,7 +116,7 @@ def activation_named(name: str | Activation) -> Activation:
     if isinstance(name, Activation):
         return name
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation: {name!r} is not one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return ACTIVATIONS[name]
 
 

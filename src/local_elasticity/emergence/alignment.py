@@ -117,7 +117,7 @@ class ClassSums:
 def class_sums(features: Tensor | Batches, labels: Tensor | None, form: Form) -> dict[int, ClassSums]:
     """One pass over the rows, two where they are centred first."""
     if form not in get_args(Form):
-        raise ValueError(f"form: {form!r} is not one of {', '.join(get_args(Form))}")
+        raise ValueError(f"form: expected one of {', '.join(get_args(Form))}, got {form!r}")
     centre = _mean_row(features, labels) if form == "centred_cosine" else None
     sums: dict[int, ClassSums] = {}
     for rows, classes in _batches(features, labels, "features"):

@@ -71,9 +71,9 @@ def noise(kind: str, n: int, d: int, *, seed: int = 0) -> Float[Tensor, "n d"]:
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
     if kind not in NOISES:
-        raise ValueError(f"kind: {kind!r} is not one of {', '.join(NOISES)}")
+        raise ValueError(f"kind: expected one of {', '.join(NOISES)}, got {kind!r}")
     if n < 1 or d < 1:
-        raise ValueError(f"n, d: both must be at least 1, not {n} and {d}")
+        raise ValueError(f"n, d: expected both to be at least 1, got {n} and {d}")
     return NOISES[kind](n, d, generator_for("noise", seed))
 
 
@@ -104,7 +104,7 @@ def training_data(
     (torch.Size([100, 20]), 0.0)
     """
     if kind not in NOISES:
-        raise ValueError(f"kind: {kind!r} is not one of {', '.join(NOISES)}")
+        raise ValueError(f"kind: expected one of {', '.join(NOISES)}, got {kind!r}")
     if n < 2 or n % 2:
         raise ValueError(f"n: expected an even number (for two classes of the same size), got {n}")
     check_positive("mean_norm", mean_norm)
@@ -147,9 +147,9 @@ def unseen_classes(
     [[2.0, 0.0], [2.0, 0.0]]
     """
     if design not in DESIGNS:
-        raise ValueError(f"design: {design!r} is not one of {', '.join(DESIGNS)}")
+        raise ValueError(f"design: expected one of {', '.join(DESIGNS)}, got {design!r}")
     if not 0 <= t <= 1:
-        raise ValueError(f"t: from 0 to 1, not {t}")
+        raise ValueError(f"t: expected a number from 0 to 1, got {t}")
     if len(v) < 2:
         raise ValueError("v: a direction across it needs at least two dimensions")
     check_positive("v: its norm", float(v.norm()))

@@ -22,7 +22,7 @@ ALONG = ("elasticity", "train_unseen_similarity")
 
 SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
-ANOTHER_ORDER = "features: the loader gives its examples in another order every time; elasticity wants shuffle=False"
+ANOTHER_ORDER = "features: the loader gives its examples in another order every time; use shuffle=False for elasticity"
 
 
 class FeatureMeasure:
@@ -69,7 +69,7 @@ class FeatureMeasure:
     def _check(self) -> None:
         known = (*OF_FEATURES, *ALONG)
         if isinstance(self.measure, str) and self.measure not in known:
-            raise ValueError(f"measure: {self.measure!r} is not one of {', '.join(known)}")
+            raise ValueError(f"measure: expected one of {', '.join(known)}, got {self.measure!r}")
         if not isinstance(self.measure, str) and not callable(self.measure):
             raise TypeError(f"measure: expected a name or a function (features, labels), got {self.measure!r}")
         if not isinstance(self.features, FeatureStream):

@@ -125,5 +125,5 @@ def _of_module(model: nn.Module, layer: nn.Module, inputs: Any) -> Tensor:
 
 def _flat(features: Any) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim < 1:
-        raise TypeError(f"model: features must be a tensor [b, …], not {type(features).__name__}")
+        raise TypeError(f"model: expected features as a tensor [b, …], got {type(features).__name__}")
     return features.detach().flatten(1) if features.ndim > 1 else features.detach()[:, None]

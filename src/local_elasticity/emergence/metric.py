@@ -71,7 +71,7 @@ def library_loss(name: str, **options: Any) -> nn.Module:
     `triplet_margin`, `contrastive`, `multi_similarity`.
     """
     if name not in LIBRARY_LOSSES:
-        raise ValueError(f"name: {name!r} is not one of {', '.join(LIBRARY_LOSSES)}")
+        raise ValueError(f"name: expected one of {', '.join(LIBRARY_LOSSES)}, got {name!r}")
     loss: nn.Module = getattr(_library("losses"), LIBRARY_LOSSES[name])(**options)
     return loss
 

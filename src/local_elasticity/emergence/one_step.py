@@ -123,7 +123,7 @@ def _checked(network: TwoLayer, X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     check_finite("X", X)
     check_finite("y", y)
     if bool((y == y[:1]).all()):
-        raise ValueError("y: all labels are alike; two classes are needed, ±1")
+        raise ValueError("y: expected two classes, ±1, got one")
     if abs(float(y.mean())) > BALANCE * float(y.abs().max()):
         raise ValueError(f"y: the labels' mean is {float(y.mean()):.3g}, not 0; pass y - y.mean()")
     return X, y

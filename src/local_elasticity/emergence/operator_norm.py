@@ -36,7 +36,7 @@ def operator_norm_bound(n: int, d: int, mean_norm: float, *, constant: float = C
     True
     """
     if n < 1 or d < 1:
-        raise ValueError(f"n, d: both must be at least 1, not {n} and {d}")
+        raise ValueError(f"n, d: expected both to be at least 1, got {n} and {d}")
     check_not_negative("mean_norm", mean_norm)
     check_positive("constant", constant)
     return math.sqrt(n) * mean_norm + constant * (math.sqrt(n) + math.sqrt(d))

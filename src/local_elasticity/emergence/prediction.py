@@ -157,7 +157,7 @@ class Theory:
 def _check_product(name: str, value: float, bound: str, largest: float) -> None:
     """Cauchy and Schwarz, with room for rounding."""
     if not abs(value) <= largest + SLACK * (1 + largest):
-        raise ValueError(f"{name}: no larger than {bound} = {largest:.6g} is possible, not {value!r}")
+        raise ValueError(f"{name}: expected at most {bound} = {largest:.6g}, got {value!r}")
 
 
 def _projections(covariance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -55,7 +55,7 @@ def recall_at_k(
     """
     features, labels = _read(features, labels)
     if distance not in ("cosine", "euclidean"):
-        raise ValueError(f'distance: "cosine" or "euclidean", not {distance!r}')
+        raise ValueError(f'distance: expected "cosine" or "euclidean", got {distance!r}')
     vectors = _unit(features.double()) if distance == "cosine" else _centred(features.double())
     precisions = (torch.float64,) if features.dtype == torch.float64 else (torch.float32, torch.float64)
     with isolated(features.device, None), torch.no_grad():
@@ -90,7 +90,7 @@ def _recall(finer: Sequence[Nearness], labels: Tensor, k: int) -> float:
     """
     n = len(labels)
     if not 1 <= k < n:
-        raise ValueError(f"k: from 1 to {n - 1} other rows, not {k}")
+        raise ValueError(f"k: expected from 1 to {n - 1} other rows, got {k}")
     _, index, counts = labels.unique(return_inverse=True, return_counts=True)
     asked = torch.nonzero(counts[index] > 1).flatten()
     if not len(asked):

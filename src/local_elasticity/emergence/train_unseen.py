@@ -57,7 +57,7 @@ def task_covariance(X: Tensor | Batches, y: Tensor | None) -> tuple[Tensor, Tens
         raise ValueError(f"y: expected one label for each of the {len(rows)} rows of X, got shape {tuple(y.shape)}")
     names = y.unique()
     if len(names) < 2:
-        raise ValueError("y: all labels are alike; a task has at least two classes")
+        raise ValueError("y: expected two classes or more, got one")
     if len(names) == 2:
         targets = torch.where(y == names[1], 1.0, -1.0).double()[:, None]
     elif y.is_floating_point():

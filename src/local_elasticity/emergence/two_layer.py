@@ -49,7 +49,7 @@ class TwoLayer:
         one step is no longer nearly of rank one.
         """
         if inputs < 1 or width < 1:
-            raise ValueError(f"inputs, width: both must be at least 1, not {inputs} and {width}")
+            raise ValueError(f"inputs, width: expected both to be at least 1, got {inputs} and {width}")
         generator = generator_for("network", seed)
         W = torch.randn(width, inputs, generator=generator, dtype=torch.float64)
         a = torch.randn(width, generator=generator, dtype=torch.float64)

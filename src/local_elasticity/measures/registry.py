@@ -91,7 +91,7 @@ def as_measure(given: Any) -> Measure:
         return given
     if isinstance(given, str):
         if given not in _by_name:
-            raise ValueError(f"measure: {given!r} is not one of {', '.join(_by_name)}")
+            raise ValueError(f"measure: expected one of {', '.join(_by_name)}, got {given!r}")
         return _by_name[given]
     if not callable(given):
         raise TypeError(f"measure: expected a name, a le.Measure or a function of a Response, got {given!r}")

@@ -54,7 +54,7 @@ def stiffness(
             [0., 1.]])
     """
     if form not in ("cos", "sign"):
-        raise ValueError(f'form: "cos" or "sign", not {form!r}')
+        raise ValueError(f'form: expected "cos" or "sign", got {form!r}')
     problem = as_problem(problem, loss)
     with problem.bound() as bound:
         left = read_sources(sources, bound.device, bound.dtype)

@@ -30,7 +30,7 @@ def pretrained(name: str = "efficientnet_lite0") -> PretrainedFeatures:
     `resnet152` (extra `vision`, downloads; it needs a torchvision that imports beside this torch).
     """
     if name not in NETWORKS:
-        raise ValueError(f"network: {name!r} is not one of {', '.join(NETWORKS)}")
+        raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")
     return NETWORKS[name]()
 
 

@@ -33,7 +33,7 @@ def fnn(
     32194561
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if layers < 1:
         raise ValueError(f"layers: expected at least one, got {layers!r}")
     sizes = [inputs, *[width] * (layers - 1), outputs]

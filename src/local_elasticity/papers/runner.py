@@ -164,7 +164,7 @@ def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
 
 def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, device: str) -> None:
     if scale not in experiment.scales:
-        raise ValueError(f"--scale: {scale!r} is not one of {', '.join(experiment.scales)}")
+        raise ValueError(f"--scale: expected one of {', '.join(experiment.scales)}, got {scale!r}")
     if reading not in experiment.readings:
         raise ValueError(f"--reading: {experiment.name} has {', '.join(experiment.readings)}, not {reading!r}")
     if not 1 <= seeds <= MOST_SEEDS:

@@ -120,7 +120,7 @@ def _picture(values: np.ndarray, brightness: tuple[float, float]) -> np.ndarray:
     if values.ndim == 3 and values.shape[0] in CHANNELS:
         values = values.transpose(1, 2, 0)
     if values.ndim == 3 and values.shape[2] not in CHANNELS:
-        raise ValueError(f"examples: an image is [C, H, W] with 1, 3 or 4 channels, not {values.shape}")
+        raise ValueError(f"examples: expected images [C, H, W] with 1, 3 or 4 channels, got {values.shape}")
     if values.ndim == 3:
         values = values[..., 0] if values.shape[2] == 1 else values[..., :3]
     if values.dtype != np.uint8:

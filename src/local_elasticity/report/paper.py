@@ -58,7 +58,7 @@ def read_paper(folder: Path) -> Paper:
     try:
         result = json.loads(file.read_text())
         if result["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {result['schema']}, not {SCHEMA}")
+            raise ValueError(f"expected schema {SCHEMA}, got {result['schema']}")
         title = f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale"
         figures, missing = _figures(folder, result["figures"], f"{title}, {_seeds(len(result['seeds']))}")
         return Paper(

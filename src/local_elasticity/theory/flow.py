@@ -107,7 +107,7 @@ def positive(value: float, name: str) -> float:
 def as_step(step_size: float) -> float:
     """A step size, 0 for the limit."""
     if not np.isfinite(step_size) or step_size < 0:
-        raise ValueError(f"step_size: 0 for the limit, or a positive step, not {step_size:g}")
+        raise ValueError(f"step_size: expected 0 for the limit or a positive step, got {step_size:g}")
     return float(step_size)
 
 

@@ -51,7 +51,7 @@ class PenalisedFeatures:
         if self.penalty < 0:
             raise ValueError(f"penalty: λ is not negative, but {self.penalty:g} is")
         if self.reading not in ("as_defined", "as_printed", "as_released"):
-            raise ValueError(f"reading: as_defined, as_printed or as_released, not {self.reading!r}")
+            raise ValueError(f"reading: expected as_defined, as_printed or as_released, got {self.reading!r}")
         if self._features.ndim != 2 or self._classes.shape != self._features.shape[:1]:
             raise ValueError(
                 f"features: expected [N, p] with labels [N], got {self._features.shape} with {self._classes.shape}"

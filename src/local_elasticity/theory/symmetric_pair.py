@@ -41,9 +41,9 @@ class SymmetricPair:
         if a.shape != (2,) or (a <= 0).any():
             raise ValueError("a: expected two positive numbers (Theorem 5.3)")
         if self.alpha == 0 or self.beta == 0:
-            raise ValueError("alpha, beta: Theorem 5.3 wants both different from 0")
+            raise ValueError("alpha, beta: expected both to differ from 0 (Theorem 5.3)")
         if self.reading not in ("as_defined", "as_printed"):
-            raise ValueError(f"reading: as_defined or as_printed, not {self.reading!r}")
+            raise ValueError(f"reading: expected as_defined or as_printed, got {self.reading!r}")
         _ = self.diagonal
 
     @cached_property

@@ -125,5 +125,5 @@ def _check_count(value: Any, name: str) -> None:
 
 def _whole(step: Any) -> int:
     if int(step) != step:
-        raise ValueError(f"schedule: steps are whole numbers, counted from 0, not {step!r}")
+        raise ValueError(f"schedule: expected whole numbers from 0 on, got {step!r}")
     return int(step)
