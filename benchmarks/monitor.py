@@ -4,7 +4,7 @@
     python benchmarks/monitor.py --device cuda   # on a GPU
 
 *Released* is written as the notebooks of Dan et al. do it: for each of the 60 sources and each of 3 target classes the
-model is built anew, the weights are copied in, one step is taken, and the 20 targets are predicted one by one, before
+model is built again, the weights are copied in, one step is taken, and the 20 targets are predicted one by one, before
 and after. It is timed on some of the 180 updates and scaled to all. An epoch trains on 15,000 images in batches of 256,
 with 7 probes and without, in turns, with and without a store on disk; five epochs are watched with the default budget.
 Every turn trains a new network, since a source that is learned is another thing to measure. Probes are timed until they

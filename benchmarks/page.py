@@ -23,7 +23,7 @@ MARKER = re.compile(r"<!-- (\w+): ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def updated(page: str) -> str:
-    """The page with every marked table made anew."""
+    """The page with every marked table made again."""
 
     def table(match: re.Match[str]) -> str:
         kind, name = match.groups()

@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="on CUDA")
     parser.add_argument("--tangents", help="a Python that has neural-tangents")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it runs")
-    parser.add_argument("--only", nargs="*", help="measure these parts anew and keep the others of the results file")
+    parser.add_argument("--only", nargs="*", help="measure these parts again and keep the others of the results file")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     device = "cuda" if options.gpu else "cpu"

@@ -16,23 +16,23 @@ import torch
 
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.he2020local.task import MNIST_TASKS, draw
-from local_elasticity.papers.he2020local.warm_up import Lesson, WarmUpSchedule, learn_one, learn_two_layers
+from local_elasticity.papers.he2020local.warm_up import TrainingTask, WarmUpSchedule, learn_one, learn_two_layers
 
 
 def main() -> None:
     options = _options()
     device, width, nets, epochs = options.device, options.width, options.nets, options.epochs
     samples = draw(MNIST_TASKS[0], per_class=500, auxiliary=1000, seed=0, reading="as_released")
-    lessons = [Lesson(samples.x, samples.labels(0.0), options.rate, seed) for seed in range(nets)]
+    tasks = [TrainingTask(samples.x, samples.labels(0.0), options.rate, seed) for seed in range(nets)]
     schedule = WarmUpSchedule("l2", epochs, batch_size=50)
-    learned = learn_two_layers(lessons[:1], schedule, width=width, activation="relu", device=device)[0]
+    learned = learn_two_layers(tasks[:1], schedule, width=width, activation="relu", device=device)[0]
     r, kept = learned.x.shape[1], len(next(learned.net.parameters()))
 
     def stacked() -> None:
-        learn_two_layers(lessons, schedule, width=width, activation="relu", device=device)
+        learn_two_layers(tasks, schedule, width=width, activation="relu", device=device)
 
     def plain() -> None:
-        learn_one(lessons[0], schedule, lambda: fnn(784, width=width), device)
+        learn_one(tasks[0], schedule, lambda: fnn(784, width=width), device)
 
     def products() -> None:
         x, W = torch.randn(nets, 50, r, device=device), torch.randn(nets, r, width, device=device)
@@ -40,7 +40,7 @@ def main() -> None:
             W.baddbmm_(x.mT, torch.bmm(x, W), alpha=-1e-9)
 
     def linear() -> None:
-        learn_two_layers(lessons, schedule, width=width, activation="linear", device=device)
+        learn_two_layers(tasks, schedule, width=width, activation="linear", device=device)
 
     seconds = {work.__name__: _seconds(work, device) for work in (stacked, plain, products, linear)}
     result = {

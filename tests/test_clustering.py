@@ -495,7 +495,7 @@ BAD_INPUT = {
     "text": (np.array([["a"], ["b"]]), {}, ValueError, "could not convert|string"),
     "too many clusters": (points, {"n_clusters": 7}, ValueError, "n_samples=6 should be >= n_clusters=7"),
     "no clusters": (points, {"n_clusters": 0}, ValueError, "n_clusters: expected a whole number"),
-    "constant": (np.ones((6, 3)), {}, ValueError, "every feature is constant"),
+    "constant": (np.ones((6, 3)), {}, ValueError, "X: expected features that vary, got constant ones only"),
     "other features": (
         points,
         {"auxiliary": np.ones((4, 2))},

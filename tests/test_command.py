@@ -52,7 +52,7 @@ def test_lists():
     [
         (["run", "he2020/fig1"], "NAME: there is no 'he2020/fig1'; did you mean he2020local/fig1? `local-elasticity"),
         (["run", "qwerty"], "NAME: there is no 'qwerty'; `local-elasticity list` shows all"),
-        (["run", "he2020local/fig1", "--scale", "huge"], "--scale: 'huge'"),
+        (["run", "he2020local/fig1", "--scale", "huge"], "--scale: expected one of smoke, small, paper, got 'huge'"),
         (["run", "he2020local/fig1", "--device", "cuda:77"], "--device: 'cuda:77'"),
         (["watch", "a.pt", "--model", "nets:make", "--data", "digits", "--device", "gpu"], "--device: 'gpu'"),
         (["run", "he2020local/fig1", "--reading", "as_wished"], "--reading"),

@@ -130,7 +130,7 @@ class Evil:
 def test_mistakes_are_told(tmp_path, capsys):
     x, y = torch.randn(4, 64), torch.arange(4)
     torch.save(make().state_dict(), tmp_path / "final.pt")
-    with pytest.raises(ValueError, match="tells no step"):
+    with pytest.raises(ValueError, match="expected a step in the name of .*, got none"):
         watch([tmp_path / "final.pt"], make(), (x, y), loss="cross_entropy")
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other-1.pt")
     with pytest.raises(ValueError, match="does --model make the model"):

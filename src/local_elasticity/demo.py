@@ -41,7 +41,7 @@ RELATIONS = ("same digit", "other digit, same side", "other side")
 
 @dataclass(frozen=True)
 class DemoDigits:
-    """Images and two labels each: the digit, and the side that the net is told."""
+    """Images and two labels each: the digit, and the side that the net is trained on."""
 
     images: Tensor
     digits: Tensor

@@ -38,7 +38,7 @@ def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
 
 
 def about(measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str]) -> dict[str, Any]:
-    """How a result was made: the engine and the step where there were any, and what was decided on the way."""
+    """How a result was made: the engine and the step where there were any, and the notes of the measurement."""
     step = {"engine": engine, "update": repr(measurement.update), "step_size": measurement.update.step_size}
     return {
         **(step if measure.takes_steps else {}),

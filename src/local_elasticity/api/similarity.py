@@ -91,7 +91,7 @@ def similarity(
             targets where the loss is cross-entropy.
         class_names: what results call the classes: a list by label, or a dict from label to name.
         store: a path where the result is computed block by block, into one labelled zarr store, so that it may be
-            larger than memory. The same call goes on after an interruption, to the same bytes; a store of another
+            larger than memory. The same call resumes after an interruption, to the same bytes; a store of another
             model, other data or other settings is refused. `le.load(path)` reads it back.
         block: rows and columns of a block; by default as many as are done in half a minute, at most 2048.
         examples: what reports show of each source: images, texts or vectors, one for each; (of the sources, of the

@@ -38,13 +38,15 @@ def run(
     device: Device = "cpu",
     reading: Annotated[
         str,
-        typer.Option(help="as_defined (the paper's definitions) or as_released (the authors' code); `list` tells."),
+        typer.Option(
+            help="as_defined (the paper's definitions) or as_released (the authors' code); `list` shows which."
+        ),
     ] = "as_defined",
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help='Units on Ray: "local", ray://HOST:10001 or HOST:6379.')
     ] = None,
 ) -> None:
-    """Run an experiment of a paper. Finished parts are kept: the same command goes on after an interruption."""
+    """Run an experiment of a paper. Finished parts are kept: the same command resumes after an interruption."""
     from local_elasticity.papers.runner import find_experiment, run_experiment
     from local_elasticity.scale.workers import workers
 
@@ -68,7 +70,7 @@ def run(
             )
     except KeyboardInterrupt:
         typer.echo(
-            f"\ninterrupted; what is finished is kept in {folder}: the same command goes on from there", err=True
+            f"\ninterrupted; what is finished is kept in {folder}: the same command resumes from there", err=True
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_result(screen, result)

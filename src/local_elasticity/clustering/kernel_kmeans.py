@@ -26,7 +26,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
 
     All starts are advanced together, one matrix product an iteration, and the best by inertia is kept. A cluster that
     runs empty takes the point that lies farthest from its own centre. For a kernel that is not positive semidefinite
-    an iteration of Lloyd's may raise the inertia; the best partition met on the way is the one that counts. Moves
+    an iteration of Lloyd's may raise the inertia; the best partition of all iterations is kept. Moves
     of single points never raise it.
 
     Args:

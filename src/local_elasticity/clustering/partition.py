@@ -51,7 +51,7 @@ class Partitions:
         self._square()
 
     def keep(self, chosen: Array) -> None:
-        """Go on with some of the partitions."""
+        """Keep some of the partitions."""
         for name in ("labels", "sizes", "sums", "squares"):
             setattr(self, name, getattr(self, name)[chosen])
 

@@ -38,7 +38,7 @@ class Scaling:
             centre, spread = unit.mean(0) * size, unit.std(0) * size
             spread = np.where(spread > 1e-12 * np.abs(centre), spread, 0)
         if not spread.any():
-            raise ValueError("X: every feature is constant, so that there is nothing to tell the samples apart by")
+            raise ValueError("X: expected features that vary, got constant ones only")
         return cls(centre, np.where(spread > 0, spread, 1))
 
     def __call__(self, X: Array) -> Array:
@@ -55,7 +55,7 @@ class AsTheyAre:
     """
 
     def __call__(self, X: Array) -> Array:
-        """In int64, as embeddings want them."""
+        """In int64, as embeddings take them."""
         if X.dtype.kind not in "iu":
             raise ValueError(f"X: expected whole numbers (as it was fitted on), got {X.dtype}")
         return X.astype(np.int64)

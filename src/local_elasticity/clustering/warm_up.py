@@ -152,7 +152,7 @@ def warm_up(
 
 
 def _epoch(net: nn.Module, training: Training, batches: Iterator[tuple[Tensor, Tensor]], learning_rate: float) -> float:
-    """One step on each batch; the mean loss on the way."""
+    """One step on each batch; the mean loss of the batches."""
     loss_of: LossFunction = Problem.of(net, training.loss).loss
     optimizer = torch.optim.SGD(net.parameters(), lr=learning_rate)
     total = torch.zeros((), device=training.x.device)

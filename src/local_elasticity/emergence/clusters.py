@@ -36,7 +36,7 @@ def cluster_agreement(
     classes = checked_labels(labels, len(rows)).cpu().numpy()
     names, truth = np.unique(classes, return_inverse=True)
     if len(names) < 2:
-        raise ValueError("labels: one class alone cannot be told from others")
+        raise ValueError("labels: expected two classes or more, got one")
     found = _clusters(rows.cpu().numpy(), len(names), seed, starts)
     return ClusterAgreement(_accuracy(truth, found, len(names)), _nmi(truth, found))
 

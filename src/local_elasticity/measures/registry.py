@@ -118,7 +118,7 @@ def is_ours(given: Measure) -> bool:
 
 
 def words_of(name: str) -> str:
-    """What a measure tells, as half a sentence, by the name that a result carries.
+    """What a measure says, as half a sentence, by the name that a result carries.
 
     >>> words_of("my_own")
     'what the function my_own makes of the changes'

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PretrainedFeatures:
-    """A network in evaluation mode, where its features are read, and how it wants images.
+    """A network in evaluation mode, where its features are read, and how it takes images.
 
     Attributes:
         net: images → 1000 logits.

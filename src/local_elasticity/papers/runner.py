@@ -86,7 +86,7 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run what is not yet done, and write result.json and the figures into `out`. Returns the result.
 
-    Every finished unit is a file of its own under `out/units`; the same call goes on where an interrupted one stopped,
+    Every finished unit is a file of its own under `out/units`; the same call resumes where an interrupted one stopped,
     and a folder that holds another run is refused.
     """
     measure_units(experiment, out, scale=scale, seeds=seeds, reading=reading, device=device, report=report)
@@ -166,7 +166,9 @@ def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, d
     if scale not in experiment.scales:
         raise ValueError(f"--scale: expected one of {', '.join(experiment.scales)}, got {scale!r}")
     if reading not in experiment.readings:
-        raise ValueError(f"--reading: {experiment.name} has {', '.join(experiment.readings)}, not {reading!r}")
+        raise ValueError(
+            f"--reading: expected one of {', '.join(experiment.readings)} for {experiment.name}, got {reading!r}"
+        )
     if not 1 <= seeds <= MOST_SEEDS:
         raise ValueError(f"--seeds: expected a number from 1 to {MOST_SEEDS:,}, got {seeds:,}")
     check_device(device)

@@ -58,7 +58,7 @@ def _unresolved(panel: Panel) -> Finding:
             "or a network that is not yet perfect on these examples." + over_time,
         )
     if share == 0:
-        return Finding("good", "Every pair was resolved", "No similarity drowned in rounding noise." + over_time)
+        return Finding("good", "Every pair was resolved", "Rounding noise hid no similarity." + over_time)
     level: Level = "careful" if share < UNRESOLVED_BAD_SHARE else "bad"
     level = "good" if share < UNRESOLVED_CAREFUL_SHARE else level
     return Finding(

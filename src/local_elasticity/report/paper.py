@@ -14,7 +14,7 @@ from local_elasticity.report.words import effect, number
 
 SCHEMA = 1
 MARKS = {"agrees": "✓", "holds": "✓", "differs": "≠", "fails": "✗", "depends": "±", "not measured": "–"}
-"""A verdict is told by a sign and a word, not by colour alone."""
+"""A verdict is shown by a sign and a word, not by colour alone."""
 
 LARGEST_FIGURE = 2**20
 """Bytes of a figure beyond which it is left out."""

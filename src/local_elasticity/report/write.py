@@ -50,7 +50,7 @@ def write_report(
             written, and a folder, device or FIFO is refused.
         examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
         title, command: for the page's head and foot.
-        about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; told under "How it was made".
+        about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; shown under "How it was made".
 
     Returns:
         The path of the page.

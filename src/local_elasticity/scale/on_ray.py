@@ -66,7 +66,7 @@ class OnRay:
             why = str(e).splitlines()[0]
             raise RuntimeError(
                 f"workers: {RETRIES + 1} workers died one after another on task {task} ({why}); what is finished is "
-                "kept, and the same call goes on from there"
+                "kept, and the same call resumes from there"
             ) from e
 
     def _slots(self, threads: int, gpus: int) -> int:
@@ -75,7 +75,7 @@ class OnRay:
         return max(1, min(slots, int(there.get("GPU", 0)) // gpus) if gpus else slots)
 
     def _check_resources(self, threads: int, gpus: int) -> None:
-        """Ray would wait for ever for what no node has."""
+        """Ray would wait forever for resources that no node has."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
             raise ValueError(

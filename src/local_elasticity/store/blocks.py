@@ -51,7 +51,7 @@ class Grid:
 
     @classmethod
     def read(cls, record: Any) -> Grid:
-        """As a store tells it; a ValueError where that is no grid of ours."""
+        """As a store declares it; a ValueError where that is not such a grid."""
         grid = cls(**record)
         numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side))
         kinds = isinstance(grid.square, bool) and isinstance(grid.symmetric, bool)
@@ -242,7 +242,7 @@ class BlockStore:
             raise plainly(
                 error,
                 f"store: {what} could not be written to {self.path} ({error.strerror or error}); finished blocks are "
-                "kept, and the same call goes on once there is room",
+                "kept, and the same call resumes once there is room",
             ) from error
 
     def _on_disk(self, at: At) -> tuple[Array, dict[str, Array]]:

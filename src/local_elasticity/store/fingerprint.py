@@ -251,7 +251,7 @@ def _globals(code: types.CodeType) -> Iterator[str]:
 
 
 def _warn(kind: str) -> None:
-    logger.warning("store: a %s cannot be fingerprinted; the same call goes on even where it has changed", kind)
+    logger.warning("store: a %s cannot be fingerprinted; the same call resumes even where it has changed", kind)
 
 
 def _name(value: Any) -> str:

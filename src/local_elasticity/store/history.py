@@ -149,7 +149,7 @@ class HistoryStore:
             raise _damaged(self.path, error) from error
 
     def steps(self) -> list[int]:
-        """The steps of the finished probes, in order; as many as there are files are read, whatever the array tells."""
+        """The steps of the finished probes, in order; as many as there are files are read."""
         folder = self.path / "step" / "c"
         files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
         try:

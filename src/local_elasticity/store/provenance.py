@@ -1,4 +1,4 @@
-"""Provenance: what a measurement was made of, as short fingerprints that tell whether it is still the same."""
+"""Provenance: what a measurement was made of, as short fingerprints that show whether it is still the same."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def read(
         done = sum(store.state(at) == "finished" for at in store.grid.blocks())
         raise ValueError(
             f"path: {path} is not finished: {done} of {store.grid.count} blocks are there; the same le.similarity(..., "
-            "store=path) goes on with it"
+            "store=path) resumes it"
         )
     labels = {**_labels(store), **_own(store)}
     S = xr.DataArray(indexing.LazilyIndexedArray(Blocks(store)), labels, ("source", "target"), "similarity")

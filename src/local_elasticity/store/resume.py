@@ -128,7 +128,7 @@ def _same_or_refused(store: BlockStore, provenance: Fingerprints, grid: Grid, si
     there = store.record.get("provenance")
     if there is None:
         raise FileExistsError(
-            f"store: {store.path} is a result that was saved whole, so that there is nothing to go on with; choose "
+            f"store: {store.path} is a result that was saved whole, so that there is nothing to resume; choose "
             "another path or remove it"
         )
     if different(there, provenance):

@@ -36,7 +36,7 @@ def whole_number(value: Any, least: int = 0) -> bool:
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
-    """Raise a ValueError where an array is not of the shape, or not cut into the chunks, that its store tells."""
+    """Raise a ValueError where an array is not of the shape, or not cut into the chunks, that its store declares."""
     if not isinstance(array, zarr.Array):
         raise ValueError(f"{name} is not an array")
     if array.shape != shape or array.chunks != chunks:

@@ -173,7 +173,7 @@ class ReluGate:
 def modified_sgd(w: ArrayLike, w_star: ArrayLike, inputs: Iterable[ArrayLike], *, step_size: float) -> Iterator[Array]:
     """Algorithm 1: w ← w + η 1{y > 0} (y − w·x) x with y = max(0, w*·x), one input after another.
 
-    Yields w after every step. With w [runs, d] and inputs of [runs, d] a step, all runs go on at once.
+    Yields w after every step. With w [runs, d] and inputs of [runs, d] a step, all runs advance together.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(2000, 3))

@@ -28,7 +28,7 @@ IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
 STEP = re.compile(r"step[=_-]?(\d+)", re.IGNORECASE)
 FOLDER = re.compile(r"(?:^|step|checkpoint)[=_-]?(\d+)$", re.IGNORECASE)
 FRACTION = re.compile(r"(?<=[=_-])\d+\.\d+")
-"""Where names tell the step: `step=120`, a folder `checkpoint-120`; and what is none, `loss=0.25`."""
+"""Where names hold the step: `step=120`, a folder `checkpoint-120`; and what is none, `loss=0.25`."""
 
 
 def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **options: Any) -> Monitor:
@@ -141,7 +141,7 @@ def _step(file: Path, content: Mapping[str, Any]) -> int:
             value = value.item()
         if isinstance(value, int):
             if not 0 <= value < 1 << 63:
-                raise ValueError(f"CHECKPOINTS: {file} tells the step {value:.3g}; expected one from 0 to 2^63")
+                raise ValueError(f"CHECKPOINTS: expected a step from 0 to 2^63 in {file}, got {value:.3g}")
             return value
     if told := STEP.search(file.stem):
         return int(told[1])
@@ -149,7 +149,9 @@ def _step(file: Path, content: Mapping[str, Any]) -> int:
         return int(numbers[-1])
     if told := FOLDER.search(file.absolute().parent.name):
         return int(told[1])
-    raise ValueError(f"CHECKPOINTS: {file} tells no step; put a number into its name, for example step-100.pt")
+    raise ValueError(
+        f"CHECKPOINTS: expected a step in the name of {file}, got none; rename it, for example to step-100.pt"
+    )
 
 
 def _renamed(file: Path, weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:

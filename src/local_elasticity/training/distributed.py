@@ -1,6 +1,6 @@
 """Several processes (torch.distributed): each measures its share of the sources, and the parts are put together.
 
-Rank 0 decides when a probe is taken and tells the others, so that clocks that differ cannot make one wait for another.
+Rank 0 decides when a probe is taken and broadcasts it, so that no rank waits for another because their clocks differ.
 """
 
 from __future__ import annotations
@@ -131,5 +131,5 @@ def _padded(mine: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def _device() -> torch.device:
-    """Where collectives want their tensors."""
+    """Where collectives need their tensors."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -26,7 +26,7 @@ def tell(message: str, error: BaseException | None = None) -> None:
     """Warn at the line of the caller outside this package; log the traceback of an error at level DEBUG.
 
     The message is logged too if logging is set up. Otherwise Python would print it twice. Where all warnings are errors
-    it is logged only: a training run goes on unless `MonitorWarning` itself was turned into an error.
+    it is logged only: a training run continues unless `MonitorWarning` itself was turned into an error.
     """
     logged = logger.hasHandlers()
     if logged:
@@ -58,7 +58,7 @@ def first_line(error: BaseException) -> str:
 class Failures:
     """Counts probes that failed in a row, and reports each kind of failure once.
 
-    `stopped` says why and since when nothing is probed; it is None while probing goes on.
+    `stopped` says why and since when nothing is probed; it is None while probing continues.
     """
 
     def __init__(self) -> None:

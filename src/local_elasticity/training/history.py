@@ -45,7 +45,7 @@ class Probe:
 class History:
     """Probes in the order of their steps, and what can be made of them.
 
-    If the store cannot be written, the history goes on in memory and warns once. `notes` say, by step, what changed
+    If the store cannot be written, the history continues in memory and warns once. `notes` say, by step, what changed
     around the run: which parameters step, on which device, that probing stopped.
     """
 
@@ -78,7 +78,7 @@ class History:
 
     @classmethod
     def open(cls, path: str | Path) -> History:
-        """The history that a monitor with `store=path` wrote, also of a run that still goes on."""
+        """The history that a monitor with `store=path` wrote, also of a run that still trains."""
         from local_elasticity.store.history import HistoryStore
 
         store = HistoryStore.open(path)
@@ -190,7 +190,7 @@ class History:
         ]
 
     def load(self, state: Sequence[Mapping[str, Any]], step: int, notes: Mapping[int, str] | None = None) -> None:
-        """Go on from a checkpoint at `step`: what the store holds so far, and what the checkpoint knows besides."""
+        """Continue from a checkpoint at `step`, with what the store holds so far and what the checkpoint adds."""
         self.keep_until(step)
         self.notes |= notes or {}
         last = max(self.steps, default=-1)
@@ -318,5 +318,5 @@ def _where(theirs: list[Any], mine: list[Any]) -> str:
     """Where two lists begin to differ."""
     different = [(a, b) for a, b in zip(theirs, mine, strict=False) if a != b]
     if different:
-        return f"{different[0][0]!r} and not {different[0][1]!r}"
-    return f"{len(theirs)} and not {len(mine)}"
+        return f"{different[0][0]!r}, not {different[0][1]!r}"
+    return f"{len(theirs)}, not {len(mine)}"

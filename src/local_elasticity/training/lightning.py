@@ -23,7 +23,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
     """Watches a Lightning run: `Trainer(callbacks=[MonitorCallback(sources, loss="cross_entropy", every=50)])`.
 
     Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The history is part of the
-    trainer's checkpoints and goes on when training resumes from one, or when the same trainer fits once more.
+    trainer's checkpoints and continues when training resumes from one, or when the same trainer fits once more.
 
     Args:
         sources, options: as for `Monitor`; they are moved to the module's device. The trainer's own loggers are used
@@ -55,7 +55,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
             return leaf.to(pl_module.device) if hasattr(leaf, "to") else leaf
 
         state = self._state
-        if state is None and self.monitor is not None and self._told == trainer.global_step:  # the trainer goes on
+        if state is None and self.monitor is not None and self._told == trainer.global_step:  # the trainer continues
             state = self.monitor.state_dict()
         update = update_of(self.update, trainer.optimizers[0])
         options = {"loggers": trainer.loggers, **self.options}

@@ -51,7 +51,7 @@ class Monitor:
 
     Args:
         problem: from `Problem.of`, or a bare model together with `loss=`.
-        sources, targets: as for `respond`; they are read once, at the start. Stiffness wants targets=(inputs, labels).
+        sources, targets: as for `respond`; they are read once, at the start. Stiffness needs targets=(inputs, labels).
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
         class_names: what results call the classes: a list by label, or a dict from label to name.
@@ -67,7 +67,7 @@ class Monitor:
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
             monitor with the same store after `load_state_dict`. If it cannot be written, probes are kept in memory.
         engine, approximate, memory: as for `respond`; memory is 2 GiB by default. On a GPU the monitor records a probe
-            when it is made, where it can, and keeps that memory; training then goes on beside its probes.
+            when it is made, where it can, and keeps that memory; training then continues beside its probes.
 
     >>> import torch, local_elasticity as le
     >>> net, x, y = torch.nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
@@ -155,12 +155,12 @@ class Monitor:
 
     @property
     def skipped(self) -> list[int]:
-        """Steps whose probe was left out to keep the budget, for want of memory, or because it failed."""
+        """Steps whose probe was left out to keep the budget, because memory did not suffice, or because it failed."""
         return self.budget.skipped
 
     @property
     def stopped(self) -> str | None:
-        """Why and since when nothing is probed, after three failures in a row; None while probing goes on."""
+        """Why and since when nothing is probed, after three failures in a row; None while probing continues."""
         return self._runner.failures.stopped
 
     @untouched
@@ -342,8 +342,8 @@ class Monitor:
             self.close()
 
     def close(self) -> None:
-        """Write what the store lacks, and say what is worth saying at the end of training: that nothing was measured,
-        what was left out, or that probing stopped."""
+        """Write what the store lacks, and log at the end of training that nothing was measured, what was left out,
+        or that probing stopped."""
         self._tell_if_silent()
         self.history.flush()
         if self.skipped:
@@ -367,7 +367,7 @@ class Monitor:
         if number <= last and not self._resumed:
             raise ValueError(
                 f"store: it holds {len(self.history)} probes up to step {last}, and training is at "
-                f"step {number}; call load_state_dict or resume to go on, or choose another path"
+                f"step {number}; call load_state_dict or resume to continue, or choose another path"
             )
         if number <= last:
             raise ValueError(f"step: {number} was given after step {last}; count steps over all epochs, not within one")

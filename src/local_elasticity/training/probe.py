@@ -127,7 +127,7 @@ class Prober:
         return Found(found, response.engine if response else measurement.measures[0].needs, errors)
 
     def launched(self) -> Launched | None:
-        """The same on a GPU while the caller goes on; None where that was not recorded, or is no longer right."""
+        """The same on a GPU while the caller continues; None where that was not recorded, or is no longer right."""
         return self.replay.launched() if self.replay else None
 
     def found(self) -> Found:
@@ -176,8 +176,8 @@ class Prober:
                 raise
 
     def recorded(self) -> Replay | None:
-        """A recording, on a GPU, for one process and measures of ours: functions of the user's may have a mind of their
-        own. `auto` keeps it where it is fast."""
+        """A recording, on a GPU, for one process and measures of the package: those of a user may do anything. `auto`
+        keeps it where it is fast."""
         asked = self.measurement
         known = bool(asked.measures) and all(is_ours(one) and one.takes_steps for one in asked.measures)
         if not (known and (asked.engine is None or isinstance(asked.engine, Structured)) and alone()):

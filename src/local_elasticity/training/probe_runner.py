@@ -1,7 +1,6 @@
 """ProbeRunner: takes probes and records them; a probe on a GPU is recorded as soon as it is ready.
 
-Training goes on beside such a probe, and nothing of it is lost: whoever reads the history waits for it, and so does the
-end of the process.
+Training continues beside such a probe. Nothing of it is lost: reading the history and ending the process wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class UnderWay:
 class ProbeRunner:
     """Takes probes, one at a time, within a budget's accounts, for a history and for loggers.
 
-    `take` raises what goes wrong with a probe. `safely` reports it instead, for training that must go on.
+    `take` raises what goes wrong with a probe. `safely` reports it instead, for training that must continue.
     """
 
     def __init__(self, prober: Prober, history: History, budget: Budget, loggers: Loggers) -> None:
@@ -119,8 +118,8 @@ class ProbeRunner:
             tell(f"monitor: the stepped parameters changed at step {step}: {stepped}. Probing continues")
 
     def _beside(self) -> bool:
-        """Whether training may go on beside a probe: neither for loggers that want their steps in order nor while cuDNN
-        times kernels."""
+        """Whether training may continue beside a probe: not if a logger needs its steps in order, nor while cuDNN times
+        kernels."""
         return not (self.loggers.in_order or torch.backends.cudnn.benchmark)
 
     def _begin(self, step: int) -> None:
@@ -183,7 +182,7 @@ class ProbeRunner:
         self.failures.tell_once(("measures", *errors), message, error)
 
     def _spared(self, step: int, work: Callable[[], None]) -> bool:
-        """Whether there was memory for it; training goes on where there was not."""
+        """Whether there was memory for it; training continues where there was not."""
         try:
             work()
         except (RuntimeError, MemoryError) as error:

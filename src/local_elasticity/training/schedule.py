@@ -14,7 +14,7 @@ class Schedule(Protocol):
     """When a probe is due."""
 
     def due(self, step: int) -> bool:
-        """Whether this step wants a probe."""
+        """Whether a probe is due at this step."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         if self.monitor is not None and not len(self.monitor.history):
             logger.warning(
                 "local elasticity: no %s in %s, so that the history begins after step %d; name the folder that "
-                "training goes on from in TrainingArguments(resume_from_checkpoint=...)",
+                "training resumes from in TrainingArguments(resume_from_checkpoint=...)",
                 STATE,
                 _folder(args, state),
                 state.global_step,
@@ -115,7 +115,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _saved(args: Any, state: Any) -> Path | None:
-    """The monitor's file in the folder that training goes on from, if that is where it can be looked for."""
+    """The monitor's file in the folder that training resumes from, if that is where it can be looked for."""
     named = args.resume_from_checkpoint
     folders = [Path(named)] if isinstance(named, str) else []
     return next((at / STATE for at in [*folders, _folder(args, state)] if (at / STATE).exists()), None)

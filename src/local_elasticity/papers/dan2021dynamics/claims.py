@@ -82,7 +82,7 @@ class Runs:
         return {"intra": late(intra), "inter": late(inter)}
 
     def contrast(self, step: str, measure: str, reduction: str = "median apart") -> np.ndarray:
-        """log(intra/inter) late in training, one for each seed: how sharply classes are told apart."""
+        """log(intra/inter) late in training, one for each seed: how sharply classes are separated."""
         values = self.late(step, measure, reduction)
         contrast: np.ndarray = np.log(values["intra"] / values["inter"])
         return contrast

@@ -136,7 +136,7 @@ def _times(measured: Mapping[Unit, Measured]) -> np.ndarray:
 
 
 def _moved_cells(measured: Mapping[Unit, Measured], part: str, formula: str) -> list[Cell]:
-    """How much S_rel moved from start to end, and between its least and its largest value on the way."""
+    """How much S_rel moved from start to end, and between its least and its largest value."""
     ratios = tuple(map(float, _ratios(measured, [part], formula)))
     spans = tuple(float(S.max() / S.min()) for S in _all(measured, part, formula, "S"))
     return [

@@ -1,6 +1,6 @@
 """S_rel as the paper defines it, and as the released notebooks compute it: functions of a `Response`.
 
-The notebooks hand probabilities to `F.kl_div` where it wants log-probabilities, so that their "KL" is
+The notebooks hand probabilities to `F.kl_div` where it expects log-probabilities, so that their "KL" is
 −(H(q) + ⟨q, p⟩)/k, with q before and p after the step: it does not vanish where nothing moves. Their Definition 1 has
 an L1 mean above and a root mean square below. Both add ε to the denominator.
 """

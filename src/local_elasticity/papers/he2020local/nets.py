@@ -14,7 +14,7 @@ from local_elasticity.papers.he2020local.stack import Activation, Loss
 from local_elasticity.papers.he2020local.task import Samples, Task
 from local_elasticity.papers.he2020local.warm_up import (
     Learned,
-    Lesson,
+    TrainingTask,
     WarmUpSchedule,
     learn_one,
     learn_two_layers,
@@ -79,14 +79,14 @@ def learn(
     device: str,
 ) -> list[Learned]:
     """Nets of one kind, warmed up on one schedule; each one's draws are seeded by its name."""
-    lessons = [
-        Lesson(samples.x, labels(samples, kind, reading), rate(kind), zlib.crc32(name.encode()))
+    tasks = [
+        TrainingTask(samples.x, labels(samples, kind, reading), rate(kind), zlib.crc32(name.encode()))
         for samples, name in zip(together, names, strict=True)
     ]
     if kind.network in ("relu", "linear"):
         activation: Activation = "relu" if kind.network == "relu" else "linear"
-        return learn_two_layers(lessons, plan, width=settings["width"], activation=activation, device=device)
+        return learn_two_layers(tasks, plan, width=settings["width"], activation=activation, device=device)
     if kind.network == "cnn":
-        return [learn_one(lesson, plan, cnn, device) for lesson in lessons]
+        return [learn_one(task, plan, cnn, device) for task in tasks]
     inputs, width = together[0].x[0].numel(), settings["resnet width"]
-    return [learn_one(lesson, plan, lambda: FullyConnectedResNet(inputs, width=width), device) for lesson in lessons]
+    return [learn_one(task, plan, lambda: FullyConnectedResNet(inputs, width=width), device) for task in tasks]

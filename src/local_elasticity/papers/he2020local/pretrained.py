@@ -115,7 +115,7 @@ def triples(classes: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def normalized(x: Tensor) -> Tensor:
-    """Images in [0, 1] with ImageNet's channel means and deviations, as the public weights want them."""
+    """Images in [0, 1] with ImageNet's channel means and deviations, as the public weights expect them."""
     mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
     return torch.as_tensor((x - mean) / deviation)
 

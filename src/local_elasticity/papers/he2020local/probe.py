@@ -1,7 +1,7 @@
 """The probe: what single steps of a trained net do, in the limit of small ones.
 
 The released code takes steps of 1e-6 and more from frozen weights. Here is the limit η → 0, from the neural tangent
-kernel K of the predictions: S_ker = K (eq. 2.3) and S_rel = |K(x, x′)| / K(x, x) (eq. 2.2). Nothing drowns in rounding.
+kernel K of the predictions: S_ker = K (eq. 2.3) and S_rel = |K(x, x′)| / K(x, x) (eq. 2.2). Rounding hides nothing.
 """
 
 from __future__ import annotations

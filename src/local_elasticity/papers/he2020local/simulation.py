@@ -24,7 +24,7 @@ from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, rel
 from local_elasticity.papers.he2020local.stack import Activation
 from local_elasticity.papers.he2020local.warm_up import (
     Learned,
-    Lesson,
+    TrainingTask,
     WarmUpSchedule,
     learn_one,
     learn_two_layers,
@@ -93,27 +93,27 @@ class Simulation(Experiment):
         start = _Start(points, units, settings, device, learn)
         rates = [RELEASED_RATE] * len(units) if bce else start.stable_rates(activation)
         schedule = WarmUpSchedule("bce of probabilities" if bce else "l2", settings["epochs"], len(points[0].points))
-        learned = learn(start.lessons(rates), schedule, activation, settings, device)
+        learned = learn(start.tasks(rates), schedule, activation, settings, device)
         for unit, one, drawn, rate in zip(units, learned, points, rates, strict=True):
             yield unit, _found(unit, one, drawn, rate, bce)
 
 
-Learn = Callable[[Sequence[Lesson], WarmUpSchedule, Activation, Settings, str], list[Learned]]
+Learn = Callable[[Sequence[TrainingTask], WarmUpSchedule, Activation, Settings, str], list[Learned]]
 
 
 def _learn_two_layers(
-    lessons: Sequence[Lesson], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
+    tasks: Sequence[TrainingTask], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
 ) -> list[Learned]:
-    return learn_two_layers(lessons, schedule, width=settings["width"], activation=activation, device=device)
+    return learn_two_layers(tasks, schedule, width=settings["width"], activation=activation, device=device)
 
 
 def _learn_three_layers(
-    lessons: Sequence[Lesson], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
+    tasks: Sequence[TrainingTask], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
 ) -> list[Learned]:
     def make() -> nn.Module:
-        return fnn(lessons[0].x.shape[1], width=settings["deeper width"], layers=3, activation=activation)
+        return fnn(tasks[0].x.shape[1], width=settings["deeper width"], layers=3, activation=activation)
 
-    return [learn_one(lesson, schedule, make, device) for lesson in lessons]
+    return [learn_one(task, schedule, make, device) for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class _Start:
     device: str
     learn: Learn
 
-    def lessons(self, rates: Sequence[float]) -> list[Lesson]:
+    def tasks(self, rates: Sequence[float]) -> list[TrainingTask]:
         return [
-            Lesson(drawn.points.float(), drawn.labels.float(), rate, unit.seed)
+            TrainingTask(drawn.points.float(), drawn.labels.float(), rate, unit.seed)
             for drawn, unit, rate in zip(self.points, self.units, rates, strict=True)
         ]
 
@@ -138,8 +138,8 @@ class _Start:
         """
         kinds: tuple[Activation, ...] = ("sigmoid",) if activation == "sigmoid" else ("relu", "linear")
         untrained = WarmUpSchedule("l2", epochs=0, batch_size=len(self.points[0].points))
-        lessons = self.lessons([0.0] * len(self.units))
-        starts = [self.learn(lessons, untrained, kind, self.settings, self.device) for kind in kinds]
+        tasks = self.tasks([0.0] * len(self.units))
+        starts = [self.learn(tasks, untrained, kind, self.settings, self.device) for kind in kinds]
         return [1 / max(map(_curvature, nets)) for nets in zip(*starts, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """What Tables 1–8 share: nets are the units, several tables look at the same ones, a cell is a row's measure of them.
 
 Nets that learn on one schedule are warmed up and measured together, as many as the scale says, then clustered on all
-cores, and each handed over when it is done: what is killed loses nets in their warm-up, and no finished one.
+cores, and each kept when it is done: a killed run loses nets in their warm-up, and no finished one.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _of_seeds(count: int, found: Sequence[Measured | None]) -> str:
 
 @dataclass(frozen=True)
 class _Clustering:
-    """One trained net on its way from similarities, which want the device, to accuracies, which want a core."""
+    """One trained net on its way from similarities, which need the device, to accuracies, which need a core."""
 
     learned: Learned
     samples: Samples

@@ -28,7 +28,7 @@ from local_elasticity.papers.he2020local.stack import (
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingTask:
     """What one net learns: inputs [n, ...], labels [n], the step size, the seed of its initial weights and batches."""
 
     x: Tensor
@@ -48,14 +48,14 @@ class WarmUpSchedule:
 
 @dataclass(frozen=True)
 class Learned:
-    """A net (logits), and the lesson's examples in the coordinates that it reads."""
+    """A net (logits), and the task's examples in the coordinates that it reads."""
 
     net: nn.Module
     x: Tensor
 
 
 def learn_two_layers(
-    lessons: Sequence[Lesson],
+    tasks: Sequence[TrainingTask],
     schedule: WarmUpSchedule,
     *,
     width: int,
@@ -63,46 +63,46 @@ def learn_two_layers(
     device: str,
     dtype: torch.dtype = torch.float32,
 ) -> list[Learned]:
-    """Train one two-layer net on every lesson; lessons are of one size.
+    """Train one two-layer net on every task; tasks are of one size.
 
     >>> x, y = torch.eye(4, 3), torch.tensor([1.0, 1.0, 0.0, 0.0])
-    >>> lessons = [Lesson(x, y, rate=0.1, seed=seed) for seed in (0, 1)]
+    >>> tasks = [TrainingTask(x, y, rate=0.1, seed=seed) for seed in (0, 1)]
     >>> schedule = WarmUpSchedule("l2", epochs=300, batch_size=2)
-    >>> learned = learn_two_layers(lessons, schedule, width=64, activation="relu", device="cpu")
+    >>> learned = learn_two_layers(tasks, schedule, width=64, activation="relu", device="cpu")
     >>> [(one.net(one.x)[:, 0] > 0.5).tolist() for one in learned]
     [[True, True, False, False], [True, True, False, False]]
     """
     with isolated(torch.device(device), None), torch.no_grad():
-        x, W, V, c = _stacked(lessons, width, device, dtype)
+        x, W, V, c = _stacked(tasks, width, device, dtype)
         if activation == "linear":
             W, V = linear_units_gathered(W, V)
-        y = torch.stack([lesson.y.to(device, dtype) for lesson in lessons])
-        rates = torch.tensor([lesson.rate for lesson in lessons], device=device, dtype=dtype)
+        y = torch.stack([task.y.to(device, dtype) for task in tasks])
+        rates = torch.tensor([task.rate for task in tasks], device=device, dtype=dtype)
         lower = (Weights if 2 * x.shape[2] <= x.shape[1] else PreActivations)(x, W)
         top = Top(y, V, c, rates, schedule.loss, activation)
-        for epoch, batches in enumerate(_epochs(lessons, schedule, device), start=1):
+        for epoch, batches in enumerate(_epochs(tasks, schedule, device), start=1):
             for rows in batches:
                 lower.move(rows, top.step(rows, lower.pre_activations(rows)))
             if activation == "relu" and _is_power_of_two(epoch):
                 leave_silent_units_out(lower, top)
         W = lower.weights()
-        return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i]) for i in range(len(lessons))]
+        return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i]) for i in range(len(tasks))]
 
 
-def learn_one(lesson: Lesson, schedule: WarmUpSchedule, make: Callable[[], nn.Module], device: str) -> Learned:
-    """Train any net on one lesson, by PyTorch's own SGD from PyTorch's own initial weights for the lesson's seed.
+def learn_one(task: TrainingTask, schedule: WarmUpSchedule, make: Callable[[], nn.Module], device: str) -> Learned:
+    """Train any net on one task, by PyTorch's own SGD from PyTorch's own initial weights for the task's seed.
 
-    >>> lesson = Lesson(torch.eye(2), torch.tensor([1.0, 0.0]), rate=0.5, seed=0)
-    >>> learned = learn_one(lesson, WarmUpSchedule("l2", epochs=99, batch_size=2), lambda: nn.Linear(2, 1), "cpu")
+    >>> task = TrainingTask(torch.eye(2), torch.tensor([1.0, 0.0]), rate=0.5, seed=0)
+    >>> learned = learn_one(task, WarmUpSchedule("l2", epochs=99, batch_size=2), lambda: nn.Linear(2, 1), "cpu")
     >>> learned.net(learned.x)[:, 0].round(decimals=2).tolist()
     [1.0, 0.0]
     """
     with isolated(torch.device(device), None):
-        torch.manual_seed(lesson.seed)
+        torch.manual_seed(task.seed)
         net = make().to(device)
-        x, y = lesson.x.to(device), lesson.y.to(device, lesson.x.dtype)
-        optimizer = torch.optim.SGD(net.parameters(), lr=lesson.rate)
-        for rows in (rows[0] for epoch in _epochs([lesson], schedule, device) for rows in epoch):
+        x, y = task.x.to(device), task.y.to(device, task.x.dtype)
+        optimizer = torch.optim.SGD(net.parameters(), lr=task.rate)
+        for rows in (rows[0] for epoch in _epochs([task], schedule, device) for rows in epoch):
             optimizer.zero_grad(set_to_none=True)
             f = net(x[rows])[:, 0]
             f.backward(loss_gradient(f.detach(), y[rows], schedule.loss))
@@ -111,30 +111,30 @@ def learn_one(lesson: Lesson, schedule: WarmUpSchedule, make: Callable[[], nn.Mo
 
 
 def _stacked(
-    lessons: Sequence[Lesson], width: int, device: str, dtype: torch.dtype
+    tasks: Sequence[TrainingTask], width: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs x [s, n, r] with what is still gathered, and weights W [s, h, r], V [s, h], c [s] that read them. Columns
     of zeros make r the same for all nets, and round, because matrix products like that.
     """
-    inputs = [lesson.x.flatten(1).to(device, dtype) for lesson in lessons]
+    inputs = [task.x.flatten(1).to(device, dtype) for task in tasks]
     bases = [still_inputs_gathered(x) for x in inputs]
     r = 8 * -(-max(basis.shape[1] for basis in bases) // 8)
     starts = [
-        initial_weights(x.shape[1], width, seed=lesson.seed, device=device, dtype=dtype)
-        for x, lesson in zip(inputs, lessons, strict=True)
+        initial_weights(x.shape[1], width, seed=task.seed, device=device, dtype=dtype)
+        for x, task in zip(inputs, tasks, strict=True)
     ]
     x = torch.stack([_wider(with_one(x) @ basis, r) for x, basis in zip(inputs, bases, strict=True)])
     W = torch.stack([_wider(start[0] @ basis, r) for start, basis in zip(starts, bases, strict=True)])
     return x, W, torch.stack([start[1] for start in starts]), torch.stack([start[2] for start in starts])
 
 
-def _epochs(lessons: Sequence[Lesson], schedule: WarmUpSchedule, device: str) -> list[tuple[Tensor, ...]]:
+def _epochs(tasks: Sequence[TrainingTask], schedule: WarmUpSchedule, device: str) -> list[tuple[Tensor, ...]]:
     """The rows [s, B] of every step of every epoch: a new random order each time, each net's own; or all at once."""
-    n = len(lessons[0].x)
+    n = len(tasks[0].x)
     if schedule.batch_size >= n:
-        return [(torch.arange(n, device=device).expand(len(lessons), n),)] * schedule.epochs
+        return [(torch.arange(n, device=device).expand(len(tasks), n),)] * schedule.epochs
     orders = [
-        torch.rand(schedule.epochs, n, generator=torch.Generator().manual_seed(one.seed)).argsort(1) for one in lessons
+        torch.rand(schedule.epochs, n, generator=torch.Generator().manual_seed(one.seed)).argsort(1) for one in tasks
     ]
     together = torch.stack(orders, dim=1).to(device)
     return [epoch.split(schedule.batch_size, dim=1) for epoch in together]
