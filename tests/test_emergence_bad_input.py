@@ -51,7 +51,10 @@ BAD = {
     "single members in recall": (lambda: em.recall_at_k(F, torch.arange(6)), "labels: no class has two rows"),
     "unknown form": (lambda: em.alignment(F, labels, form="fancy"), "form: expected one of .*, got 'fancy'"),
     "one class apart": (lambda: em.separability(F, labels * 0), "labels: separability needs"),
-    "one class clustered": (lambda: em.cluster_agreement(F, labels * 0), "labels: one class alone"),
+    "one class clustered": (
+        lambda: em.cluster_agreement(F, labels * 0),
+        "labels: expected two classes or more, got one",
+    ),
     "k too large": (lambda: em.recall_at_k(F, labels, k=6), "k: expected from 1 to 5"),
     "k zero": (lambda: em.recall_at_k(F, labels, k=0), "k: expected from 1 to 5"),
     "unknown distance": (lambda: em.recall_at_k(F, labels, distance="far"), "distance: "),

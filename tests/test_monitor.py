@@ -352,7 +352,7 @@ def other_model():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"every": 0}, "every: expected a positive whole number"),
+        ({"every": 0}, "every: expected a whole number of at least 1"),
         ({"every": 5, "schedule": [1]}, "every, schedule: give one"),
         ({"schedule": []}, "schedule: none of its steps"),
         ({"schedule": [-3]}, "never fire"),

@@ -36,7 +36,7 @@ def test_schedules_are_what_was_asked_for():
     for steps in (np.arange(0, 9, 3), {0, 3, 6}, range(0, 9, 3), torch.tensor([6, 3, 0]), [0.0, 3.0, 6.0]):
         assert resolve_schedule(None, steps, None) == Listed([0, 3, 6])
     for wrong in (lambda: PerEpoch(9, steps_per_epoch=5), lambda: PerEpoch(1, 0), lambda: LogSpaced(0)):
-        with pytest.raises(ValueError, match=": expected (a positive whole number|between 1 and)"):
+        with pytest.raises(ValueError, match=": expected (a whole number of at least 1|between 1 and)"):
             wrong()
 
 

@@ -29,9 +29,9 @@ ARGUMENT = re.compile(r"[a-zA-Z_-]+: ")
 
 
 def _device(name: str) -> str:
-    from local_elasticity.papers.runner import check_device
+    from local_elasticity.checks import check_device
 
-    check_device(name)
+    check_device(name, "--device")
     return name
 
 

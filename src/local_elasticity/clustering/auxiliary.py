@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_array
 
-from local_elasticity.clustering.checks import check_choice
+from local_elasticity.checks import check_choice
 
 Array = np.ndarray
 

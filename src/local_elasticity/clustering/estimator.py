@@ -15,9 +15,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from local_elasticity.checks import check_choice, check_count, check_device, check_positive
 from local_elasticity.clustering.approximate import COMPONENTS
 from local_elasticity.clustering.auxiliary import auxiliary_points
-from local_elasticity.clustering.checks import check_choice, check_count, check_device, check_positive
 from local_elasticity.clustering.fitted import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.cluster import KMeans
 
-from local_elasticity.clustering.checks import UnusableSimilarityError
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 
 logger = logging.getLogger("local_elasticity")
 
 Array = np.ndarray
 TINY = float(np.finfo(np.float64).tiny)
+
+
+class UnusableSimilarityError(ValueError):
+    """A similarity that nothing can be clustered by; it says why."""
 
 
 @dataclass(frozen=True)

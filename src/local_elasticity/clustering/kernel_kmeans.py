@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from local_elasticity.clustering.checks import check_choice, check_count
+from local_elasticity.checks import check_choice, check_count
 from local_elasticity.clustering.hartigan import move_singly
 from local_elasticity.clustering.partition import Partitions
 

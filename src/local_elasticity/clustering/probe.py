@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.clustering.checks import UnusableSimilarityError
+from local_elasticity.clustering.from_similarity import UnusableSimilarityError
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response

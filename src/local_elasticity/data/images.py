@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_choice
 from local_elasticity.data import packaged, vision
 
 logger = logging.getLogger("local_elasticity")
@@ -64,8 +65,7 @@ class Images:
         >>> x.shape, y.tolist()
         (torch.Size([10, 1, 8, 8]), [3, 3, 3, 3, 3, 8, 8, 8, 8, 8])
         """
-        if split not in ("train", "test"):
-            raise ValueError(f'split: expected "train" or "test", got {split!r}')
+        check_choice("split", split, ("train", "test"))
         x, y = (self.x_train, self.y_train) if split == "train" else (self.x_test, self.y_test)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         chosen = []
@@ -80,9 +80,6 @@ class Images:
             chosen.append(found[order[:per_class]])
         rows = torch.cat(chosen)
         return low + (high - low) * x[rows].float() / 255, y[rows]
-
-
-Finder = Callable[[str], Images | None]
 
 
 def load(name: str) -> Images:
@@ -162,5 +159,4 @@ def _labels(y: np.ndarray) -> Tensor:
 
 
 def _check_name(name: str) -> None:
-    if name not in FILES:
-        raise ValueError(f"name: expected one of {', '.join(FILES)}, got {name!r}")
+    check_choice("name", name, FILES)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_choice
 from local_elasticity.shapes import Float
 
 Reading = Literal["as_defined", "as_released"]
@@ -47,8 +48,7 @@ def manifold(name: str, n: int = 100, *, seed: int = 0, reading: Reading = "as_d
     >>> torus.points.shape, torus.geodesic.shape
     (torch.Size([100, 3]), torch.Size([50, 50]))
     """
-    if name not in MANIFOLDS:
-        raise ValueError(f"name: expected one of {', '.join(MANIFOLDS)}, got {name!r}")
+    check_choice("name", name, MANIFOLDS)
     if n < 4 or n % 4:
         raise ValueError(f"n: expected a multiple of 4, got {n!r}")
     blue, red, geodesic = MANIFOLDS[name](np.random.default_rng(seed), n // 2, reading)

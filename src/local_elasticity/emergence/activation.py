@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_choice
+
 Function = Callable[[Tensor], Tensor]
 RELU_MEAN = 1 / math.sqrt(2 * math.pi)
 """E max(z, 0), which centred ReLU takes off."""
@@ -115,8 +117,7 @@ def activation_named(name: str | Activation) -> Activation:
     """An activation by name; one of your own passes through."""
     if isinstance(name, Activation):
         return name
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    check_choice("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
 

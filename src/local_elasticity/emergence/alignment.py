@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_choice
 from local_elasticity.emergence.checks import check_stream, checked_features, checked_labels
 from local_elasticity.emergence.features import Batches, as_stream
 
@@ -116,8 +117,7 @@ class ClassSums:
 
 def class_sums(features: Tensor | Batches, labels: Tensor | None, form: Form) -> dict[int, ClassSums]:
     """One pass over the rows, two where they are centred first."""
-    if form not in get_args(Form):
-        raise ValueError(f"form: expected one of {', '.join(get_args(Form))}, got {form!r}")
+    check_choice("form", form, get_args(Form))
     centre = _mean_row(features, labels) if form == "centred_cosine" else None
     sums: dict[int, ClassSums] = {}
     for rows, classes in _batches(features, labels, "features"):

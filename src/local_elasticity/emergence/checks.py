@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
-
-
-def check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}: expected a positive number, got {value!r}")
-
-
-def check_not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
 
 
 def check_finite(name: str, values: Tensor) -> None:

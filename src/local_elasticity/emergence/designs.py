@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import check_not_negative, check_positive
+from local_elasticity.checks import check_choice, check_not_negative, check_positive
 from local_elasticity.shapes import Float, Int
 
 TRUNCATION = 2.0
@@ -70,8 +70,7 @@ def noise(kind: str, n: int, d: int, *, seed: int = 0) -> Float[Tensor, "n d"]:
     >>> noise("rademacher", 2, 3).abs().tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
-    if kind not in NOISES:
-        raise ValueError(f"kind: expected one of {', '.join(NOISES)}, got {kind!r}")
+    check_choice("kind", kind, NOISES)
     if n < 1 or d < 1:
         raise ValueError(f"n, d: expected both to be at least 1, got {n} and {d}")
     return NOISES[kind](n, d, generator_for("noise", seed))
@@ -103,8 +102,7 @@ def training_data(
     >>> task.X.shape, float(task.y.sum())
     (torch.Size([100, 20]), 0.0)
     """
-    if kind not in NOISES:
-        raise ValueError(f"kind: expected one of {', '.join(NOISES)}, got {kind!r}")
+    check_choice("kind", kind, NOISES)
     if n < 2 or n % 2:
         raise ValueError(f"n: expected an even number (for two classes of the same size), got {n}")
     check_positive("mean_norm", mean_norm)
@@ -146,8 +144,7 @@ def unseen_classes(
     >>> classes.means.abs().tolist()
     [[2.0, 0.0], [2.0, 0.0]]
     """
-    if design not in DESIGNS:
-        raise ValueError(f"design: expected one of {', '.join(DESIGNS)}, got {design!r}")
+    check_choice("design", design, DESIGNS)
     if not 0 <= t <= 1:
         raise ValueError(f"t: expected a number from 0 to 1, got {t}")
     if len(v) < 2:

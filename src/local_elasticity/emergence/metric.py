@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from local_elasticity.checks import check_choice
 from local_elasticity.shapes import Float, Int
 
 LIBRARY_LOSSES = {
@@ -70,8 +71,7 @@ def library_loss(name: str, **options: Any) -> nn.Module:
     Names: `proxy_nca`, `proxy_anchor`, `normalized_softmax` (these take num_classes and embedding_size),
     `triplet_margin`, `contrastive`, `multi_similarity`.
     """
-    if name not in LIBRARY_LOSSES:
-        raise ValueError(f"name: expected one of {', '.join(LIBRARY_LOSSES)}, got {name!r}")
+    check_choice("name", name, LIBRARY_LOSSES)
     loss: nn.Module = getattr(_library("losses"), LIBRARY_LOSSES[name])(**options)
     return loss
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import check_finite, check_positive
+from local_elasticity.checks import check_positive
+from local_elasticity.emergence.checks import check_finite
 from local_elasticity.emergence.operator_norm import operator_norm
 from local_elasticity.emergence.two_layer import TwoLayer
 from local_elasticity.shapes import Float

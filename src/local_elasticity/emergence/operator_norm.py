@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from local_elasticity.emergence.checks import check_finite, check_not_negative, check_positive
+from local_elasticity.checks import check_not_negative, check_positive
+from local_elasticity.emergence.checks import check_finite
 
 CONSTANT = 1.1
 """C in the bound, for noise of unit covariance."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_not_negative, check_positive
 from local_elasticity.emergence.activation import Activation, Moments, hermite_rule
-from local_elasticity.emergence.checks import check_not_negative, check_positive
 from local_elasticity.emergence.one_step import Step
 
 OUTER, INNER = 64, 8

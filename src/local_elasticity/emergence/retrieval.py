@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from local_elasticity.checks import check_choice
 from local_elasticity.emergence.checks import check_finite, checked_labels
 from local_elasticity.emergence.features import Batches, gathered
 from local_elasticity.engine.guard import isolated
@@ -54,8 +55,7 @@ def recall_at_k(
     0.75
     """
     features, labels = _read(features, labels)
-    if distance not in ("cosine", "euclidean"):
-        raise ValueError(f'distance: expected "cosine" or "euclidean", got {distance!r}')
+    check_choice("distance", distance, ("cosine", "euclidean"))
     vectors = _unit(features.double()) if distance == "cosine" else _centred(features.double())
     precisions = (torch.float64,) if features.dtype == torch.float64 else (torch.float32, torch.float64)
     with isolated(features.device, None), torch.no_grad():

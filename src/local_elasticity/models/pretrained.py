@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from local_elasticity.checks import check_choice
+
 
 @dataclass(frozen=True)
 class PretrainedFeatures:
@@ -29,8 +31,7 @@ def pretrained(name: str = "efficientnet_lite0") -> PretrainedFeatures:
     """A network trained on ImageNet by name: `efficientnet_lite0` (extra `pretrained`, weights in the package) or
     `resnet152` (extra `vision`, downloads; it needs a torchvision that imports beside this torch).
     """
-    if name not in NETWORKS:
-        raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")
+    check_choice("network", name, NETWORKS)
     return NETWORKS[name]()
 
 

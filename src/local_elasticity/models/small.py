@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.checks import check_choice
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "linear": nn.Identity,
@@ -32,8 +34,7 @@ def fnn(
     >>> sum(p.numel() for p in fnn(784, width=40960).parameters())
     32194561
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    check_choice("activation", activation, ACTIVATIONS)
     if layers < 1:
         raise ValueError(f"layers: expected at least one, got {layers!r}")
     sizes = [inputs, *[width] * (layers - 1), outputs]

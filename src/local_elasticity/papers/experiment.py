@@ -33,6 +33,11 @@ class Unit:
         return f"{self.part} seed {self.seed}".replace("/", "-").replace(" ", "-")
 
 
+def runs_of(measured: Mapping[Unit, Measured], part: str) -> list[Measured]:
+    """What was measured for a part, one seed after another."""
+    return [found for unit, found in measured.items() if unit.part == part]
+
+
 @dataclass(frozen=True)
 class Cell:
     """A number of the paper beside ours, over seeds.

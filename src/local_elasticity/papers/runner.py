@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import local_elasticity
+from local_elasticity.checks import check_choice, check_device
 from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 from local_elasticity.scale.workers import current_workers
 from local_elasticity.store.atomic import write_whole
@@ -163,23 +164,14 @@ def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
 
 
 def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, device: str) -> None:
-    if scale not in experiment.scales:
-        raise ValueError(f"--scale: expected one of {', '.join(experiment.scales)}, got {scale!r}")
+    check_choice("--scale", scale, experiment.scales)
     if reading not in experiment.readings:
         raise ValueError(
             f"--reading: expected one of {', '.join(experiment.readings)} for {experiment.name}, got {reading!r}"
         )
     if not 1 <= seeds <= MOST_SEEDS:
         raise ValueError(f"--seeds: expected a number from 1 to {MOST_SEEDS:,}, got {seeds:,}")
-    check_device(device)
-
-
-def check_device(device: str) -> None:
-    """Raise a ValueError where there is no such device here."""
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device: {device!r} is not available here ({str(error).splitlines()[0]})") from error
+    check_device(device, "--device")
 
 
 def _claim_folder(out: Path, identity: Mapping[str, Any]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_count
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
 from local_elasticity.engine.problem import Problem
@@ -45,8 +45,7 @@ def landmark_features(
     >>> torch.allclose(phi @ phi.T, le.ntk(problem, x)), phi.shape
     (True, torch.Size([50, 4]))
     """
-    if not isinstance(landmarks, Integral) or landmarks < 1:
-        raise ValueError(f"landmarks: expected a whole number from 1 on, got {landmarks!r}")
+    check_count("landmarks", landmarks)
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))

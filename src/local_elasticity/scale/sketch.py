@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
@@ -56,8 +56,7 @@ def gradient_sketch(
     >>> bool((phi @ phi.T - le.ntk(problem, x)).abs().max() < 0.2)
     True
     """
-    if not isinstance(dimension, Integral) or dimension < 2:
-        raise ValueError(f"dimension: expected a whole number from 2 on, got {dimension!r}")
+    check_count("dimension", dimension, least=2)
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
         outputs, size = check_network(bound, inputs, None, ("x",))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from local_elasticity.checks import check_choice
 from local_elasticity.statistics.bootstrap import REDUCTIONS, Reduction, draws, quantiles, reduced
 
 if TYPE_CHECKING:
@@ -160,15 +161,13 @@ def carried(S: xr.DataArray, name: str) -> np.ndarray | None:
 
 
 def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level: float) -> None:
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    check_choice("reduce", reduce, REDUCTIONS)
     if reduce == "ratio_of_sums" and weights is None:
         raise ValueError(
             "source_change: ratio_of_sums needs the denominators, le.source_change(response), or a result of "
             "le.similarity, which carries them"
         )
-    if self_pairs not in ("exclude", "include"):
-        raise ValueError(f'self_pairs: expected "exclude" or "include", got {self_pairs!r}')
+    check_choice("self_pairs", self_pairs, ("exclude", "include"))
     if not 0 < level < 1:
         raise ValueError(f"level: expected a share between 0 and 1 (such as 0.95), got {level!r}")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
+
+from local_elasticity.checks import check_count
 
 
 @runtime_checkable
@@ -28,7 +29,7 @@ class Every:
     n: int
 
     def __post_init__(self) -> None:
-        _check_count(self.n, "every")
+        check_count("every", self.n)
 
     def due(self, step: int) -> bool:
         return step % self.n == 0
@@ -66,7 +67,7 @@ class LogSpaced:
     per_decade: int = 10
 
     def __post_init__(self) -> None:
-        _check_count(self.per_decade, "per_decade")
+        check_count("per_decade", self.per_decade)
 
     def due(self, step: int) -> bool:
         place = 0 if step < 2 else round(self.per_decade * math.log10(step))
@@ -85,8 +86,8 @@ class PerEpoch:
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        _check_count(self.steps_per_epoch, "steps_per_epoch")
-        _check_count(self.probes, "probes")
+        check_count("steps_per_epoch", self.steps_per_epoch)
+        check_count("probes", self.probes)
         if self.probes > self.steps_per_epoch:
             raise ValueError(
                 f"probes: expected between 1 and the {self.steps_per_epoch} steps of an epoch, got {self.probes!r}"
@@ -116,11 +117,6 @@ def resolve_schedule(every: int | None, schedule: Schedule | Iterable[int] | Non
     if isinstance(schedule, Iterable) and not isinstance(schedule, str):
         return Listed(schedule)
     raise TypeError(f"schedule: expected steps, or le.training.LogSpaced() and its like, got {schedule!r}")
-
-
-def _check_count(value: Any, name: str) -> None:
-    if not (isinstance(value, Integral) and int(value) > 0):
-        raise ValueError(f"{name}: expected a positive whole number, got {value!r}")
 
 
 def _whole(step: Any) -> int:

@@ -22,6 +22,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.theory import DiagonalQuadratic, integrate
 
@@ -146,33 +147,29 @@ def _plain(values: np.ndarray) -> list[float]:
     return [float(f"{v:.7g}") for v in values]
 
 
-def _of(measured: Mapping[Unit, Measured], part: str) -> list[Measured]:
-    return [found for unit, found in measured.items() if unit.part == part]
-
-
 def _values(measured: Mapping[Unit, Measured], name: str, way: str, t: int) -> tuple[float, ...]:
-    return tuple(found[name][way][found[name]["x"].index(t)] for found in _of(measured, TIME))
+    return tuple(found[name][way][found[name]["x"].index(t)] for found in runs_of(measured, TIME))
 
 
 def _curve(measured: Mapping[Unit, Measured], part: str, name: str, way: str) -> Curve:
     """Means over seeds; for SGD with its band."""
-    found = [one[name] for one in _of(measured, part)]
+    found = [one[name] for one in runs_of(measured, part)]
     mean = np.mean([one[way] for one in found], axis=0)
     low, high = (np.mean([one[key] for one in found], axis=0) if way == "SGD" else mean for key in ("low", "high"))
     return Curve(f"{name}: {way}", found[0]["x"], _plain(mean), _plain(low), _plain(high))
 
 
 def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
-    distance = np.array(_of(measured, DISTANCE)[0]["distance"]["formula"])
+    distance = np.array(runs_of(measured, DISTANCE)[0]["distance"]["formula"])
     top = int(distance.argmax())
-    falls = {key: [one[key] for one in _of(measured, ANY)] for key in ("somewhere", "everywhere")}
+    falls = {key: [one[key] for one in runs_of(measured, ANY)] for key in ("somewhere", "everywhere")}
     somewhere, everywhere = map(np.mean, falls.values())
     gaps = [
         np.abs(np.array(one[name]["SGD"]) / np.array(one[name]["formula"]) - 1).max()
-        for one in _of(measured, TIME)
+        for one in runs_of(measured, TIME)
         for name in PAIRS
     ]
-    far = [one["farthest"] for one in _of(measured, TIME)]
+    far = [one["farthest"] for one in runs_of(measured, TIME)]
     return [
         FARTHER.judged(
             (np.diff(distance) < 0).tolist(),

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 
 import local_elasticity as le
 from local_elasticity.papers.dan2021dynamics.regression_claims import CLAIMS, judge
-from local_elasticity.papers.experiment import Cell, Curve, Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.papers.experiment import (
+    Cell,
+    Curve,
+    Experiment,
+    Findings,
+    Measured,
+    Reading,
+    Settings,
+    Unit,
+    runs_of,
+)
 from local_elasticity.statistics.correlation import spearman
 from local_elasticity.statistics.locality import quartiles
 
@@ -56,7 +66,7 @@ class Regression(Experiment):
         return watched(unit.part, settings, unit.seed, device)
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
-        grid = {part: [found for unit, found in measured.items() if unit.part == part] for part in GRID}
+        grid = {part: runs_of(measured, part) for part in GRID}
         flow = [found for unit, found in measured.items() if unit.part == FLOW]
         cells = []
         for part, runs in grid.items():

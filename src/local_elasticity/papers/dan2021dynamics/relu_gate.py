@@ -23,6 +23,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.statistics.locality import quartiles
 from local_elasticity.theory import ReluGate, modified_sgd
@@ -133,19 +134,15 @@ def _summary(S: np.ndarray) -> dict[str, list[float | None]]:
     return {key: [None if np.isnan(v) else float(f"{v:.10g}") for v in values] for key, values in found.items()}
 
 
-def _of(measured: Mapping[Unit, Measured], part: str) -> list[Measured]:
-    return [found for unit, found in measured.items() if unit.part == part]
-
-
 def _ends(measured: Mapping[Unit, Measured], part: str, way: str) -> tuple[float, ...]:
     """The last mean that there is: late, sources are fitted and stop moving."""
-    found = [[v for v in one["curves"][way]["mean"] if v is not None] for one in _of(measured, part)]
+    found = [[v for v in one["curves"][way]["mean"] if v is not None] for one in runs_of(measured, part)]
     return tuple(values[-1] for values in found if values)
 
 
 def _band(measured: Mapping[Unit, Measured], part: str, way: str) -> Curve:
     """Of the first seed, quartiles over its runs, where the source moves."""
-    found = _of(measured, part)[0]
+    found = runs_of(measured, part)[0]
     curve = found["curves"][way]
     there = [i for i, v in enumerate(curve["mean"]) if v is not None]
     rows = (found["t"], curve["mean"], curve["low"], curve["high"])
@@ -191,7 +188,7 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
                 band = _band(measured, part, way)
                 axes.plot(band.x, band.mean, color=colour, linewidth=width, label=way)
                 axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
-            value = _of(measured, part)[0]["value"]
+            value = runs_of(measured, part)[0]["value"]
             axes.axhline(value, color="0.4", linewidth=0.8, linestyle=":", label=f"Theorem 4.3: {value:.3f}")
             axes.set(title=part, xlabel="step", ylabel="$S_{rel}$ where the source moves", ylim=(0, 3))
             axes.set_xscale("symlog")

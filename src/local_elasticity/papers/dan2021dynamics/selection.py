@@ -14,7 +14,17 @@ import numpy as np
 import torch
 
 from local_elasticity.papers.dan2021dynamics.classifier import adam, batches, network, prepare, train_step
-from local_elasticity.papers.experiment import Cell, Claim, Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.papers.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Findings,
+    Measured,
+    Reading,
+    Settings,
+    Unit,
+    runs_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +67,7 @@ class Selection(Experiment):
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         cells, outcomes, said = [], [], []
         for part, chosen in CHOSEN.items():
-            runs = [found for unit, found in measured.items() if unit.part == part]
+            runs = runs_of(measured, part)
             shared = tuple(float(len(set(best(run)) & set(chosen))) for run in runs)
             cells.append(Cell(f"{part}: of the paper's three, among our best three", "", float(TOP), shared))
             outcomes += [value == TOP for value in shared]
@@ -88,7 +98,7 @@ def _draw(measured: Mapping[Unit, Measured]) -> Figure:
     with mpl.rc_context(STYLE):
         made = figure(TWO_COLUMNS, 2.2)
         for axes, (part, chosen) in zip(made.subplots(1, len(CHOSEN), sharey=True), CHOSEN.items(), strict=True):
-            for run in (found for unit, found in measured.items() if unit.part == part):
+            for run in runs_of(measured, part):
                 names = [str(label) for label in run["classes"]]
                 colours = [COLOURS[1] if label in chosen else COLOURS[0] for label in run["classes"]]
                 axes.scatter(names, run["accuracy"], s=8, c=colours)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, runs_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, said
 from local_elasticity.papers.emergence2024.sweep import (
     Variant,
     columns,
@@ -28,6 +28,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.statistics.correlation import log_slope
 

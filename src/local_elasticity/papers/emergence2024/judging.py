@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from local_elasticity.papers.experiment import Curve, Measured, Unit
+from local_elasticity.papers.experiment import Curve, Measured
 
 Runs = list[Measured]
-
-
-def runs_of(measured: Mapping[Unit, Measured], part: str) -> Runs:
-    """What was measured for a part, a seed after another."""
-    return [found for unit, found in measured.items() if unit.part == part]
 
 
 def over_seeds(runs: Runs, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, runs_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, said
 from local_elasticity.papers.emergence2024.metric_training import (
     PIXEL_NOISE,
     digits,
@@ -30,6 +30,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.statistics.correlation import pearson
 

@@ -21,8 +21,18 @@ import local_elasticity.emergence as em
 from local_elasticity.data.images import load
 from local_elasticity.emergence.designs import generator_for
 from local_elasticity.emergence.retrieval import recall_of_rows
-from local_elasticity.papers.emergence2024.judging import runs_of, said
-from local_elasticity.papers.experiment import Cell, Claim, Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.papers.emergence2024.judging import said
+from local_elasticity.papers.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Findings,
+    Measured,
+    Reading,
+    Settings,
+    Unit,
+    runs_of,
+)
 from local_elasticity.statistics.correlation import pearson, spearman
 
 if TYPE_CHECKING:

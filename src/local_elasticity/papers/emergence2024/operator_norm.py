@@ -9,8 +9,18 @@ import numpy as np
 import torch
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, runs_of, said
-from local_elasticity.papers.experiment import Cell, Claim, Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, said
+from local_elasticity.papers.experiment import (
+    Cell,
+    Claim,
+    Experiment,
+    Findings,
+    Measured,
+    Reading,
+    Settings,
+    Unit,
+    runs_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, runs_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, said
 from local_elasticity.papers.emergence2024.sweep import MEAN_NORM
 from local_elasticity.papers.experiment import (
     Cell,
@@ -20,6 +20,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.statistics.correlation import log_slope
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, over_seeds, runs_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, over_seeds, said
 from local_elasticity.papers.emergence2024.sweep import (
     Variant,
     clusters_row,
@@ -28,6 +28,7 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    runs_of,
 )
 from local_elasticity.statistics.correlation import spearman
 

@@ -1,0 +1,51 @@
+"""Checks of arguments: each error names the argument and says what was expected and what was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import torch
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """A whole number from `least` on."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A positive, finite number."""
+    if not 0 < _number(value) < math.inf:
+        raise ValueError(f"{name}: expected a positive number, got {value!r}")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """A finite number from 0 on."""
+    if not 0 <= _number(value) < math.inf:
+        raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """One of these words."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def check_device(device: Any, name: str = "device") -> None:
+    """One that torch can use on this machine."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"{name}: {device!r} is not available here ({str(error).splitlines()[0]})") from error
+
+
+def _number(value: Any) -> float:
+    """NaN for what is not a number."""
+    try:
+        return math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
