@@ -64,7 +64,7 @@ def main() -> None:
     lines = sum(len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py"))
     engine = len(list((PACKAGE / "engine").rglob("*.py")))
     for name, files in found.items():
-        print(f"{name}: {len(files)} files, at most {LIMITS[name]} wanted")
+        print(f"{name}: {len(files)} files (target: at most {LIMITS[name]})")
         if "-v" in sys.argv:
             print("  " + " ".join(files))
     print(f"{lines:,} source lines, {engine} files under engine/")

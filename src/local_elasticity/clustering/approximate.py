@@ -21,7 +21,7 @@ COMPONENTS = {"landmarks": 256, "sketch": 2048}
 """Features unless a number is given."""
 
 AT_ONCE = 4096
-"""Points whose features are computed in a go."""
+"""Points whose features are computed at once."""
 
 MEMORY = 2 << 30
 """Bytes that features are computed in, at most."""

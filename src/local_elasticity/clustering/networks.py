@@ -1,4 +1,4 @@
-"""Networks by name, from a factory, or a module of yours: one output for each example."""
+"""Networks by name, from a factory, or a module of your own: one output for each example."""
 
 from __future__ import annotations
 

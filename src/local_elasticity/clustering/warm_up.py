@@ -101,7 +101,7 @@ def stable_rate(net: nn.Module, training: Training, *, batch_size: int | None = 
 def learn(
     net: nn.Module, training: Training, learning_rate: float | None = None, *, progress: ProgressOption = None
 ) -> WarmUpHistory:
-    """The warm-up at a rate of yours, which must not diverge; or else at the largest stable one and, where that
+    """The warm-up at a given rate, which must not diverge; or else at the largest stable one and, where that
     diverges all the same, from the start again at half of it.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""A run in a few sentences that somebody who has never heard of local elasticity can read."""
+"""A run in a few sentences, for readers who do not know local elasticity."""
 
 from __future__ import annotations
 

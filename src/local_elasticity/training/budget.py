@@ -23,7 +23,7 @@ class Budget:
     >>> budget = Budget(0.1, clock=lambda: next(now))  # the clock starts at 0
     >>> with budget.probing():  # from 1 to 3
     ...     pass
-    >>> budget.affords(10), budget.affords(45)  # after 8 and after 43 seconds of training: 2 + 2 are wanted
+    >>> budget.affords(10), budget.affords(45)  # after 8 and after 43 seconds of training: 2 + 2 are needed
     (False, True)
     >>> budget.skipped
     [10]

@@ -65,7 +65,7 @@ class Prober:
     @classmethod
     def of(cls, measurement: Measurement, of_features: Mapping[str, FeatureMeasure]) -> Prober:
         """Try everything before training begins; errors name the argument and say what to do. Examples are copied: the
-        user may write into hers."""
+        user may write into the originals."""
         measurement = _with_examples(Tensor.clone, measurement)
         with measurement.problem.bound() as bound:
             measurement.job(bound)

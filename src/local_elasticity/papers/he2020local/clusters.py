@@ -124,7 +124,7 @@ def autoencoder_baseline(samples: Samples, epochs: int, seed: int, device: str) 
 
 
 def pretrained_baseline(samples: Samples, network: str, seed: int, device: str) -> dict[str, float | str]:
-    """K-means on a pretrained network's features; a network that is not on this machine is said to be missing."""
+    """K-means on a pretrained network's features; a network that is not on this machine is reported as missing."""
     try:
         features = pretrained_features(samples.primary, network, device=device)
     except (ImportError, OSError) as error:
