@@ -122,9 +122,9 @@ def test_a_state_of_another_monitor_is_refused():
     run.train(0, 15)
     state = run.monitor.state_dict()
     for options, words in (
-        ({"measures": ("kl",)}, r"state: it is of a monitor with other measures \(2 and not 1\)"),
-        ({"measures": ("relative", "kl")}, "other measures .'kl' and not 'relative'"),
-        ({"source_labels": list("abcabc")}, "other source classes .0 and not 'a'.; make this one with the same"),
+        ({"measures": ("kl",)}, r"state: it is of a monitor with other measures \(expected 1, got 2\)"),
+        ({"measures": ("relative", "kl")}, "other measures .expected 'relative', got 'kl'"),
+        ({"source_labels": list("abcabc")}, "other source classes .expected 'a', got 0.; make this one with the same"),
     ):
         with pytest.raises(ValueError, match=words):
             Run(**options).monitor.load_state_dict(state)

@@ -318,5 +318,5 @@ def _where(theirs: list[Any], mine: list[Any]) -> str:
     """Where two lists begin to differ."""
     different = [(a, b) for a, b in zip(theirs, mine, strict=False) if a != b]
     if different:
-        return f"{different[0][0]!r}, not {different[0][1]!r}"
-    return f"{len(theirs)}, not {len(mine)}"
+        return f"expected {different[0][1]!r}, got {different[0][0]!r}"
+    return f"expected {len(mine)}, got {len(theirs)}"
