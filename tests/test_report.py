@@ -30,7 +30,6 @@ from local_elasticity.report.diagnostics import examine
 from local_elasticity.report.distance import distances, rank_correlation, scatter
 from local_elasticity.report.embedding import matched, principal_places
 from local_elasticity.report.examples import is_picture, kept_examples
-from local_elasticity.report.explorer import unpacked
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.summary import tell
@@ -59,6 +58,11 @@ def random_run(n=20, m=15, t=3, square=False):
     sources = Side(np.arange(n), rng.integers(0, 4, n))
     targets = sources if square else Side(np.arange(m), rng.integers(0, 4, m))
     return Run("random", "history", (Panel("kl", values, tuple(range(t))),), sources, targets, square)
+
+
+def unpacked(block):
+    """The numbers of a block, as the page reads them."""
+    return np.frombuffer(gzip.decompress(base64.b64decode(block)), dtype="<f4")
 
 
 def blocks_of(page):

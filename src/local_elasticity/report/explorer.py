@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
-
-import numpy as np
 
 import local_elasticity
 from local_elasticity.extras import extra
@@ -167,14 +164,3 @@ def _policy(scripts: Sequence[str]) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def unpacked(block: str) -> np.ndarray:
-    """The numbers of a block, as the page reads them.
-
-    >>> pack = Pack()
-    >>> _ = pack.add(np.array([1.0, 2.0]))
-    >>> unpacked(pack.blocks[0]).tolist()
-    [1.0, 2.0]
-    """
-    return np.frombuffer(gzip.decompress(base64.b64decode(block)), dtype="<f4")
