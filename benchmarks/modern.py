@@ -31,7 +31,7 @@ import local_elasticity as le
 from local_elasticity.training.language import sequence_problem, sequences
 
 RESULTS = Path(__file__).parent / "results"
-TURNS, SAMPLED_ROWS, STEP_SIZE = 2, 2, 1e-3
+TURNS, SAMPLED_ROWS, STEP_SIZE, ADAMW_RATE = 3, 2, 1e-3, 1e-4
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Job:
     problem: le.Problem
     inputs: Any
     labels: Tensor
+    optimizer: torch.optim.Optimizer | None = None
 
     @property
     def n(self) -> int:
@@ -119,6 +120,10 @@ NETWORKS: dict[str, Callable[[], Job]] = {
         length=64,
     ),
 }
+
+
+WITH_ADAMW = ("ViT-B/16", "GPT-2 124M", "BERT-base")
+"""Networks that are measured a second time, with a live AdamW that has taken two steps."""
 
 
 class Mixer(nn.Module):
@@ -207,6 +212,34 @@ def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tens
     return torch.stack(changes).flatten(2)
 
 
+def live_loop(job: Job, rows: range) -> Tensor:
+    """For each source: weights and state put back, one step of a copy of the optimizer, one pass, subtract."""
+    assert job.optimizer is not None
+    problem = job.problem
+    model, optimizer = copy.deepcopy((problem.model, job.optimizer))
+    read = problem.output or (lambda result: result)
+    state = [t for one in optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]
+    live = [p.detach() for p in model.parameters()] + state
+    kept = [t.clone() for t in live]
+
+    def outputs(x: Any) -> Tensor:
+        found: Tensor = read(model(**x) if isinstance(x, dict) else model(x))
+        return found
+
+    with torch.no_grad():
+        before = outputs(job.inputs)
+    changes = []
+    for row in rows:
+        optimizer.zero_grad()
+        one = tree_map(lambda leaf, row=row: leaf[row : row + 1], job.inputs)
+        problem.loss(outputs(one), job.labels[row : row + 1]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            changes.append(outputs(job.inputs) - before)
+            torch._foreach_copy_(live, kept)
+    return torch.stack(changes).flatten(2)
+
+
 def naive_loop(job: Job, rows: range) -> Tensor:
     """For each source: a copy of the model, one step of torch.optim, one pass of all targets, subtract."""
     problem = job.problem
@@ -238,6 +271,45 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began, found
+
+
+def with_adamw(job: Job) -> Job:
+    """The same with an optimizer that has taken two steps on all examples."""
+    optimizer = torch.optim.AdamW(job.problem.model.parameters(), lr=ADAMW_RATE)
+    read = job.problem.output or (lambda result: result)
+    for _ in range(2):
+        optimizer.zero_grad()
+        found = job.problem.model(**job.inputs) if isinstance(job.inputs, dict) else job.problem.model(job.inputs)
+        job.problem.loss(read(found), job.labels).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return Job(job.problem, job.inputs, job.labels, optimizer)
+
+
+def measured_with_adamw(make: Callable[[], Job], device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    job = make()
+    job.problem.model.to(device)
+    job = with_adamw(Job(job.problem, tree_map(lambda leaf: leaf.to(device), job.inputs), job.labels.to(device)))
+    assert job.optimizer is not None
+    sources, update = (job.inputs, job.labels), le.FromOptimizer(job.optimizer)
+
+    def ours() -> le.Response:
+        return le.respond(job.problem, sources, update=update, progress=False)
+
+    first, response = timed(ours, device)
+    live_loop(job, range(1))
+    turns = [(timed(lambda: live_loop(job, range(job.n)), device)[0], *timed(ours, device)) for _ in range(TURNS)]
+    loop_s, auto_s = (statistics.median(turn[i] for turn in turns) for i in (0, 1))
+    response = turns[-1][2]
+    return {
+        "loop_s": loop_s,
+        "auto_s": auto_s,
+        "first_s": first,
+        "engine": response.engine,
+        "notes": list(response.notes),
+        "loop / auto": loop_s / auto_s,
+    }
 
 
 def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, engine: str) -> dict[str, Any]:
@@ -307,6 +379,9 @@ def main() -> None:
         try:
             linear = not options.no_linear
             results[name] = measured(name, make, options.device, linear=linear, engine=options.engine)
+            if options.device == "cuda" and name in WITH_ADAMW:
+                results[name]["adamw"] = measured_with_adamw(make, options.device)
+                print(name, "AdamW", json.dumps(results[name]["adamw"]), flush=True)
         except Exception as error:  # the others shall be measured
             print(name, type(error).__name__, error, flush=True)
             results[name] = {"error": f"{type(error).__name__}: {error}"}
