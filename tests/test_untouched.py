@@ -137,6 +137,30 @@ def test_a_precision_set_above_still_reaches_below():
         torch.backends.fp32_precision = "none"
 
 
+class Setting(nn.Linear):
+    """Sets what belongs to the process whenever it is called."""
+
+    def forward(self, x):
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
+def test_what_a_forward_pass_sets_comes_back(engine):
+    sources = torch.randn(6, 2), torch.randn(6)
+    problem, before = le.Problem.of(Setting(2, 1), "mse"), surroundings()
+    try:
+        le.respond(problem, sources, engine=engine)
+        assert surroundings() == before
+        with isolated(torch.device("cpu"), problem.model):
+            problem.model(sources[0])
+        assert surroundings() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize(
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )

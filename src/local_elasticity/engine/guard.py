@@ -261,6 +261,8 @@ def _flags() -> Iterator[Access]:
     yield _attribute(torch.backends.cudnn, "enabled")
     yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
     yield torch.is_grad_enabled, torch._C._set_grad_enabled
+    yield torch.get_default_dtype, torch.set_default_dtype
+    yield torch.get_num_threads, torch.set_num_threads
     attention = torch.backends.cuda
     yield attention.math_sdp_enabled, attention.enable_math_sdp
     yield attention.flash_sdp_enabled, attention.enable_flash_sdp
