@@ -237,6 +237,11 @@ def test_some_parameters_of_a_language_model_step():
             {"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([[1]])},
             "labels: expected the shape of input_ids",
         ),
+        (
+            {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[2, 3, -100]])},
+            "labels: expected -100 or the token at each place, got 2 at place 0 of sequence 0, where the token is 1; "
+            "pass labels that are not shifted",
+        ),
         ({"tokens": torch.tensor([[1, 2]])}, "input_ids: expected tokens, or batches with input_ids, got dict"),
         ([], "input_ids: there are no batches"),
     ],
@@ -244,6 +249,42 @@ def test_some_parameters_of_a_language_model_step():
 def test_batches_that_say_nothing_are_refused(batch, words):
     with pytest.raises((ValueError, TypeError), match=words):
         sequences(batch)
+
+
+def test_labels_at_padding_count_for_nothing():
+    """Tokenizers and collators put the padding token, another one or -100 there."""
+    ids, mask = torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    for label in (-100, 0, 6):
+        labels = torch.tensor([[1, 2, 3], [4, 5, label]])
+        assert sequences(ids, mask, labels)[1].tolist() == [2, 1]
+
+
+class Banning(Bigrams):
+    """Never predicts the padding token."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("banned", torch.tensor([-torch.inf, *[0.0] * 6]))
+
+    def forward(self, input_ids):
+        return super().forward(input_ids) + self.banned
+
+
+@pytest.mark.parametrize("engine", ["structured", "auto"])
+def test_tokens_that_are_never_predicted_may_be_padding(engine):
+    """A logit of −∞ times 0 would be NaN, and all of the sequence with it."""
+    model, long = Banning().double(), torch.tensor([[1, 2, 3, 4], [5, 2, 6, 1]])
+    ids, mask = torch.cat([long, torch.tensor([[6, 1, 0, 0]])]), torch.ones(3, 4, dtype=torch.long)
+    mask[2, 2:] = 0
+    inputs, _ = sequences(ids, mask)
+    problem = token_problem(model)
+    outputs = problem.model(**inputs)
+    assert torch.equal(outputs[:2], model(long)[:, :-1])
+    assert (outputs[mask[:, 1:] == 0] == 0).all()
+    S = token_kl(7)(le.respond(problem, token_sources(inputs), update=le.SGD(0.1), engine=engine))
+    alone = token_kl(7)(le.respond(problem, token_sources(sequences(long)[0]), update=le.SGD(0.1), engine=engine))
+    assert S.isfinite().all()
+    assert torch.allclose(S[:2, :2], alone)
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])

@@ -33,7 +33,8 @@ def sequences(
         input_ids: tokens [b, T]; or a batch with `input_ids` and perhaps `attention_mask` and `labels`; or several
             batches, such as a DataLoader of them, which are padded to one length.
         attention_mask: 1 at tokens, 0 at padding, which is on the right or on the left.
-        labels: −100 at tokens that are not to be predicted, such as those of a prompt; the tokens themselves elsewhere.
+        labels: −100 at tokens that are not to be predicted, such as those of a prompt; the tokens themselves elsewhere,
+            not shifted.
 
     Returns:
         The inputs, padded on the right, and the numbers of predicted tokens [b].
@@ -162,6 +163,8 @@ def _check(input_ids: Tensor, mask: Tensor, labels: Tensor | None) -> None:
     if labels is not None and labels.shape != input_ids.shape:
         raise ValueError(f"labels: expected the shape of input_ids, {list(input_ids.shape)}, got {list(labels.shape)}")
     seen = mask.bool()
+    if labels is not None:
+        _check_labels(input_ids, labels, seen)
     starts = (
         (seen[:, 1:] & ~seen[:, :-1]).any(1) if not bool(seen[:, -1].all()) else (seen[:, :-1] & ~seen[:, 1:]).any(1)
     )
@@ -179,6 +182,17 @@ def _check(input_ids: Tensor, mask: Tensor, labels: Tensor | None) -> None:
         )
 
 
+def _check_labels(input_ids: Tensor, labels: Tensor, seen: Tensor) -> None:
+    """Labels only choose which tokens are predicted; the model is not asked for others."""
+    other = seen & (labels != IGNORED) & (labels != input_ids)
+    if other.any():
+        row, place = (int(index) for index in other.nonzero()[0])
+        raise ValueError(
+            f"labels: expected -100 or the token at each place, got {int(labels[row, place])} at place {place} of "
+            f"sequence {row}, where the token is {int(input_ids[row, place])}; pass labels that are not shifted"
+        )
+
+
 class _NextTokens(nn.Module):
     """The logits of the next tokens, zero where none is predicted. Padding comes last, so that a causal model needs no
     mask."""
@@ -189,7 +203,7 @@ class _NextTokens(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
         counted = attention_mask if predicted is None else predicted
-        return self.logits(input_ids)[:, :-1] * counted[:, 1:, None]
+        return self.logits(input_ids)[:, :-1].masked_fill(counted[:, 1:, None] == 0, 0)  # 0 · (−∞) would be NaN
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """[b, T, vocabulary]."""
