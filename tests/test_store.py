@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import local_elasticity as le
 from local_elasticity.cli import app
 from local_elasticity.engine.update import DEFAULT_UPDATE
+from local_elasticity.store import provenance
 from local_elasticity.store.blocks import OURS, BlockStore, Grid
 from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.result import verify
@@ -525,6 +526,58 @@ def test_which_parameters_are_in_which_group_belongs_to_it(tmp_path):
     ]  # as in stores of earlier versions
     (path / "zarr.json").write_text(json.dumps(described))
     assert run(_decaying(net[0], net[2])).identical(first)
+
+
+class Clipping(torch.optim.SGD):
+    """Holds a number that its state does not."""
+
+    def __init__(self, params, largest):
+        super().__init__(params, lr=0.1)
+        self.largest = largest
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], self.largest)
+        return super().step(closure)
+
+
+def test_what_an_optimizers_class_adds_belongs_to_it(tmp_path):
+    x, y = data()
+    net = network()
+    live = le.Problem.of(net, "cross_entropy")
+    path = tmp_path / "s.zarr"
+
+    def run(largest):
+        optimizer = Clipping(net.parameters(), largest)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it puts its own attributes there
+        return le.similarity(live, (x, y), update=le.FromOptimizer(optimizer), store=path)
+
+    first = run(1.0)
+    assert run(1.0).identical(first)
+    with pytest.raises(ValueError, match="another measurement: optimizer_attributes differ"):
+        run(1e9)
+    described = json.loads((path / "zarr.json").read_text())
+    del described["attributes"]["local_elasticity"]["provenance"]["optimizer_attributes"]
+    (path / "zarr.json").write_text(json.dumps(described))
+    assert run(1.0).identical(first)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adafactor"])
+@pytest.mark.parametrize("extended", [False, True])
+def test_what_torch_keeps_on_an_optimizer_does_not_count(name, extended):
+    """Its own bookkeeping changes with the first step, and when a scheduler comes."""
+    kind = getattr(torch.optim, name)
+    net = network()
+    optimizer = (type("Mine", (kind,), {}) if extended else kind)(net.parameters(), lr=0.1)
+    live = le.Problem.of(net, "cross_entropy")
+
+    def found():
+        return provenance.of_optimizer(le.FromOptimizer(optimizer), live)["optimizer_attributes"]
+
+    assert found() == fingerprint({})
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    net(data()[0]).sum().backward()
+    optimizer.step()
+    assert found() == fingerprint({})
 
 
 def test_measures_that_look_at_all_pairs_are_refused(tmp_path):

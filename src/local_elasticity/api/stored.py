@@ -206,7 +206,7 @@ def _provenance(measurement: Measurement, coords: Coordinates) -> provenance.Fin
         "targets": fingerprint(targets),
         **{f"{axis}_labels": fingerprint(values) for axis, values in classes.items()},
         "update": provenance.of_update(measurement.update) if measure.takes_steps else "",
-        **(provenance.of_groups(measurement.update, measurement.problem) if measure.takes_steps else {}),
+        **(provenance.of_optimizer(measurement.update, measurement.problem) if measure.takes_steps else {}),
         "engine": _engine(measurement) if measure.takes_steps else "",
         "source_batch_size": str(measurement.source_batch_size),
     }

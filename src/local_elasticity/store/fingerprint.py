@@ -205,6 +205,12 @@ def _attributes(value: Any) -> dict[str, Any]:
     }
 
 
+def added_attributes(value: Any, package: str) -> dict[str, Any]:
+    """Those that no class of this package sets, by name in order."""
+    theirs = frozenset().union(*(_set_by(one) for one in type(value).__mro__ if _package(one) == package))
+    return {name: one for name, one in sorted(_attributes(value).items()) if name not in theirs}
+
+
 def _counts(value: Any, of_a_library: bool) -> bool:
     """Whether a private attribute belongs to what is computed."""
     return isinstance(value, (*PLAIN, Tensor)) or not (of_a_library or isinstance(value, OF_A_RUN))

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
-from local_elasticity.store.fingerprint import fingerprint
+from local_elasticity.store.fingerprint import added_attributes, fingerprint
 
 Fingerprints = dict[str, str]
 """What → its fingerprint, or its value where that is short enough to read."""
 
-ADDED_LATER = frozenset({"optimizer_groups"})
+ADDED_LATER = frozenset({"optimizer_groups", "optimizer_attributes"})
 """What earlier stores do not have. It is compared where both sides have it."""
+
+OF_SCHEDULERS = frozenset({"step", "_opt_called"})
+"""What a scheduler of learning rates sets on an optimizer, to count its steps."""
 
 
 def of_problem(problem: Problem) -> Fingerprints:
@@ -57,13 +61,25 @@ def of_update(update: Update) -> str:
     return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}"
 
 
-def of_groups(update: Update, problem: Problem) -> Fingerprints:
-    """Which parameters each group of a live optimizer holds; its state only numbers them."""
+def of_optimizer(update: Update, problem: Problem) -> Fingerprints:
+    """What the state of a live optimizer does not hold: which parameters are in each of its groups, since the state
+    only numbers them, and the attributes that its class adds to those of torch, such as a norm to clip to.
+    """
     if not isinstance(update, FromOptimizer):
         return {}
+    optimizer = update.optimizer
     names = {id(p): name for name, p in problem.named_parameters().items()}
-    groups = [[names.get(id(p), "") for p in group["params"]] for group in update.optimizer.param_groups]
-    return {"optimizer_groups": fingerprint(groups)}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+    return {
+        "optimizer_groups": fingerprint(groups),
+        "optimizer_attributes": fingerprint(_added_to(optimizer), apart=held),
+    }
+
+
+def _added_to(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    added = added_attributes(optimizer, "torch")
+    return {name: value for name, value in added.items() if name not in OF_SCHEDULERS}
 
 
 def of_rule(rule: Update | Engine) -> str:
