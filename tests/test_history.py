@@ -16,6 +16,7 @@ import zarr
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.emergence import FeatureMeasure, stream_features
 from local_elasticity.training.history import History
 
 x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
@@ -256,12 +257,216 @@ def test_two_monitors_cannot_write_to_one_store(tmp_path):
     assert History.open(tmp_path / "history.zarr").steps == [0, 10, 20, 30, 40]
 
 
-def test_a_store_that_was_begun_otherwise_is_told_of(tmp_path, caplog):
-    Run(store=tmp_path / "history.zarr").train(0, 30)
-    Run(store=tmp_path / "history.zarr")
+def forget_provenance(path):
+    """As version 0.1.0 wrote it."""
+    about = json.loads((path / "zarr.json").read_text())
+    del about["attributes"]["provenance"]
+    (path / "zarr.json").write_text(json.dumps(about))
+
+
+def test_an_early_store_that_was_begun_otherwise_is_told_of(tmp_path, caplog):
+    path = tmp_path / "history.zarr"
+    Run(store=path).train(0, 30)
+    Run(store=path)
     assert not caplog.records
-    Run(store=tmp_path / "history.zarr", update=le.SGD(10.0))
+    forget_provenance(path)
+    Run(store=path, update=le.SGD(10.0))
     assert "begun with update SGD(step_size=0.001, weight_decay=0.0), not SGD(step_size=10.0" in caplog.text
+
+
+def scaled(by):
+    def relative(response):
+        return by * le.relative(response)
+
+    return relative
+
+
+def of_features(net, by):
+    def spread(features, labels):
+        return float(by * features.std())
+
+    return FeatureMeasure(spread, stream_features(net, [(x, y)]))
+
+
+def named(net, measure):
+    return FeatureMeasure(measure, stream_features(net, [(x, y)]), name="named")
+
+
+def normalized(by):
+    compute = lambda response: le.measures.measure.Scores(le.relative(response), torch.ones(6))
+    return le.Measure("mine", "what it says", compute, normalize=lambda values, own, others: by * values)
+
+
+def smoothed(by):
+    return lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, label_smoothing=by / 10)
+
+
+class Own:
+    """An update of the user's."""
+
+    plain, vectorizes = False, True
+
+    def __init__(self, step_size):
+        self.step_size = step_size
+
+    def rule(self, problem):
+        return lambda params, gradient: {name: -self.step_size * g for name, g in gradient.items()}
+
+
+class Clipping(torch.optim.SGD):
+    """Keeps a setting and a count on itself."""
+
+    def __init__(self, params, lr, largest):
+        super().__init__(params, lr=lr)
+        self.largest, self.calls, self.seen = largest, 0, []
+
+    def step(self, closure=None):
+        self.calls += 1
+        self.seen.append(self.calls)
+        return super().step(closure)
+
+
+def live(kind, *args, **options):
+    return lambda net: {"update": le.FromOptimizer(kind(net.parameters(), *args, **options))}
+
+
+SGD = torch.optim.SGD
+OTHERS = {
+    "sources": lambda by: lambda net: {"sources": (by * x, y)},
+    "labels": lambda by: lambda net: {"sources": (x, y.roll(by)), "source_labels": y},
+    "targets": lambda by: lambda net: {"targets": by * x[:3]},
+    "targets with labels": lambda by: lambda net: {"targets": (x[:3], y[:3] * (by - 1)), "target_labels": list("aab")},
+    "measure relative": lambda by: lambda net: {"measures": (scaled(by),)},
+    "measure kl": lambda by: lambda net: {"measures": ("kl" if by == 1 else le.Measure("kl", "mine", scaled(1)),)},
+    "measure mine": lambda by: lambda net: {"measures": (normalized(by),)},
+    "measure spread": lambda by: lambda net: {"measures": ("kl", of_features(net, by))},
+    "measure named": lambda by: lambda net: {"measures": (named(net, ("", "nmi", "recall_at_1")[by]),)},
+    "update by its numbers": lambda by: lambda net: {"update": le.SGD(by)},
+    "update of the user's": lambda by: lambda net: {"update": Own(by)},
+    "update by the optimizer": lambda by: live(SGD if by == 1 else torch.optim.AdamW, lr=0.1),
+    "update by a setting": lambda by: live(SGD, lr=0.1, momentum=by / 4),
+    "update by an attribute": lambda by: live(Clipping, 0.1, by),
+    "loss": lambda by: lambda net: {"loss": smoothed(by), "measures": ("relative",)},
+    "output": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", output=lambda out: out / by)},
+    "mode": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", mode=["eval", "train"][by - 1])},
+}
+
+
+def begun(made, **options):
+    """A network and its monitor."""
+    torch.manual_seed(2)
+    net = nn.Linear(4, 3)
+    given = {**OPTIONS, "every": 1, **options, **made(net)}
+    problem = given.pop("problem", None)
+    if problem is not None:
+        del given["loss"]
+    return net, le.Monitor(net if problem is None else problem, given.pop("sources", (x, y)), **given)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["checkpoint", "store"])
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_measurement_does_not_go_on_with_a_history(what, stored, tmp_path):
+    path = tmp_path / "history.zarr" if stored else None
+    _, monitor = begun(OTHERS[what](1), store=path)
+    monitor.step(0)
+    torch.save(monitor.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    _, again = begun(OTHERS[what](1), store=path)
+    again.load_state_dict(state)
+    again.step(1)
+    assert again.history.steps == [0, 1]
+    name = " ".join(what.split()[: 2 if what.startswith("measure") else 1])
+    if stored:
+        with pytest.raises(ValueError, match=f"^store: .* holds the history of another measurement: {name}.* differ; "):
+            begun(OTHERS[what](2), store=path)
+    _, other = begun(OTHERS[what](2))
+    with pytest.raises(ValueError, match=f"^state: .* measures something else: {name}.* differ; make this one"):
+        other.load_state_dict(state)
+    assert len(other.history) == 0
+    assert not stored or History.open(path).steps == [0, 1]
+
+
+class Learned(nn.Module):
+    """A loss with a parameter that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs, labels, weight=self.weight.exp().to(outputs))
+
+
+class Around(nn.Module):
+    """A module around the network that knows the loss and keeps what it saw."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.losses = net, []
+
+    def loss(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["checkpoint", "store"])
+def test_what_changes_along_a_run_does_not_count(stored, tmp_path):
+    path = tmp_path / "history.zarr" if stored else None
+
+    def start(restored=None):
+        torch.manual_seed(2)
+        net, loss = nn.Linear(4, 3), Learned()
+        around = Around(net)
+        optimizer = Clipping(net.parameters(), 0.1, 1.0)
+        if restored is not None:
+            net, optimizer, loss, around = restored
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9, cycle_momentum=False)
+        penalised = lambda outputs, labels: loss(outputs, labels) + around.loss(outputs, labels)
+        options = {"measures": ("relative",), "every": 1, "budget": None, "store": path}
+        monitor = le.Monitor(net, (x, y), loss=penalised, update=le.FromOptimizer(optimizer), **options)
+        return net, optimizer, loss, around, cycle, monitor
+
+    net, optimizer, loss, around, cycle, monitor = start()
+    monitor.step(0)
+    around.loss(net(x), y).backward()
+    optimizer.step()
+    cycle.step()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    optimizer.state[net.weight]["momentum_buffer"] = torch.ones(3, 4)
+    around.losses.append(1.0)
+    with torch.no_grad():
+        loss.weight += 1
+    net.double()
+    *_, again = start((net, optimizer, loss, around))
+    again.load_state_dict(monitor.state_dict())
+    again.step(1)
+    assert again.history.steps == [0, 1]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["checkpoint", "store"])
+def test_a_history_without_fingerprints_goes_on_and_gets_them(stored, tmp_path):
+    """As version 0.1.0 wrote it."""
+    path = tmp_path / "history.zarr" if stored else None
+    _, monitor = begun(OTHERS["sources"](1), store=path)
+    monitor.step(0)
+    state = monitor.state_dict()
+    del state["provenance"]
+    if stored:
+        forget_provenance(path)
+    _, again = begun(OTHERS["sources"](2), store=path)
+    again.load_state_dict(state)
+    again.step(1)
+    _, first = begun(OTHERS["sources"](1))
+    with pytest.raises(ValueError, match="measures something else: sources differ"):
+        first.load_state_dict(again.state_dict())
+    if stored:
+        with pytest.raises(ValueError, match="another measurement: sources differ"):
+            begun(OTHERS["sources"](1), store=path)
+
+
+def test_a_state_with_a_damaged_provenance_is_refused():
+    run = Run()
+    with pytest.raises(ValueError, match="^state: it is damaged .its provenance is 3.; use another checkpoint"):
+        run.monitor.load_state_dict({**run.monitor.state_dict(), "provenance": 3})
 
 
 def test_a_checkpoint_without_its_store_is_told_of(tmp_path, caplog):

@@ -195,15 +195,12 @@ def _provenance(measurement: Measurement, coords: Coordinates) -> provenance.Fin
     """What the result follows from, as fingerprints."""
     (measure,) = measurement.measures
     classes = {axis: coords[f"{axis}_class"][1] for axis in ("source", "target") if f"{axis}_class" in coords}
-    targets: Any = measurement.targets
-    if targets is not None and measure.target_labels:
-        targets = targets, measurement.target_labels
     return {
-        "measure": measure.name if is_ours(measure) else provenance.of_function(measure.compute),
+        "measure": provenance.of_measure(measure),
         **provenance.of_problem(measurement.problem),
-        "sources": fingerprint(measurement.sources[0]),
-        "labels": fingerprint(measurement.sources[1]),
-        "targets": fingerprint(targets),
+        **provenance.of_examples(
+            measurement.sources, measurement.targets, measurement.target_labels if measure.target_labels else None
+        ),
         **{f"{axis}_labels": fingerprint(values) for axis, values in classes.items()},
         "update": provenance.of_update(measurement.update) if measure.takes_steps else "",
         **(provenance.of_optimizer(measurement.update, measurement.problem) if measure.takes_steps else {}),

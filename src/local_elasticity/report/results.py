@@ -212,7 +212,7 @@ def _over_time(
     ]
     sources, targets = (Side(np.arange(len(one)), np.array(list(one))) for one in classes)
     hidden = ("format", "source_classes", "target_classes", "notes", "measures", "numbers", "writer", "words")
-    known = {key: value for key, value in about.items() if key not in hidden}
+    known = {key: value for key, value in about.items() if key not in (*hidden, "provenance")}
     known |= {"probes": len(probes), "seconds of probing": round(sum(probe[2] for probe in probes), 2)}
     return Run(
         str(name),

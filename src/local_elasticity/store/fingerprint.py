@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,17 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Where a module keeps the functions that may change what it computes."""
 
+WHEN_MADE = ("__new__", "__init__", "__post_init__")
+"""Methods that run when an object is made, and not later."""
+
 OF_A_RUN = (logging.Logger, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref)
 """What private attributes may hold that says nothing of what is computed."""
 
 
-def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
+def fingerprint(value: Any, *, apart: Iterable[Any] = (), skipped: Callable[[Any], bool] | None = None) -> str:
     """Of a tensor its bytes; of a function its code, defaults, and what it closes over and names; of an object or a
     module its class and attributes, private ones included; of a module also its forward and backward hooks, in order.
-    What is in `apart` is not looked at.
+    What is in `apart`, or what `skipped` is true for, is not looked at.
 
     A hook that collects what it sees is another hook once it has seen something: empty it, or remove it, before a store
     is gone on with. Private attributes that the code of a library sets are not read, and neither are loggers, locks,
@@ -59,6 +62,8 @@ def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
     def read(one: Any) -> str:
         if isinstance(one, PLAIN):
             return f"{type(one).__name__} {one!r}"
+        if id(one) not in known and skipped is not None and skipped(one):
+            known[id(one)] = one, "apart"
         if id(one) not in known:
             known[id(one)] = one, "inside itself"
             text = "\n".join([_name(type(one)), *map(read, parts(one))])
@@ -211,6 +216,14 @@ def added_attributes(value: Any, package: str) -> dict[str, Any]:
     return {name: one for name, one in sorted(_attributes(value).items()) if name not in theirs}
 
 
+def lasting_attributes(value: Any, package: str) -> dict[str, Any]:
+    """Of the added attributes those that stay what they are when an object is made: no other method sets them."""
+    kinds = [one for one in type(value).__mro__ if not _of_a_library(one)]
+    later = [member for one in kinds for name, member in vars(one).items() if name not in WHEN_MADE]
+    changing = _set_in(later)
+    return {name: one for name, one in added_attributes(value, package).items() if name not in changing}
+
+
 def _counts(value: Any, of_a_library: bool) -> bool:
     """Whether a private attribute belongs to what is computed."""
     return isinstance(value, (*PLAIN, Tensor)) or not (of_a_library or isinstance(value, OF_A_RUN))
@@ -223,8 +236,12 @@ def _package(kind: Any) -> str:
 @functools.cache
 def _set_by(library: type) -> frozenset[str]:
     """The names of the attributes that the methods and properties of a class set."""
+    return _set_in(vars(library).values())
+
+
+def _set_in(members: Iterable[Any]) -> frozenset[str]:
     found: set[str] = set()
-    for member in vars(library).values():
+    for member in members:
         setter = member.fset if isinstance(member, property) else getattr(member, "__func__", member)
         if isinstance(function := inspect.unwrap(setter) if callable(setter) else None, types.FunctionType):
             found.update(_stored(function.__code__))

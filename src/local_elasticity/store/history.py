@@ -20,6 +20,7 @@ import numpy as np
 
 from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.store.atomic import check_name, whole_folder, write_whole
+from local_elasticity.store.provenance import Fingerprints, different, in_words
 from local_elasticity.store.sizes import RegularFiles, check_chunk, check_shape, read_json
 
 NOT_WRITTEN = -1
@@ -60,11 +61,13 @@ class HistoryStore:
         about: Mapping[str, Any],
         *,
         numbers: Sequence[str] = (),
+        provenance: Fingerprints | None = None,
     ) -> None:
         self.path = Path(path).absolute()  # the working folder may change
         check_name(self.path, "store")
         self._writer = f"{platform.node()} {os.getpid()} {time.time_ns()}"
         self._claimed = False
+        self._provenance = {"provenance": provenance} if provenance else {}
         identity = {
             "format": FORMAT,
             "measures": list(measures),
@@ -76,10 +79,11 @@ class HistoryStore:
             raise FileExistsError(f"store: {self.path} is a file; choose another path")
         if (self.path / DESCRIPTION).exists():
             self._check(identity)
+            self._check_provenance(provenance or {})
         elif self.path.exists() and any(self.path.iterdir()):
             raise FileExistsError(f"store: {self.path} is there already and holds no history; choose another path")
         else:
-            self._create({**identity, **about})
+            self._create({**identity, **about, **self._provenance})
         self._names = [name for name in ORDER if (self.path / name).exists()]
         self._check_shapes(len(measures), len(source_classes), len(target_classes), len(numbers))
         self._said = self.about
@@ -137,6 +141,17 @@ class HistoryStore:
                     f"store: {self.path} holds a history with other {name.replace('_', ' ')}; choose another path"
                 )
 
+    def _check_provenance(self, here: Fingerprints) -> None:
+        """Refuse what measures something else. Histories of earlier versions do not say what they measured."""
+        there = self.about.get("provenance", {})
+        if not isinstance(there, dict):
+            raise _damaged(self.path, TypeError(f"{there!r} is not a dict"))
+        if there and here and different(there, here):
+            raise ValueError(
+                f"store: {self.path} holds the history of another measurement: {in_words(there, here)} differ; measure "
+                "the same, or choose another path"
+            )
+
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
         """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
         wanted = {"seconds": (), "step": (), "numbers": (numbers,), "similarity": (measures, n, m)}
@@ -177,7 +192,7 @@ class HistoryStore:
         descriptions = {name: read_json(self.path / name / DESCRIPTION) for name in self._names}
         if descriptions["step"]["shape"][0] != self._length or (self._claimed and self._other_writer()):
             raise OtherWriterError("another monitor writes to it; give each its own")
-        self.say(engine=engine, writer=self._writer)
+        self.say(engine=engine, writer=self._writer, **self._provenance)
         self._claimed = True
         for name, about in descriptions.items():
             about["shape"][0] = self._count + 1

@@ -6,18 +6,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
-from local_elasticity.store.fingerprint import added_attributes, fingerprint
+from local_elasticity.measures.measure import Measure
+from local_elasticity.measures.registry import is_ours
+from local_elasticity.store.fingerprint import PLAIN, added_attributes, fingerprint, lasting_attributes
 
 Fingerprints = dict[str, str]
 """What → its fingerprint, or its value where that is short enough to read."""
 
+Skipped = Callable[[Any], bool]
+"""Whether something that a function reaches is left out of its fingerprint."""
+
 ADDED_LATER = frozenset({"optimizer_groups", "optimizer_attributes"})
 """What earlier stores do not have. It is compared where both sides have it."""
+
+NOT_OF_THE_RULE = frozenset({"lr", "differentiable", "foreach", "fused", "capturable"})
+"""Settings of an optimizer that change along a run, or that say how a step is computed and not which."""
 
 OF_SCHEDULERS = frozenset({"step", "_opt_called"})
 """What a scheduler of learning rates sets on an optimizer, to count its steps."""
@@ -46,6 +55,96 @@ def of_problem(problem: Problem) -> Fingerprints:
         "dtype": str(problem.dtype or next(iter(tensors.values())).dtype),
         "device": str(next(iter(tensors.values())).device.type),
     }
+
+
+def of_examples(sources: tuple[Any, Tensor], targets: Any, target_labels: Tensor | None) -> Fingerprints:
+    """The inputs and labels of the sources, and the targets, with labels where those are read."""
+    return {
+        "sources": fingerprint(sources[0]),
+        "labels": fingerprint(sources[1]),
+        "targets": fingerprint(targets if target_labels is None else (targets, target_labels)),
+    }
+
+
+def of_measure(measure: Measure, skipped: Skipped | None = None) -> str:
+    """The name of a measure of ours; of another its functions as well."""
+    if is_ours(measure):
+        return measure.name
+    functions = [one for one in (measure.compute, measure.normalize) if one is not None]
+    return " ".join(of_function(one, skipped) for one in functions)
+
+
+def of_probes(
+    problem: Problem,
+    sources: tuple[Any, Tensor],
+    targets: Any,
+    target_labels: Tensor | None,
+    measures: Mapping[str, Measure | str | Callable[..., Any]],
+    update: Update | None,
+) -> Fingerprints:
+    """What all probes of a training run share: examples, measures by name, update, loss, and how outputs are read. What
+    changes along the run is left out: weights, precision, and the learning rate and state of a live optimizer.
+
+    >>> import torch, local_elasticity as le
+    >>> problem = le.Problem.of(torch.nn.Linear(2, 1), "mse")
+    >>> y, steps = torch.ones(2), (le.SGD(0.1), le.SGD(0.2))
+    >>> in_words(*(of_probes(problem, (torch.eye(2), y), None, None, {}, step) for step in steps))
+    'update (SGD(step_size=0.1, weight_decay=0.0) there, SGD(step_size=0.2, weight_decay=0.0) here)'
+    """
+    skipped = _trained_with(problem)
+
+    def of(measure: Measure | str | Callable[..., Any]) -> str:
+        if isinstance(measure, Measure):
+            return of_measure(measure, skipped)
+        return measure if isinstance(measure, str) else of_function(measure, skipped)
+
+    return {
+        **of_examples(*tree_map(_in_one_precision, (sources, targets, target_labels))),
+        **{f"measure {name}": of(measure) for name, measure in measures.items()},
+        "update": "" if update is None else of_lasting_update(update, skipped),
+        "loss": problem.loss_name if problem.loss_is_named else of_function(problem.loss, skipped),
+        "outputs": problem.kind,
+        "output": "" if problem.output is None else of_function(problem.output, skipped),
+        "mode": problem.mode,
+    }
+
+
+def _in_one_precision(leaf: Any) -> Any:
+    """The precision of examples follows that of the model, which may change."""
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _trained_with(problem: Problem) -> Skipped:
+    """Whether something changes because the network trains: its modules, modules around it, such as one that computes
+    the loss as well, and parameters that are trained, such as those of a loss."""
+    model = problem.model
+    inside = set(map(id, model.modules())) if isinstance(model, nn.Module) else {id(model)}
+    inside |= set(map(id, problem.named_tensors().values()))
+
+    def skipped(one: Any) -> bool:
+        if id(one) in inside or (isinstance(one, nn.Parameter) and one.requires_grad):
+            return True
+        if isinstance(one, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
+            return True
+        return isinstance(one, nn.Module) and any(id(part) in inside for part in one.modules())
+
+    return skipped
+
+
+def of_lasting_update(update: Update, skipped: Skipped | None = None) -> str:
+    """The rule with its numbers; of a live optimizer its class, the settings that it was made with other than the
+    learning rate, and the numbers and texts that its class adds when it is made.
+    """
+    if not isinstance(update, FromOptimizer):
+        return of_rule(update, skipped)
+    optimizer = update.optimizer
+    settings = {name: value for name, value in optimizer.defaults.items() if name not in NOT_OF_THE_RULE}
+    added = {
+        name: value
+        for name, value in lasting_attributes(optimizer, "torch").items()
+        if name not in OF_SCHEDULERS and isinstance(value, (*PLAIN, tuple))
+    }
+    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), settings, added), skipped=skipped)}"
 
 
 def of_update(update: Update) -> str:
@@ -82,15 +181,15 @@ def _added_to(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in added.items() if name not in OF_SCHEDULERS}
 
 
-def of_rule(rule: Update | Engine) -> str:
+def of_rule(rule: Update | Engine, skipped: Skipped | None = None) -> str:
     """An update or engine of ours as it is written down; another by its fingerprint."""
     ours = type(rule).__module__.startswith("local_elasticity.")
-    return repr(rule) if ours else f"{type(rule).__name__} {fingerprint(rule)}"
+    return repr(rule) if ours else f"{type(rule).__name__} {fingerprint(rule, skipped=skipped)}"
 
 
-def of_function(function: Callable[..., Any]) -> str:
+def of_function(function: Callable[..., Any], skipped: Skipped | None = None) -> str:
     """Its name, and its fingerprint."""
-    return f"{getattr(function, '__qualname__', type(function).__name__)} {fingerprint(function)}"
+    return f"{getattr(function, '__qualname__', type(function).__name__)} {fingerprint(function, skipped=skipped)}"
 
 
 def different(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

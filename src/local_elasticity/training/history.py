@@ -15,6 +15,7 @@ from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
 from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
+from local_elasticity.store.provenance import Fingerprints, different, in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,10 +60,12 @@ class History:
         square: bool = False,
         store: str | Path | None = None,
         about: Mapping[str, Any] | None = None,
+        provenance: Fingerprints | None = None,
     ) -> None:
         self.measures, self.numbers = tuple(measures), tuple(numbers)
         self.source_classes, self.target_classes = list(source_classes), list(target_classes)
         self.about = {**(about or {}), "targets_are_sources": square}
+        self.provenance = provenance or {}
         self.notes: dict[int, str] = {}
         self._probes: list[Probe] = []
         self._frames: dict[tuple[int, str], pd.DataFrame] = {}
@@ -72,7 +75,9 @@ class History:
             from local_elasticity.store.history import HistoryStore
 
             classes = self.source_classes, self.target_classes
-            opened = HistoryStore(store, self.measures, *classes, self.about, numbers=self.numbers)
+            opened = HistoryStore(
+                store, self.measures, *classes, self.about, numbers=self.numbers, provenance=self.provenance
+            )
             self._read(opened)
             self._tell_of_changes(opened)
 
@@ -85,7 +90,7 @@ class History:
         about = store.about
         classes = about["source_classes"], about["target_classes"]
         history = cls(about["measures"], *classes, numbers=about.get("numbers", ()), about=about)
-        history.about = about
+        history.about, history.provenance = about, about.get("provenance", {})
         history._read(store)
         return history
 
@@ -101,7 +106,8 @@ class History:
         self._disk = OnDisk(store)
 
     def _tell_of_changes(self, store: HistoryStore) -> None:
-        """Say where the store was begun with another update, loss or policy."""
+        """Say where the store was begun with another update, loss or policy. A live optimizer has other numbers as the
+        run goes on, and histories of earlier versions are not checked more closely."""
         begun = store.about
         for name in ("update", "loss", "policy"):
             if begun.get(name) != self.about.get(name):
@@ -157,24 +163,37 @@ class History:
             self._disk.keep(step, len(self._probes))
 
     @property
-    def identity(self) -> dict[str, list[Any]]:
+    def identity(self) -> dict[str, Any]:
         """What two histories must share to be of one run."""
         return {
             "measures": list(self.measures),
             "numbers": list(self.numbers),
             "source_classes": self.source_classes,
             "target_classes": self.target_classes,
+            "provenance": self.provenance,
         }
 
     def check_identity(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of a monitor that measured something else, and say where they differ."""
-        for name, mine in self.identity.items():
+        lists = {name: mine for name, mine in self.identity.items() if name != "provenance"}
+        for name, mine in lists.items():
             theirs = list(state.get(name, ()))
             if theirs != mine:
                 raise ValueError(
                     f"state: it is of a monitor with other {name.replace('_', ' ')} ({_where(theirs, mine)}); "
                     "make this one with the same measures, sources and labels"
                 )
+        self._check_provenance(state.get("provenance", {}))
+
+    def _check_provenance(self, there: Any) -> None:
+        """States of earlier versions do not say what was measured."""
+        if not isinstance(there, Mapping):
+            raise ValueError(f"state: it is damaged (its provenance is {there!r}); use another checkpoint")
+        if there and self.provenance and different(there, self.provenance):
+            raise ValueError(
+                f"state: it is of a monitor that measures something else: {in_words(there, self.provenance)} differ; "
+                "make this one with the same examples, measures, update and loss, or begin a new history"
+            )
 
     def state(self) -> list[dict[str, Any]]:
         """The probes as plain values and tensors, which `torch.load(..., weights_only=True)` reads."""

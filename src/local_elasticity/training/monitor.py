@@ -21,6 +21,7 @@ from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
 from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
+from local_elasticity.store.provenance import of_probes
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
@@ -65,7 +66,8 @@ class Monitor:
         loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
             log(values, step). One that raises is reported and left out from then on.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
-            monitor with the same store after `load_state_dict`. If it cannot be written, probes are kept in memory.
+            monitor with the same store after `load_state_dict`, if that measures the same. If it cannot be written,
+            probes are kept in memory.
         engine, approximate, memory: as for `respond`; memory is 2 GiB by default. On a GPU the monitor records a probe
             when it is made, where it can, and keeps that memory; training then continues beside its probes.
 
@@ -121,20 +123,29 @@ class Monitor:
         )
         prober = Prober.of(measurement, of_features)
         source_classes, target_classes = _classes(prober, source_labels, target_labels, class_names)
+        measured = prober.measurement
         history = History(
-            tuple(one.name for one in prober.measurement.measures),
+            tuple(one.name for one in measured.measures),
             source_classes,
             target_classes,
             numbers=tuple(prober.of_features),
-            square=prober.measurement.square,
+            square=measured.square,
             store=store if first() else None,
             about={
                 "update": repr(update),
                 "loss": problem.loss_name,
                 "policy": problem.policy,
                 "versions": versions(),
-                "words": {one.name: one.words for one in prober.measurement.measures},
+                "words": {one.name: one.words for one in measured.measures},
             },
+            provenance=of_probes(
+                problem,
+                measured.sources,
+                measured.targets,
+                measured.target_labels,
+                {one.name: one for one in measured.measures} | {one.name: one.measure for one in of_features.values()},
+                update if measured.takes_steps else None,
+            ),
         )
         self._runner = ProbeRunner(prober, history, Budget(budget), told)
         self._asked = every is not None or schedule is not None
