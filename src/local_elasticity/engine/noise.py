@@ -22,6 +22,7 @@ from local_elasticity.engine.inputs import spread
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -173,12 +174,28 @@ def _drift_noise(job: Job, runner: Runner) -> float:
     """The rounding of the changes that decay and momentum make, which all sources share: its root mean square over a
     few targets, from float64. A network may undo such a move, as normalised features undo a decay; what is left of it
     then is rounding, which does not shrink with a source's gradient."""
-    params, update = job.bound.params, _Drift(job.update)
+    params = job.bound.params
     if job.plain or job.bound.dtype == torch.float64 or job.bound.device.type == "mps":
         return 0.0
     moved = job.rule(params, {name: torch.zeros_like(p) for name, p in params.items()})
-    if not any(bool(part.any()) for part in moved.values()):
+    size = float(torch.stack([part.norm() for part in moved.values()]).norm())
+    if not 0 < size < math.inf:
         return 0.0
+    weights = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in params.values())
+    what = weights, job.kind_of_targets, type(job.update), type(runner)
+    share = _drift_shares.get(job.bound, what)
+    if share is None:
+        share = _drift_error(job, runner) / size
+        _drift_shares.put(job.bound, what, share)
+    return share * size
+
+
+_drift_shares: ModelCache[float] = ModelCache()
+"""What is rounded of a shared move of length 1, while the weights are the same."""
+
+
+def _drift_error(job: Job, runner: Runner) -> float:
+    update = _Drift(job.update)
     first, some = (spread(size, few, job.bound.device) for size, few in ((job.n, 1), (job.m, DRIFT_TARGETS)))
     try:
         found = type(runner)(job.few(job.bound, update, first, some)).rows(0, 1).target_change
