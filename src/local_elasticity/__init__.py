@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from local_elasticity.measures.kernel import ntk as ntk
     from local_elasticity.measures.kernel import self_kernel as self_kernel
     from local_elasticity.measures.kernel import symmetrized as symmetrized
+    from local_elasticity.measures.loss import loss_change as loss_change
     from local_elasticity.measures.measure import Measure as Measure
     from local_elasticity.measures.measure import Scores as Scores
     from local_elasticity.measures.registry import measure as measure
@@ -70,6 +71,7 @@ _PLACES = {
     "engine.difference": "rule",
     "measures.relative": "euclidean manhattan kl relative source_change noise_floor",
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",
+    "measures.loss": "loss_change",
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
     "statistics.class_pairs": "class_pairs",

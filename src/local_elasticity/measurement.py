@@ -130,6 +130,11 @@ class Measurement:
         return any(measure.takes_steps for measure in self.measures)
 
     @property
+    def reads_target_labels(self) -> bool:
+        """Whether a measure of the response reads the labels of the targets."""
+        return any(measure.takes_steps and measure.target_labels for measure in self.measures)
+
+    @property
     def pair_of_targets(self) -> tuple[Inputs, Tensor | None] | None:
         """(inputs, labels or None); None where the targets are the sources."""
         return None if self.targets is None else (self.targets, self.target_labels)
@@ -178,6 +183,7 @@ class Measurement:
             source_batch_size=self.source_batch_size,
             memory=self.memory,
             progress=progress,
+            check_targets=self.reads_target_labels,
         )
 
     def job(self, bound: BoundProblem) -> Job:
@@ -189,6 +195,7 @@ class Measurement:
             self.update,
             source_batch_size=self.source_batch_size,
             memory=self.memory,
+            check_targets=self.reads_target_labels,
         )
 
     def score(self, measure: Measure, response: Response | None, progress: ProgressOption = False) -> Scores:

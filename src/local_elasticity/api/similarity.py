@@ -71,10 +71,10 @@ def similarity(
     Args:
         problem, sources, targets, loss, engine, approximate, source_batch_size, memory, progress: as for `respond`.
             Some measures take no step; with those alone, an option about steps is an error.
-        measure: `"relative"`, `"relative_l1"`, `"kl"`, `"kernel"`, `"normalized_kernel"`, `"stiffness_cos"`,
-            `"stiffness_sign"`, `"activation"`, a name registered by `@le.measure`, a `le.Measure`, a function of a
-            `Response`, or a tuple of several, which share one response. The stiffness measures read the labels of the
-            targets: targets=(inputs, labels).
+        measure: `"relative"`, `"relative_l1"`, `"kl"`, `"kernel"`, `"normalized_kernel"`, `"loss"`,
+            `"stiffness_cos"`, `"stiffness_sign"`, `"activation"`, a name registered by `@le.measure`, a `le.Measure`, a
+            function of a `Response`, or a tuple of several, which share one response. `"loss"` and the stiffness
+            measures read the labels of the targets: targets=(inputs, labels).
         update: the step: `SGD`, `Adam` or `FromOptimizer`.
         source_labels, target_labels: classes for summaries and plots. They default to the labels of sources and
             targets where the loss is cross-entropy.

@@ -118,11 +118,21 @@ def response_of(
     source_batch_size: int | None = None,
     memory: int | None = None,
     progress: ProgressOption = None,
+    check_targets: bool = False,
 ) -> Response:
     """The response by an engine, or by the one that is chosen where it is None; with `refine`, rows that rounding hides
-    are computed again, and an engine that cannot take the model is replaced."""
+    are computed again, and an engine that cannot take the model is replaced. With `check_targets`, the loss must take
+    the labels of the targets."""
     with problem.bound() as bound:
-        job = Job.read(bound, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+        job = Job.read(
+            bound,
+            sources,
+            targets,
+            update,
+            source_batch_size=source_batch_size,
+            memory=memory,
+            check_targets=check_targets,
+        )
         with Progress(job.n, "updates", progress) as bar:
             if refine or engine is None:
                 response = _auto(job, engine, bar)
@@ -130,7 +140,8 @@ def response_of(
                 runner = engine.runner(job)
                 noise, rows = Noise.measure(job, runner), Rows.empty(job, runner.target_before.shape[1])
                 collect(job, runner, rows, bar.advance)
-                response = as_response(job, rows, noise, runner, name_of(engine), getattr(runner, "notes", ()))
+                said = getattr(runner, "notes", ())
+                response = as_response(job, rows, noise, runner, name_of(engine), said, exact=engine.exact)
         job.check_company(response.target_before)
     return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
 
@@ -284,7 +295,9 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     return replace(response, notes=(*response.notes, *better.notes))
 
 
-def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...]) -> Response:
+def as_response(
+    job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...], *, exact: bool = True
+) -> Response:
     """The labelled whole: predictions, changes, noise and how they came about."""
     dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
 
@@ -307,6 +320,11 @@ def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, n
         policy=job.bound.problem.policy,
         targets_are_sources=job.targets_are_sources,
         notes=notes,
+        source_labels=job.source_labels if job.minibatches else job.source_labels.flatten(0, 1),
+        target_labels=job.target_labels,
+        loss=job.bound.problem.loss,
+        output_shape=job.output_shape,
+        exact=exact,
     )
 
 

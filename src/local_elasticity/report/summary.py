@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from local_elasticity.measures.loss import LOSS
 from local_elasticity.measures.registry import is_ratio, words_of
 from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.embedding import Matched
@@ -27,6 +28,8 @@ def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> lis
         return [*sentences, "No pair could be resolved, so there is nothing to tell; the health panel says why."]
     if pairs is None:
         return [*sentences, "No classes are known, so pairs are not compared by class: give source_labels= for that."]
+    if panel.measure == LOSS.name:
+        return [*sentences, *_influence(panel, pairs)]
     if len(pairs.classes) > 1:
         sentences += [_locality(panel, pairs), *_closest(pairs)]
     return [*sentences, *_development(panel, pairs, half)]
@@ -67,6 +70,19 @@ def tell_missing(run: Run) -> list[str]:
             f"of the whole ones are kept only where all are of one shape and up to {MOST_PAIRS:,} pairs."
         ]
     return []
+
+
+def _influence(panel: Panel, pairs: Pairs) -> list[str]:
+    """What a step does to the loss of others, by the signs of the medians."""
+    values = panel.values[-1][np.isfinite(panel.values[-1])]
+    told = [f"At the last matrix, {(values < 0).mean():.0%} of the pairs help: the step lowers the target's loss."]
+    if len(pairs.classes) < 2:
+        return told
+    within, between = pairs.within[-1], pairs.between[-1]
+    return [
+        *told,
+        f"The median change of the loss is {number(within)} within a class and {number(between)} between classes.",
+    ]
 
 
 def _locality(panel: Panel, pairs: Pairs) -> str:
