@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of
+from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, choose, known, name_of
+from local_elasticity.engine.drift import measured_noise, removes_drift, without_drift
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
@@ -137,12 +138,13 @@ def response_of(
             if refine or engine is None:
                 response = _auto(job, engine, bar)
             else:
-                runner = engine.runner(job)
-                noise, rows = Noise.measure(job, runner), Rows.empty(job, runner.target_before.shape[1])
+                runner = without_drift(job, engine.runner)
+                noise, rows = measured_noise(job, runner), Rows.empty(job, runner.target_before.shape[1])
                 collect(job, runner, rows, bar.advance)
                 said = getattr(runner, "notes", ())
                 response = as_response(job, rows, noise, runner, name_of(engine), said, exact=engine.exact)
-        job.check_company(response.target_before)
+        if not removes_drift(job):
+            job.check_company(response.target_before)
     return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
 
 
@@ -170,23 +172,31 @@ def _overflows(response: Response) -> list[str]:
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
     notes: list[str] = []
-    choice = known(job, notes) if engine is None else Choice(engine, "")
+    choice = _known(job, notes) if engine is None else Choice(engine, "")
     if choice is not None:
         try:
-            runner = choice.runner or choice.engine.runner(job)
+            runner = choice.runner or without_drift(job, choice.engine.runner)
             said = [choice.reason] if choice.reason else []
-            return _refined(job, choice.engine, runner, Noise.measure(job, runner), said, bar)
+            return _refined(job, choice.engine, runner, measured_noise(job, runner), said, bar)
         except UNSUPPORTED as error:
             if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
                 raise
             bar.done = 0
             what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
             notes.append(f"auto: {what} ({first_line(error)})")
+            if removes_drift(job):
+                return _auto(job, Looped(), bar)
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
     best = race.run(_hopeless(job, race.best.runner, noise))
     notes += race.notes
     return _refined(job, best.engine, best.runner, noise, notes, bar, rows=race.rows, chunk=best.chunk)
+
+
+def _known(job: Job, notes: list[str]) -> Choice | None:
+    """The engine that was chosen before. Rows of a race have the drift in them, so that they are not kept where it is
+    to be removed."""
+    return choose(job) if removes_drift(job) else known(job, notes)
 
 
 def _refined(
@@ -248,7 +258,7 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
-        runner, finer = engine.runner(higher), noise.again(rows, torch.float64, inside)
+        runner, finer = without_drift(higher, engine.runner), noise.again(rows, torch.float64, inside)
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
@@ -266,7 +276,7 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
     few, finer = job.again(job.bound, rows), noise.again(rows, job.bound.dtype)
     bar.total += len(rows)
     try:
-        runner = differences_runner(few)
+        runner = without_drift(few, differences_runner)
         found = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), bar.advance)
     except (*UNSUPPORTED, MemoryError) as error:
         if interruption(error):
