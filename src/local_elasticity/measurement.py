@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.causes import cause_of_rest
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
@@ -31,6 +32,8 @@ class Measured:
     scores: Mapping[str, Scores]
     engine: str
     notes: tuple[str, ...] = ()
+    cause: str | None = None
+    """Why most sources did not move, where they did not."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ class Measurement:
         scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
         if response is None:
             return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
-        return Measured(scores, response.engine, response.notes)
+        return Measured(scores, response.engine, response.notes, cause_of_rest(response))
 
     def _targets(self, measure: Measure) -> Any:
         if self.targets is None:

@@ -37,9 +37,16 @@ def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
     return {name: as_array(values) for name, values in found.items() if values is not None}
 
 
-def about(measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str]) -> dict[str, Any]:
-    """How a result was made: the engine and the step where there were any, and what was decided on the way."""
-    step = {"engine": engine, "update": repr(measurement.update), "step_size": measurement.update.step_size}
+def about(
+    measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], cause: str | None = None
+) -> dict[str, Any]:
+    """How a result was made: the engine and the step where there were any, what was decided on the way, and why sources
+    did not move where they did not."""
+    update = measurement.update
+    step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
+    rates = getattr(update, "step_sizes", [])
+    step |= {"step_sizes": rates} if len(set(rates)) > 1 else {}
+    step |= {"cause": cause} if cause else {}
     return {
         **(step if measure.takes_steps else {}),
         "targets_are_sources": measurement.square,

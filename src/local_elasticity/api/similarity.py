@@ -132,7 +132,7 @@ def similarity(
     found = measurement.run(progress)
     named = {}
     for one in measures:
-        attrs = about(measurement, one, found.engine, found.notes)
+        attrs = about(measurement, one, found.engine, found.notes, found.cause)
         attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
         suffix = f"_{one.name}" if several else ""
         named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)

@@ -13,6 +13,7 @@ import xarray as xr
 
 from local_elasticity.api.labels import Coordinates, about, as_array, circumstances, own_values
 from local_elasticity.api.plan import LARGEST_SIDE, Plan
+from local_elasticity.engine.causes import MOSTLY
 from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.versions import versions
@@ -30,7 +31,7 @@ TRIED = 2
 """Rows and columns that are computed before a store is begun."""
 
 FEW = 6
-"""Sources and targets that a user's measure is tried on, together and in parts."""
+"""Sources and targets that a user's measure is tried on, together and in parts, and that show why nothing moved."""
 
 
 def similarity_in_store(
@@ -144,13 +145,14 @@ class BlockWork:
         measurement, plan = self.measurement, self.plan
         assert plan is not None
         engine = "" if measurement.engine is None else name_of(measurement.engine)
+        cause = self._cause() if unresolved > MOSTLY and self.measure.takes_steps else None
         return attrs_as_stored(
             {
                 "measure": self.measure.name,
                 "words": self.measure.words,
                 "reading": "as_defined",
                 "unresolved": unresolved,
-                **about(measurement, self.measure, engine, [*measurement.problem.notes(), *plan.notes]),
+                **about(measurement, self.measure, engine, [*measurement.problem.notes(), *plan.notes], cause),
                 **circumstances(measurement.problem, self.dtype, self.began),
                 "block": plan.side,
                 "threads": plan.threads,
@@ -166,6 +168,11 @@ class BlockWork:
                 here, there = (torch.from_numpy(self.diagonal[at]).to(scores.values) for at in (rows, columns))
                 scores = replace(scores, values=self.measure.normalize(scores.values, here, there), own=None)
             return as_array(scores.values), own_values(self.measure, scores)
+
+    def _cause(self) -> str | None:
+        """Why most sources did not move, as far as the first of them show."""
+        rows, columns = (slice(0, min(FEW, size)) for size in (self.measurement.n, self.measurement.m))
+        return self.measurement.part(rows, columns).run().cause
 
     def _check_pairwise(self) -> None:
         """A measure of the user's must give a pair the same value whichever pairs are in its block; try it on a few."""

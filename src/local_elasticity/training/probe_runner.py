@@ -148,11 +148,16 @@ class ProbeRunner:
         with self.budget.recording():
             failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
             similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
-            self.history.append(Probe(step, similarity, self.budget.last_seconds, found.engine, numbers))
+            seconds, facts = self.budget.last_seconds, self._facts()
+            self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
             self.failures.worked()
             if first() and self.loggers:
                 self._log(step, similarity, numbers)
         self._tell_of_measures(step, found.errors)
+
+    def _facts(self) -> dict[str, float]:
+        update = self.prober.measurement.update
+        return {"step_size": max(getattr(update, "step_sizes", [update.step_size]))}
 
     def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
         try:
