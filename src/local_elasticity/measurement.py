@@ -21,7 +21,7 @@ from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
 
 
@@ -34,6 +34,7 @@ class Measured:
     notes: tuple[str, ...] = ()
     cause: str | None = None
     """Why most sources did not move, where they did not."""
+    nonlinearity: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,14 @@ class Measurement:
         for measure in measures:
             if measure.normalize is not None and not measurement.square:
                 raise ValueError(f"measure: {measure.name} needs the targets to be the sources; leave targets out")
-        return measurement
+        return measurement.with_step_size()
+
+    def with_step_size(self) -> Measurement:
+        """With the step that `SGD("auto")` stands for, so that every part and every probe takes the same."""
+        if not (isinstance(self.update, SGD) and self.update.automatic and self.takes_steps):
+            return self
+        with self.problem.bound() as bound:
+            return replace(self, update=self.job(bound).update)
 
     @property
     def n(self) -> int:
@@ -231,7 +239,7 @@ class Measurement:
         scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
         if response is None:
             return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
-        return Measured(scores, response.engine, response.notes, cause_of_rest(response))
+        return Measured(scores, response.engine, response.notes, cause_of_rest(response), response.nonlinearity)
 
     def _targets(self, measure: Measure) -> Any:
         if self.targets is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measured, Measurement
 from local_elasticity.measures.measure import Measure, Scores
 
 Coordinates = dict[str, Any]
@@ -38,7 +39,7 @@ def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
 
 
 def about(
-    measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], cause: str | None = None
+    measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], found: Measured
 ) -> dict[str, Any]:
     """How a result was made: the engine and the step where there were any, what was decided on the way, and why sources
     did not move where they did not."""
@@ -46,7 +47,8 @@ def about(
     step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
     rates = getattr(update, "step_sizes", [])
     step |= {"step_sizes": rates} if len(set(rates)) > 1 else {}
-    step |= {"cause": cause} if cause else {}
+    step |= {"cause": found.cause} if found.cause else {}
+    step |= {"nonlinearity": found.nonlinearity} if math.isfinite(found.nonlinearity) else {}
     return {
         **(step if measure.takes_steps else {}),
         "targets_are_sources": measurement.square,

@@ -25,6 +25,7 @@ from local_elasticity.api.labels import (
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.nonlinearity import warn_of_large_step
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
@@ -88,12 +89,16 @@ def similarity(
             between them as `S["distance"]` where they are numbers.
 
     Returns:
-        A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,
+        A DataArray [source, target] that knows how it was made (`.attrs`; `nonlinearity` says how far the step is from
+        the limit of small steps) and has the accessor `.le`: `.le.classes()`,
         `.le.frame()`, `.le.nearest(source, top)`, `.le.plot()`, `.le.html()`, `.le.save(path)`. For a tuple of
         measures, a Dataset of such arrays by name.
 
     Raises:
         ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
+    Warns:
+        LargeStepWarning: if changes deviate by more than 10 % from those of small steps.
 
     >>> import torch, local_elasticity as le
     >>> net, sources = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 1]))
@@ -126,16 +131,19 @@ def similarity(
 
         if several:
             raise ValueError("store: one measure for each store; call le.similarity once for each of them")
-        return similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
+        stored = similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
+        warn_of_large_step(float(stored.attrs.get("nonlinearity", "nan")))
+        return stored
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     found = measurement.run(progress)
     named = {}
     for one in measures:
-        attrs = about(measurement, one, found.engine, found.notes, found.cause)
+        attrs = about(measurement, one, found.engine, found.notes, found)
         attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
         suffix = f"_{one.name}" if several else ""
         named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)
+    warn_of_large_step(found.nonlinearity)
     return xr.Dataset(named) if several else named[measures[0].name]
 
 

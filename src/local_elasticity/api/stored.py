@@ -17,7 +17,7 @@ from local_elasticity.engine.causes import MOSTLY
 from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measured, Measurement
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import is_ours
 from local_elasticity.scale.workers import threads_set
@@ -145,14 +145,14 @@ class BlockWork:
         measurement, plan = self.measurement, self.plan
         assert plan is not None
         engine = "" if measurement.engine is None else name_of(measurement.engine)
-        cause = self._cause() if unresolved > MOSTLY and self.measure.takes_steps else None
+        notes, found = [*measurement.problem.notes(), *plan.notes], self._looked_at(unresolved)
         return attrs_as_stored(
             {
                 "measure": self.measure.name,
                 "words": self.measure.words,
                 "reading": "as_defined",
                 "unresolved": unresolved,
-                **about(measurement, self.measure, engine, [*measurement.problem.notes(), *plan.notes], cause),
+                **about(measurement, self.measure, engine, notes, found),
                 **circumstances(measurement.problem, self.dtype, self.began),
                 "block": plan.side,
                 "threads": plan.threads,
@@ -169,10 +169,13 @@ class BlockWork:
                 scores = replace(scores, values=self.measure.normalize(scores.values, here, there), own=None)
             return as_array(scores.values), own_values(self.measure, scores)
 
-    def _cause(self) -> str | None:
-        """Why most sources did not move, as far as the first of them show."""
+    def _looked_at(self, unresolved: float) -> Measured:
+        """What the first sources and targets show: the nonlinearity, and why most did not move, if they did not."""
+        if not self.measure.takes_steps:
+            return Measured({}, "")
         rows, columns = (slice(0, min(FEW, size)) for size in (self.measurement.n, self.measurement.m))
-        return self.measurement.part(rows, columns).run().cause
+        found = self.measurement.part(rows, columns).run()
+        return found if unresolved > MOSTLY else replace(found, cause=None)
 
     def _check_pairwise(self) -> None:
         """A measure of the user's must give a pair the same value whichever pairs are in its block; try it on a few."""

@@ -18,7 +18,7 @@ from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.update import FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
+from local_elasticity.engine.update import SGD, FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
 
 DEPENDS_ON_BATCH = (
@@ -81,7 +81,7 @@ class Job:
         check_labels(bound, labels, outputs)
         if check_targets and target_labels is not None and not shared:
             check_labels(bound, target_labels, outputs, "targets")
-        return cls(
+        job = cls(
             bound=bound,
             update=update,
             rule=(rule := rule_of(update, bound)),
@@ -98,6 +98,14 @@ class Job:
             target_labels=target_labels,
             output_shape=tuple(outputs.shape[1:]),
         )
+        return job.with_step_size() if isinstance(update, SGD) and update.automatic else job
+
+    def with_step_size(self) -> Job:
+        """The same job with the step that its sources and targets suggest."""
+        from local_elasticity.engine.nonlinearity import resolved_step
+
+        update = resolved_step(self)
+        return replace(self, update=update, rule=rule_of(update, self.bound))
 
     @property
     def n(self) -> int:

@@ -7,6 +7,7 @@ computed again in float64, and those that it hides there too by differences, whi
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,13 +24,14 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.structured import Structured, differences_runner
 from local_elasticity.engine.supported import first_line
-from local_elasticity.engine.update import DEFAULT_UPDATE, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.engine.vmapped import Vmapped
 
 logger = logging.getLogger("local_elasticity")
@@ -120,10 +122,11 @@ def response_of(
     memory: int | None = None,
     progress: ProgressOption = None,
     check_targets: bool = False,
+    nonlinearity: bool = True,
 ) -> Response:
     """The response by an engine, or by the one that is chosen where it is None; with `refine`, rows that rounding hides
     are computed again, and an engine that cannot take the model is replaced. With `check_targets`, the loss must take
-    the labels of the targets."""
+    the labels of the targets. `nonlinearity` says whether to look at it."""
     with problem.bound() as bound:
         job = Job.read(
             bound,
@@ -145,7 +148,20 @@ def response_of(
                 response = as_response(job, rows, noise, runner, name_of(engine), said, exact=engine.exact)
         if not removes_drift(job):
             job.check_company(response.target_before)
-    return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
+        chosen = _chosen_step(update, job.update)
+        found = nonlinearity_of(job, response) if nonlinearity else math.nan
+    notes = (*problem.notes(), *chosen, *response.notes, *_overflows(response))
+    return replace(response, notes=notes, nonlinearity=found)
+
+
+def _chosen_step(asked: Update, taken: Update) -> list[str]:
+    """What to say of a step that was chosen."""
+    if not (isinstance(asked, SGD) and asked.automatic):
+        return []
+    return [
+        f"auto: the step size is {taken.step_size:g}, the largest that deviates by at most {ALLOWED:.0%} from the "
+        "limit of small steps, in the median of a few sources"
+    ]
 
 
 def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:

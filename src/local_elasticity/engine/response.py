@@ -36,6 +36,8 @@ class Response:
         source_labels, target_labels: the labels of the sources, and of the targets where they were given.
         loss: ℓ(outputs, labels); None where the outputs were transformed. `output_shape` is the shape of one example's
             outputs, which are flat here. `exact` is False where changes are to first order in the step.
+        nonlinearity: how far changes are from those of small steps, ‖R − JΔ‖ / ‖JΔ‖, in the median of a few sources;
+            NaN where that is not known.
     """
 
     source_before: Float[Tensor, "n *batch k"]
@@ -58,6 +60,7 @@ class Response:
     loss: LossFunction | None = None
     output_shape: tuple[int, ...] = ()
     exact: bool = True
+    nonlinearity: float = float("nan")
 
     def __repr__(self) -> str:
         """Its size, what made it and what was decided; tensors of thousands of numbers tell nobody anything."""

@@ -102,21 +102,42 @@ def _hooked(gradient: Tensor, hooks: Iterable[Callable[[Tensor], Tensor | None]]
     return as_real(seen)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SGD:
     """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).
 
+    Args:
+        step_size: η; or `"auto"` for the largest step at which the response is still linear: its deviation from the
+            limit of small steps is at most 1 % in the median of three sources, read at four targets. It is looked for
+            between 1e-12 and 1, once for each measurement, and results say what was found.
+        weight_decay: λ.
+
+    Raises:
+        ValueError: if a number is not positive and finite.
+
     >>> import local_elasticity as le
-    >>> le.SGD(1e-3)
-    SGD(step_size=0.001, weight_decay=0.0)
+    >>> le.SGD(1e-3), le.SGD("auto")
+    (SGD(step_size=0.001, weight_decay=0.0), SGD(step_size='auto', weight_decay=0.0))
     """
 
     step_size: float
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "step_size", _checked("step_size", self.step_size))
-        object.__setattr__(self, "weight_decay", _checked("weight_decay", self.weight_decay, zero=True))
+    def __init__(self, step_size: float | str, weight_decay: float = 0.0) -> None:
+        if isinstance(step_size, str) and step_size != "auto":
+            raise ValueError(f'step_size: expected a positive, finite number or "auto", got {step_size!r}')
+        size = math.nan if step_size == "auto" else _checked("step_size", step_size)
+        object.__setattr__(self, "step_size", size)
+        object.__setattr__(self, "weight_decay", _checked("weight_decay", weight_decay, zero=True))
+
+    def __repr__(self) -> str:
+        size = repr("auto" if self.automatic else self.step_size)
+        return f"SGD(step_size={size}, weight_decay={self.weight_decay!r})"
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the step is still to be chosen."""
+        return math.isnan(self.step_size)
 
     @property
     def plain(self) -> bool:

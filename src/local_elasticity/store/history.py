@@ -27,7 +27,7 @@ NOT_WRITTEN = -1
 
 FORMAT = "local elasticity history 1"
 
-FACTS = ("step_size",)
+FACTS = ("step_size", "nonlinearity")
 """Numbers about a probe that are not measured; a store of an earlier version lacks them."""
 
 ORDER = ("seconds", *FACTS, "numbers", "similarity", "step")

@@ -34,8 +34,8 @@ ONE_CLASS = "all"
 @dataclass(frozen=True)
 class Probe:
     """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
-    number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change; of an
-    optimizer with several, the largest."""
+    number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change (of an
+    optimizer with several, the largest), and the `nonlinearity` of the response."""
 
     step: int
     similarity: Mapping[str, np.ndarray]

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.emergence.feature_measures import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
+from local_elasticity.engine.causes import cause_of_rest
 from local_elasticity.engine.choose import short
 from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
 from local_elasticity.engine.guard import interruption, isolated
@@ -48,6 +49,8 @@ class Found:
     similarity: dict[str, np.ndarray]
     engine: str
     errors: Mapping[str, Exception] = field(default_factory=dict)
+    nonlinearity: float = float("nan")
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class Prober:
                 errors[measure.name] = error
         if not found:
             raise next(iter(errors.values()))
-        return Found(found, response.engine if response else measurement.measures[0].needs, errors)
+        if response is None:
+            return Found(found, measurement.measures[0].needs, errors)
+        return Found(found, response.engine, errors, response.nonlinearity, cause_of_rest(response))
 
     def launched(self) -> Launched | None:
         """The same on a GPU while the caller goes on; None where that was not recorded, or is no longer right."""
