@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity import training as training
+    from local_elasticity.api.compare import Compared as Compared
+    from local_elasticity.api.compare import compare as compare
     from local_elasticity.api.estimate import Estimate as Estimate
     from local_elasticity.api.estimate import estimate as estimate
     from local_elasticity.api.similarity import as_similarity as as_similarity
@@ -80,6 +82,7 @@ _PLACES = {
     "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
+    "api.compare": "compare Compared",
     "api.estimate": "estimate Estimate",
     "api.similarity": "similarity as_similarity load",
     "report.write": "write_report",
