@@ -1,6 +1,7 @@
 """Why nothing moved, in words: the true cause, not the size of the step."""
 
 import logging
+import warnings
 
 import numpy as np
 import pytest
@@ -60,14 +61,16 @@ def asked(name):
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_is_named(name, caplog, tmp_path):
     model, sources, options, words = asked(name)
-    S = le.similarity(model, sources, **options)
+    with pytest.warns(le.UnresolvedWarning, match=f"measure: 100% of the pairs of relative are unresolved: .*{words}"):
+        S = le.similarity(model, sources, **options)
     assert S.attrs["unresolved"] == 1
     assert words in S.attrs["cause"]
     caplog.set_level(logging.WARNING, logger="local_elasticity")
     le.class_pairs(S, y.tolist(), y.tolist())
     assert words in caplog.text
     assert "A larger step" not in caplog.text
-    stored = le.similarity(model, sources, store=tmp_path / "s.zarr", **options)
+    with pytest.warns(le.UnresolvedWarning, match=words):
+        stored = le.similarity(model, sources, store=tmp_path / "s.zarr", **options)
     assert stored.attrs["cause"] == S.attrs["cause"].replace("8 of 8", "6 of 6")
     page = le.write_report(S, tmp_path / "page.html").read_text()
     assert words in page
@@ -101,10 +104,14 @@ def test_a_history_keeps_the_step_size(tmp_path, caplog):
         budget=None,
         store=tmp_path / "h.zarr",
     )
-    for step in range(3):
-        monitor.probe(step)
+    with pytest.warns(le.UnresolvedWarning, match="learning rate of the optimizer is 0") as told:
+        monitor.probe(0)
+    assert told[0].filename == __file__
+    assert "100% of the pairs of relative are unresolved: the learning rate" in monitor.history.notes[0]
+    for step in range(1, 3):
         optimizer.step()
         warm_up.step()
+        monitor.probe(step)
     rates = [0, 0.2, 0.4]
     assert [probe.facts["step_size"] for probe in monitor.history] == pytest.approx(rates)
     again = le.training.history.History.open(tmp_path / "h.zarr")
@@ -123,3 +130,77 @@ def test_several_step_sizes_are_told():
     S = le.similarity(net, (x, y), loss="cross_entropy", update=le.FromOptimizer(torch.optim.SGD(groups)))
     assert S.attrs["step_sizes"] == [0.1, 0.01]
     assert np.isnan(S.attrs["step_size"])
+
+
+def test_probabilities_that_do_not_move():
+    """Logits move, and probabilities of a sure network do not."""
+    net = classifier(200)
+    sources = x, net(x).argmax(1)
+    problem = le.Problem.of(net, "cross_entropy")
+    with pytest.warns(le.UnresolvedWarning, match='are saturated .*measure="relative" reads the logits'):
+        le.similarity(problem, sources, measure="relative_l1", engine="looped", update=le.SGD(1e-6))
+
+
+def test_without_a_cause_it_is_rounding():
+    net = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 3))
+    with pytest.warns(le.UnresolvedWarning, match="less than rounding does; take a larger step") as told:
+        le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD(1e-9), engine="looped")
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_some_unresolved_pairs_are_no_reason_to_warn():
+    labels = classifier(0)(x).detach()
+    labels[3:] += 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert le.similarity(classifier(0), (x, labels), loss="mse").attrs["unresolved"] == 3 / 8
+
+
+PREDICTED = {
+    "cross_entropy": lambda outputs: outputs.argmax(1),
+    "bce_logits": lambda outputs: (outputs > 0).float(),
+    "bce": lambda outputs: (outputs > 0.5).float(),
+}
+
+
+@pytest.mark.parametrize("loss", PREDICTED)
+def test_predicted_labels_are_the_models_own(loss, tmp_path):
+    net = nn.Sequential(classifier(), nn.Sigmoid()) if loss == "bce" else classifier()
+    labels = PREDICTED[loss](net(x).detach())
+    options = {"loss": loss, "update": le.SGD(0.1)}
+    expected = le.similarity(net, (x, labels), **options)
+    for sources in (x, (x, None)):
+        S = le.similarity(net, sources, labels="predicted", **options)
+        assert np.array_equal(S.values, expected.values)
+        assert S.attrs["labels"] == "predicted"
+        assert set(S.coords) == set(expected.coords)
+    stored = le.similarity(net, x, labels="predicted", store=tmp_path / "s.zarr", **options)
+    assert np.allclose(stored.values, expected.values)
+    response = le.respond(net, x, labels="predicted", **options)
+    assert torch.equal(response.source_labels, labels)
+    monitor = le.Monitor(net, x, labels="predicted", every=1, budget=None, **options)
+    monitor.step(0)
+    assert np.allclose(monitor.history[0].similarity["relative"], expected.values, rtol=1e-4)
+
+
+def test_targets_without_labels_get_predicted_ones_too():
+    net = classifier()
+    S = le.similarity(net, x, x[:3].clone(), loss="cross_entropy", labels="predicted", measure="loss")
+    labels = net(x).argmax(1)
+    expected = le.similarity(net, (x, labels), (x[:3].clone(), labels[:3]), loss="cross_entropy", measure="loss")
+    assert np.array_equal(S.values, expected.values)
+    given = le.similarity(net, x, (x[:3].clone(), y[:3]), loss="cross_entropy", labels="predicted", measure="loss")
+    assert not np.array_equal(given.values, expected.values)
+
+
+@pytest.mark.parametrize("call", [le.similarity, le.respond, le.Monitor])
+def test_labels_that_are_none(call):
+    with pytest.raises(ValueError, match='labels: expected "given" or "predicted"'):
+        call(classifier(), x, loss="cross_entropy", labels="guessed")
+    with pytest.raises(ValueError, match="sources: they have labels already"):
+        call(classifier(), (x, y), loss="cross_entropy", labels="predicted")
+    with pytest.raises(ValueError, match='labels: "predicted" needs outputs that are classes'):
+        call(classifier(), x, loss="mse", labels="predicted")
+    with pytest.raises(TypeError, match="sources: expected a pair"):
+        call(classifier(), x, loss="cross_entropy")

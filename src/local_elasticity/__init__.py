@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Response as Response
     from local_elasticity.engine import Structured as Structured
     from local_elasticity.engine import Vmapped as Vmapped
+    from local_elasticity.engine.causes import UnresolvedWarning as UnresolvedWarning
     from local_elasticity.engine.difference import rule as rule
     from local_elasticity.engine.nonlinearity import LargeStepWarning as LargeStepWarning
     from local_elasticity.engine.respond import respond as respond
@@ -72,6 +73,7 @@ _PLACES = {
         "Problem SGD Adam FromOptimizer respond respond_in_sequence Response Looped Vmapped Structured Linearized"
     ),
     "engine.difference": "rule",
+    "engine.causes": "UnresolvedWarning",
     "engine.nonlinearity": "LargeStepWarning",
     "measures.relative": "euclidean manhattan kl relative source_change noise_floor",
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",

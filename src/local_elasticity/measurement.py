@@ -7,22 +7,27 @@ and the same errors everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.causes import cause_of_rest
+from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.predicted import labelled_sources, labelled_targets
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
+
+OF_PROBABILITIES = ("kl", "relative_l1", "loss")
+"""Measures that hardly move where the outputs are saturated."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Measured:
     notes: tuple[str, ...] = ()
     cause: str | None = None
     """Why most sources did not move, where they did not."""
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """Why most pairs of a measure are unresolved, where they are and it is known."""
     nonlinearity: float = float("nan")
 
 
@@ -55,6 +62,7 @@ class Measurement:
     refine: bool
     source_batch_size: int | None = None
     memory: int | None = None
+    labels: str = "given"
 
     @classmethod
     def read(
@@ -69,8 +77,10 @@ class Measurement:
         approximate: bool = False,
         source_batch_size: int | None = None,
         memory: int | None = None,
+        labels: str = "given",
     ) -> Measurement:
         """Read and check what a user hands in; errors name the argument and say what to do."""
+        sources, targets = labelled_sources(problem, sources, labels), labelled_targets(problem, targets, labels)
         check_sources(sources)
         check_update(update)
         chosen = resolve_engine(engine, approximate)
@@ -84,25 +94,26 @@ class Measurement:
         square = targets is None or given_twice(sources, targets)
         problem.check()
         place = problem.device, problem.precision
-        sources, labels = read_sources(sources, *place), None
+        sources, target_labels = read_sources(sources, *place), None
         if square:
             targets = None
         else:
             needed = any(measure.target_labels for measure in measures)
-            targets, labels = read_targets(targets, sources[0], *place, labels_needed=needed)
+            targets, target_labels = read_targets(targets, sources[0], *place, labels_needed=needed)
         if square and source_batch_size is not None:
-            targets, labels = sources
+            targets, target_labels = sources
         measurement = cls(
             problem,
             sources,
             targets,
-            labels,
+            target_labels,
             measures,
             update,
             chosen,
             refine=chosen is None,
             source_batch_size=source_batch_size,
             memory=memory,
+            labels=labels,
         )
         for measure in measures:
             if measure.normalize is not None and not measurement.square:
@@ -239,12 +250,31 @@ class Measurement:
         scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
         if response is None:
             return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
-        return Measured(scores, response.engine, response.notes, cause_of_rest(response), response.nonlinearity)
+        causes = causes_of(response, self.measures, {name: one.values for name, one in scores.items()})
+        return Measured(scores, response.engine, response.notes, cause_of_rest(response), causes, response.nonlinearity)
 
     def _targets(self, measure: Measure) -> Any:
         if self.targets is None:
             return None
         return (self.targets, self.target_labels) if measure.target_labels else self.targets
+
+
+def causes_of(
+    response: Response, measures: tuple[Measure, ...], values: Mapping[str, Tensor | np.ndarray]
+) -> dict[str, str]:
+    """Why most pairs of a measure are unresolved, by its name, where they are and it is known."""
+    found: dict[str, str] = {}
+    for measure in measures:
+        if measure.takes_steps and measure.name in values and unresolved_share(values[measure.name]) > MOSTLY:
+            cause = cause_of_unresolved(response, of_probabilities=measure.name in OF_PROBABILITIES)
+            found |= {measure.name: cause} if cause else {}
+    return found
+
+
+def unresolved_share(values: Tensor | np.ndarray) -> float:
+    """The share of pairs without a value."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return float(np.isnan(array).mean()) if array.size else float("nan")
 
 
 def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:

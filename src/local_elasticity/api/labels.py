@@ -14,7 +14,7 @@ from torch import Tensor
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measured, Measurement
+from local_elasticity.measurement import Measured, Measurement, unresolved_share
 from local_elasticity.measures.measure import Measure, Scores
 
 Coordinates = dict[str, Any]
@@ -47,10 +47,12 @@ def about(
     step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
     rates = getattr(update, "step_sizes", [])
     step |= {"step_sizes": rates} if len(set(rates)) > 1 else {}
-    step |= {"cause": found.cause} if found.cause else {}
+    cause = found.causes.get(measure.name) or found.cause
+    step |= {"cause": cause} if cause else {}
     step |= {"nonlinearity": found.nonlinearity} if math.isfinite(found.nonlinearity) else {}
     return {
         **(step if measure.takes_steps else {}),
+        **({"labels": measurement.labels} if measurement.labels != "given" else {}),
         "targets_are_sources": measurement.square,
         "notes": list(notes),
     }
@@ -108,11 +110,6 @@ def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> Co
     kept["target_example"] = ("target", kept_examples(targets, shape[1], "examples of the targets"))
     apart = distances(sources, targets)
     return kept if apart is None else kept | {"distance": (("source", "target"), apart)}
-
-
-def unresolved_share(values: np.ndarray) -> float:
-    """The share of pairs without a value."""
-    return float(np.isnan(values).mean()) if values.size else float("nan")
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

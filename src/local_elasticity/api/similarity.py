@@ -20,8 +20,8 @@ from local_elasticity.api.labels import (
     coordinates,
     example_coordinates,
     labelled,
-    unresolved_share,
 )
+from local_elasticity.engine.causes import warn_of_unresolved
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
@@ -29,7 +29,8 @@ from local_elasticity.engine.nonlinearity import warn_of_large_step
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measurement, unresolved_share
+from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures
 from local_elasticity.store.result import read
 
@@ -55,6 +56,7 @@ def similarity(
     loss: str | LossFunction | None = None,
     measure: AnyMeasure | tuple[AnyMeasure, ...] = "relative",
     update: Update = DEFAULT_UPDATE,
+    labels: str = "given",
     source_labels: Any = None,
     target_labels: Any = None,
     class_names: Mapping[Any, str] | Sequence[str] | None = None,
@@ -77,6 +79,8 @@ def similarity(
             function of a `Response`, or a tuple of several, which share one response. `"loss"` and the stiffness
             measures read the labels of the targets: targets=(inputs, labels).
         update: the step: `SGD`, `Adam` or `FromOptimizer`.
+        labels: `"given"`, or `"predicted"` for sources that are inputs alone: the step is then taken towards the class
+            that the model predicts now, and so for targets without labels.
         source_labels, target_labels: classes for summaries and plots. They default to the labels of sources and
             targets where the loss is cross-entropy.
         class_names: what results call the classes: a list by label, or a dict from label to name.
@@ -99,6 +103,7 @@ def similarity(
 
     Warns:
         LargeStepWarning: if changes deviate by more than 10 % from those of small steps.
+        UnresolvedWarning: if more than half of the pairs have no value; the message names the cause.
 
     >>> import torch, local_elasticity as le
     >>> net, sources = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 1]))
@@ -120,6 +125,7 @@ def similarity(
         approximate=approximate,
         source_batch_size=source_batch_size,
         memory=memory,
+        labels=labels,
     )
     shape = measurement.n, measurement.m
     if examples is not None:
@@ -133,6 +139,7 @@ def similarity(
             raise ValueError("store: one measure for each store; call le.similarity once for each of them")
         stored = similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
         warn_of_large_step(float(stored.attrs.get("nonlinearity", "nan")))
+        _warn_of_unresolved(stored, measures[0])
         return stored
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
@@ -144,7 +151,13 @@ def similarity(
         suffix = f"_{one.name}" if several else ""
         named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)
     warn_of_large_step(found.nonlinearity)
+    for one in measures:
+        _warn_of_unresolved(named[one.name], one)
     return xr.Dataset(named) if several else named[measures[0].name]
+
+
+def _warn_of_unresolved(S: xr.DataArray, measure: Measure) -> None:
+    warn_of_unresolved(measure.name, S.attrs["unresolved"], S.attrs.get("cause"), takes_steps=measure.takes_steps)
 
 
 def as_similarity(

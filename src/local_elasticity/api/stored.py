@@ -175,7 +175,7 @@ class BlockWork:
             return Measured({}, "")
         rows, columns = (slice(0, min(FEW, size)) for size in (self.measurement.n, self.measurement.m))
         found = self.measurement.part(rows, columns).run()
-        return found if unresolved > MOSTLY else replace(found, cause=None)
+        return found if unresolved > MOSTLY else replace(found, cause=None, causes={})
 
     def _check_pairwise(self) -> None:
         """A measure of the user's must give a pair the same value whichever pairs are in its block; try it on a few."""

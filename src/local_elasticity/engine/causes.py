@@ -7,6 +7,7 @@ from torch import Tensor
 
 from local_elasticity.engine.loss import NAMED
 from local_elasticity.engine.response import Response
+from local_elasticity.warn import warn
 
 MOSTLY = 0.5
 """The share of sources that must rest for one reason before that is called the cause."""
@@ -15,6 +16,43 @@ NO_STEP = (
     "the learning rate of the optimizer is 0, so that no step is taken; measure after the warm-up has begun, or pass "
     "update=le.SGD(step_size)"
 )
+
+
+ROUNDING = (
+    "the steps change predictions by less than rounding does; take a larger step, or measure in float64, "
+    "problem.to(torch.float64)"
+)
+"""Why pairs are unresolved, where no other cause is known."""
+
+SURE = 1e-6
+"""The probability of all other classes, below which a prediction is called saturated."""
+
+
+class UnresolvedWarning(UserWarning):
+    """Most pairs of a result are unresolved; the message says why."""
+
+
+def warn_of_unresolved(measure: str, share: float, cause: str | None, *, takes_steps: bool = True) -> None:
+    """Warn where most pairs of a measure have no value."""
+    if share > MOSTLY:
+        why = cause or (ROUNDING if takes_steps else "it is not defined there, as where a gradient is 0")
+        warn(f"measure: {share:.0%} of the pairs of {measure} are unresolved: {why}", UnresolvedWarning)
+
+
+def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | None:
+    """Why most pairs of a measure are unresolved, where it is known: the sources rest, or their probabilities do."""
+    found = cause_of_rest(response)
+    if found or not of_probabilities or response.kind not in ("logits", "binary_logits"):
+        return found
+    before = response.source_before
+    p = before.softmax(-1).amax(-1) if response.kind == "logits" else before.sigmoid().sub(0.5).abs().add(0.5).amin(-1)
+    sure = int((1 - p.double() < SURE).reshape(len(p), -1).all(1).sum())
+    if sure <= MOSTLY * len(p):
+        return None
+    return (
+        f"the outputs of {sure} of {len(p)} sources are saturated (one class has a probability of 1 up to {SURE:g}), "
+        'so that probabilities hardly move; measure="relative" reads the logits'
+    )
 
 
 def cause_of_rest(response: Response) -> str | None:
@@ -27,11 +65,11 @@ def cause_of_rest(response: Response) -> str | None:
     rests = (response.source_change == 0).flatten(1).all(1)
     flat = (response.loss_gradient == 0).flatten(1).all(1)
     saturated = _saturated(response)
-    found = torch.stack([rests, flat & rests, flat & saturated & rests]).sum(1).tolist()
+    unreached = rests & ~flat & (response.noise_scale == 0)  # where nothing was subtracted, rounding hides nothing
     n = len(rests)
-    resting, without_gradient, learned = found
-    if resting <= MOSTLY * n:
-        return None
+    resting, without_gradient, learned = (
+        torch.stack([unreached, flat & rests, flat & saturated & rests]).sum(1).tolist()
+    )
     if learned > MOSTLY * n:
         return (
             f"the loss gradient is exactly 0 at {learned} of {n} sources: their outputs are saturated, so that the "
@@ -40,6 +78,8 @@ def cause_of_rest(response: Response) -> str | None:
         )
     if without_gradient > MOSTLY * n:
         return f"the loss gradient is exactly 0 at {without_gradient} of {n} sources: {_why_flat(response)}"
+    if resting <= MOSTLY * n:
+        return None
     return (
         f"{resting} of {n} sources have a loss gradient, but a step on them changes no prediction of theirs: the "
         "gradient reaches no parameter that steps, as where units are dead or the step underflows"

@@ -25,6 +25,7 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of
+from local_elasticity.engine.predicted import labelled_sources, labelled_targets
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
@@ -56,6 +57,7 @@ def respond(
     update: Update = DEFAULT_UPDATE,
     engine: str | Engine = "auto",
     approximate: bool = False,
+    labels: str = "given",
     source_batch_size: int | None = None,
     memory: int | None = None,
     progress: ProgressOption = None,
@@ -75,6 +77,7 @@ def respond(
         engine: `"auto"` (exact, chosen by a short measurement; rows that rounding hides are computed again in
             float64), `"looped"`, `"vmapped"`, `"structured"`, `"linearized"`, or an engine object.
         approximate: let `auto` answer to first order in the step (`Linearized`).
+        labels: `"given"`, or `"predicted"` for sources that are inputs alone: the classes that the model predicts now.
         source_batch_size: take one step on each consecutive batch of this many sources instead of on each source.
         memory: bytes that may be used beyond the result itself; by default half of what is free.
         progress: None for a bar on a terminal and log lines elsewhere, True for lines on stderr instead of those, False
@@ -95,11 +98,11 @@ def respond(
     tensor([[1.0000, 1.0000],
             [0.5000, 1.0000]])
     """
-    chosen = resolve_engine(engine, approximate)
+    chosen, problem = resolve_engine(engine, approximate), as_problem(problem, loss)
     return response_of(
-        as_problem(problem, loss),
-        sources,
-        targets,
+        problem,
+        labelled_sources(problem, sources, labels),
+        labelled_targets(problem, targets, labels),
         update=update,
         engine=chosen,
         refine=chosen is None,

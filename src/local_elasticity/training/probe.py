@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from local_elasticity.emergence.feature_measures import ALONG, FeatureMeasure, Gathered
 from local_elasticity.emergence.features import FeatureStream
 from local_elasticity.emergence.named import OF_FEATURES
-from local_elasticity.engine.causes import cause_of_rest
 from local_elasticity.engine.choose import short
 from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
 from local_elasticity.engine.guard import interruption, isolated
@@ -23,7 +22,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measurement, causes_of
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures, is_ours
 from local_elasticity.training.changes import Standing, at_present
@@ -50,7 +49,7 @@ class Found:
     engine: str
     errors: Mapping[str, Exception] = field(default_factory=dict)
     nonlinearity: float = float("nan")
-    cause: str | None = None
+    causes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,8 @@ class Prober:
             raise next(iter(errors.values()))
         if response is None:
             return Found(found, measurement.measures[0].needs, errors)
-        return Found(found, response.engine, errors, response.nonlinearity, cause_of_rest(response))
+        causes = causes_of(response, measurement.measures, found)
+        return Found(found, response.engine, errors, response.nonlinearity, causes)
 
     def launched(self) -> Launched | None:
         """The same on a GPU while the caller goes on; None where that was not recorded, or is no longer right."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, warn_of_unresolved
 from local_elasticity.engine.fast_paths.replay import Launched
 from local_elasticity.engine.guard import interruption
 from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
 from local_elasticity.engine.progress import wait_for
+from local_elasticity.measurement import unresolved_share
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
 from local_elasticity.training.failures import Failures, MonitorWarning, first_line, tell
@@ -50,6 +52,7 @@ class ProbeRunner:
         self.failures = Failures()
         self._under_way: UnderWay | None = None
         self._large_step_told = False
+        self._unresolved_told: set[str] = set()
 
     @property
     def busy(self) -> bool:
@@ -73,7 +76,7 @@ class ProbeRunner:
         """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
         try:
             return work()
-        except (MonitorWarning, LargeStepWarning):  # the user has turned these into errors
+        except (MonitorWarning, LargeStepWarning, UnresolvedWarning):  # the user has turned these into errors
             raise
         except Exception as error:
             if interruption(error):  # a signal handler raised it, to end the run
@@ -158,6 +161,7 @@ class ProbeRunner:
                 self._log(step, similarity, numbers)
         self._tell_of_measures(step, found.errors)
         self._tell_of_large_step(step, found)
+        self._tell_of_unresolved(step, found)
 
     def _facts(self, found: Found) -> dict[str, float]:
         """What is known of a probe besides its measures."""
@@ -172,6 +176,17 @@ class ProbeRunner:
             self._large_step_told = True
             self.history.note(step, f"changes deviate by {found.nonlinearity:.0%} from those of small steps")
             warn(words, LargeStepWarning)
+
+    def _tell_of_unresolved(self, step: int, found: Found) -> None:
+        """Say once of every measure, and keep it with the step, why most of its pairs have no value."""
+        for measure in self.prober.measurement.measures:
+            share = unresolved_share(found.similarity.get(measure.name, np.zeros((1, 1))))
+            if share <= MOSTLY or measure.name in self._unresolved_told or not first():
+                continue
+            self._unresolved_told.add(measure.name)
+            cause = found.causes.get(measure.name)
+            self.history.note(step, f"{share:.0%} of the pairs of {measure.name} are unresolved: {cause or ROUNDING}")
+            warn_of_unresolved(measure.name, share, cause, takes_steps=measure.takes_steps)
 
     def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
         try:
