@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -214,9 +215,9 @@ class _Named:
             return _total(d * (before - y + d / 2))
         if self.loss is bce_logits:
             zero = torch.zeros_like(before)
-            slope = ((1 - y) * torch.sigmoid(before) - y * torch.sigmoid(-before))[..., None] * _signs(d)
+            slope = (1 - y) * torch.sigmoid(before) - y * torch.sigmoid(-before)
             z, moved, q = (torch.stack(pair, -1) for pair in ((before, zero), (d, zero), (y, 1 - y)))
-            return _mean(_of_distributions(z, moved, q, slope))
+            return _mean(_of_distributions(z, moved, q, torch.stack([slope, -slope], -1)))
         return _mean(_of_probabilities(before, d, y) if self.loss is bce else d * (2 * (before - y) + d))
 
 
@@ -347,16 +348,18 @@ def _share(known: Tensor, like: Tensor) -> Tensor:
     return known.to(like) / known.sum(-1, keepdim=True)
 
 
-def _signs(like: Tensor) -> Tensor:
-    return torch.tensor([1, -1], dtype=like.dtype, device=like.device)
-
-
 def _rounded(outputs: Tensor, seed: int = 0) -> Tensor:
     """Outputs that differ by one unit in the last place of the largest, up or down."""
+    signs = _signs(tuple(outputs.shape[1:]), seed, outputs.dtype, outputs.device)
+    largest = outputs.reshape(len(outputs), -1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
+    return outputs + torch.finfo(outputs.dtype).eps * largest * signs
+
+
+@cache
+def _signs(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ups and downs at random; kept, since a GPU would have to wait for them."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    signs = torch.randint(0, 2, outputs.shape[1:], generator=generator, device="cpu") * 2 - 1
-    largest = outputs.flatten(1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs + torch.finfo(outputs.dtype).eps * largest * signs.to(outputs)
+    return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(device, dtype)
 
 
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:
