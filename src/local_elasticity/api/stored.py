@@ -174,7 +174,8 @@ class BlockWork:
         if not self.measure.takes_steps:
             return Measured({}, "")
         rows, columns = (slice(0, min(FEW, size)) for size in (self.measurement.n, self.measurement.m))
-        found = self.measurement.part(rows, columns).run()
+        with threads_set(self.threads):
+            found = self.measurement.part(rows, columns).run()
         return found if unresolved > MOSTLY else replace(found, cause=None, causes={})
 
     def _check_pairwise(self) -> None:
