@@ -2,6 +2,7 @@
 
     python benchmarks/modern.py --device cuda                      # all networks, figures to results/modern-cuda.json
     python benchmarks/modern.py --device cuda --only "ViT-B/16"    # one of them, printed
+    python benchmarks/modern.py --device cuda --adamw              # transformers with a live AdamW alone
     python benchmarks/modern.py                                    # small networks on the CPU
 
 A loop takes one `torch.func.functional_call` with stepped parameters for each source, all targets in one pass; a naive
@@ -371,8 +372,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="networks by name; nothing is written then")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--no-linear", action="store_true")
+    parser.add_argument("--adamw", action="store_true", help="measure AdamW alone, and put it into the results")
     options = parser.parse_args()
     networks = NETWORKS if options.device == "cuda" else SMALL
+    if options.adamw:
+        results = json.loads((RESULTS / f"modern-{options.device}.json").read_text())["networks"]
+        for name in WITH_ADAMW:
+            results[name]["adamw"] = measured_with_adamw(networks[name], options.device)
+            print(name, "AdamW", json.dumps(results[name]["adamw"]), flush=True)
+            torch.cuda.empty_cache()
+        write(results, options)
+        return
     results = {}
     for name, make in networks.items():
         if options.only and name not in options.only:

@@ -63,6 +63,7 @@ def modern(results: dict[str, Any]) -> str:
         "loop / auto",
         "aim",
         "linearized, s",
+        "with AdamW",
         "worst pair",
         "median",
     ]
@@ -71,7 +72,9 @@ def modern(results: dict[str, Any]) -> str:
         aim = AIMS.get(name)
         measured = [f"{found[key]:.3g}" for key in ("loop_s", "auto_s", "first_s", "loop / auto")]
         errors = [f"{found[key]:.0e}" for key in ("worst", "median")]
-        rows.append([name, *measured, "" if aim is None else f"{aim:g}", f"{found['linearized_s']:.3g}", *errors])
+        adamw = f"{found['adamw']['loop / auto']:.3g}" if "adamw" in found else ""
+        aim = "" if aim is None else f"{aim:g}"
+        rows.append([name, *measured, aim, f"{found['linearized_s']:.3g}", adamw, *errors])
     return f"{results['machine']}, torch {results['versions']['torch']}\n\n{_table(head, rows)}"
 
 

@@ -24,6 +24,7 @@ install_import_hook(
         "local_elasticity.measures.kernel",
         "local_elasticity.measures.stiffness",
         "local_elasticity.measures.activation",
+        "local_elasticity.measures.loss",
         "local_elasticity.data.manifolds",
         "local_elasticity.emergence",
     ],

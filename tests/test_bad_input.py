@@ -291,7 +291,7 @@ def test_similarity_checks_before_it_works(tmp_path):
         le.similarity(problem(), [])
     with pytest.raises(TypeError, match="sources: expected a pair"):
         le.similarity(problem(), x[:1])
-    with pytest.raises(ValueError, match="measure: 'size'"):
+    with pytest.raises(ValueError, match="measure: expected one of .*, got 'size'"):
         le.similarity(problem(), (x, y), measure="size")
     measured = []
     for examples, words in (

@@ -16,6 +16,7 @@ MEASURES = [
     "kl",
     "kernel",
     "normalized_kernel",
+    "loss",
     "stiffness_cos",
     "stiffness_sign",
     "activation",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity import training as training
+    from local_elasticity.api.compare import Compared as Compared
+    from local_elasticity.api.compare import compare as compare
     from local_elasticity.api.estimate import Estimate as Estimate
     from local_elasticity.api.estimate import estimate as estimate
     from local_elasticity.api.similarity import as_similarity as as_similarity
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from local_elasticity.engine import Response as Response
     from local_elasticity.engine import Structured as Structured
     from local_elasticity.engine import Vmapped as Vmapped
+    from local_elasticity.engine.causes import UnresolvedWarning as UnresolvedWarning
     from local_elasticity.engine.difference import rule as rule
+    from local_elasticity.engine.nonlinearity import LargeStepWarning as LargeStepWarning
     from local_elasticity.engine.respond import respond as respond
     from local_elasticity.engine.sequential import respond_in_sequence as respond_in_sequence
     from local_elasticity.measures.activation import activation as activation
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from local_elasticity.measures.kernel import ntk as ntk
     from local_elasticity.measures.kernel import self_kernel as self_kernel
     from local_elasticity.measures.kernel import symmetrized as symmetrized
+    from local_elasticity.measures.loss import loss_change as loss_change
     from local_elasticity.measures.measure import Measure as Measure
     from local_elasticity.measures.measure import Scores as Scores
     from local_elasticity.measures.registry import measure as measure
@@ -68,14 +73,18 @@ _PLACES = {
         "Problem SGD Adam FromOptimizer respond respond_in_sequence Response Looped Vmapped Structured Linearized"
     ),
     "engine.difference": "rule",
+    "engine.causes": "UnresolvedWarning",
+    "engine.nonlinearity": "LargeStepWarning",
     "measures.relative": "euclidean manhattan kl relative source_change noise_floor",
     "measures.kernel": "kernel self_kernel normalized symmetrized ntk",
+    "measures.loss": "loss_change",
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
     "statistics.class_pairs": "class_pairs",
     "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
+    "api.compare": "compare Compared",
     "api.estimate": "estimate Estimate",
     "api.similarity": "similarity as_similarity load",
     "report.write": "write_report",

@@ -7,7 +7,7 @@ same numbers and the same errors everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
+from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.predicted import labelled_sources, labelled_targets
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.sequential import respond_in_sequence
-from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update, check_update
 from local_elasticity.measures.measure import Measure, Scores
 
 Sources = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -31,6 +33,9 @@ Sources = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 
 Targets = Inputs | np.ndarray | Sources
 """Inputs alone, (inputs, labels), a Dataset or a DataLoader."""
+
+OF_PROBABILITIES = ("kl", "relative_l1", "loss")
+"""Measures that hardly move where the outputs are saturated."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,11 @@ class Measured:
     scores: Mapping[str, Scores]
     engine: str
     notes: tuple[str, ...] = ()
+    cause: str | None = None
+    """Why most sources did not move, where they did not."""
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """Why most pairs of a measure are unresolved, where they are and it is known."""
+    nonlinearity: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Measurement:
     refine: bool
     source_batch_size: int | None = None
     memory: int | None = None
+    labels: str = "given"
 
     @classmethod
     def read(
@@ -74,8 +85,10 @@ class Measurement:
         approximate: bool = False,
         source_batch_size: int | None = None,
         memory: int | None = None,
+        labels: str = "given",
     ) -> Measurement:
         """Read and check what a user hands in; errors name the argument and say what to do."""
+        sources, targets = labelled_sources(problem, sources, labels), labelled_targets(problem, targets, labels)
         check_sources(sources)
         check_update(update)
         chosen = resolve_engine(engine, approximate)
@@ -89,30 +102,38 @@ class Measurement:
         square = targets is None or given_twice(sources, targets)
         problem.check()
         place = problem.device, problem.precision
-        sources, labels = read_sources(sources, *place), None
+        sources, target_labels = read_sources(sources, *place), None
         if square:
             targets = None
         else:
             needed = any(measure.target_labels for measure in measures)
-            targets, labels = read_targets(targets, sources[0], *place, labels_needed=needed)
+            targets, target_labels = read_targets(targets, sources[0], *place, labels_needed=needed)
         if square and source_batch_size is not None:
-            targets, labels = sources
+            targets, target_labels = sources
         measurement = cls(
             problem,
             sources,
             targets,
-            labels,
+            target_labels,
             measures,
             update,
             chosen,
             refine=chosen is None,
             source_batch_size=source_batch_size,
             memory=memory,
+            labels=labels,
         )
         for measure in measures:
             if measure.normalize is not None and not measurement.square:
                 raise ValueError(f"measure: {measure.name} needs the targets to be the sources; leave targets out")
-        return measurement
+        return measurement.with_step_size()
+
+    def with_step_size(self) -> Measurement:
+        """With the step that `SGD("auto")` stands for, so that every part and every probe takes the same."""
+        if not (isinstance(self.update, SGD) and self.update.automatic and self.takes_steps):
+            return self
+        with self.problem.bound() as bound:
+            return replace(self, update=self.job(bound).update)
 
     @property
     def n(self) -> int:
@@ -137,6 +158,11 @@ class Measurement:
     def takes_steps(self) -> bool:
         """Whether a measure needs the response to updates."""
         return any(measure.takes_steps for measure in self.measures)
+
+    @property
+    def reads_target_labels(self) -> bool:
+        """Whether a measure of the response reads the labels of the targets."""
+        return any(measure.takes_steps and measure.target_labels for measure in self.measures)
 
     @property
     def pair_of_targets(self) -> tuple[Inputs, Tensor | None] | None:
@@ -187,6 +213,7 @@ class Measurement:
             source_batch_size=self.source_batch_size,
             memory=self.memory,
             progress=progress,
+            check_targets=self.reads_target_labels,
         )
 
     def walk(self, record: Tensor | None = None, progress: ProgressOption = False) -> Response:
@@ -211,6 +238,7 @@ class Measurement:
             self.update,
             source_batch_size=self.source_batch_size,
             memory=self.memory,
+            check_targets=self.reads_target_labels,
         )
 
     def score(self, measure: Measure, response: Response | None, progress: ProgressOption = False) -> Scores:
@@ -245,12 +273,31 @@ class Measurement:
         scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
         if response is None:
             return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
-        return Measured(scores, response.engine, response.notes)
+        causes = causes_of(response, self.measures, {name: one.values for name, one in scores.items()})
+        return Measured(scores, response.engine, response.notes, cause_of_rest(response), causes, response.nonlinearity)
 
     def _targets(self, measure: Measure) -> Any:
         if self.targets is None:
             return None
         return (self.targets, self.target_labels) if measure.target_labels else self.targets
+
+
+def causes_of(
+    response: Response, measures: tuple[Measure, ...], values: Mapping[str, Tensor | np.ndarray]
+) -> dict[str, str]:
+    """Why most pairs of a measure are unresolved, by its name, where they are and it is known."""
+    found: dict[str, str] = {}
+    for measure in measures:
+        if measure.takes_steps and measure.name in values and unresolved_share(values[measure.name]) > MOSTLY:
+            cause = cause_of_unresolved(response, of_probabilities=measure.name in OF_PROBABILITIES)
+            found |= {measure.name: cause} if cause else {}
+    return found
+
+
+def unresolved_share(values: Tensor | np.ndarray) -> float:
+    """The share of pairs without a value."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return float(np.isnan(array).mean()) if array.size else float("nan")
 
 
 def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:

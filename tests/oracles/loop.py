@@ -54,3 +54,22 @@ def dense_ntk(model, x, x2):
         return torch.stack(rows)
 
     return torch.einsum("nkp,mlp->nmkl", jacobian(x), jacobian(x2))
+
+
+def looped_loss_change(model, loss, sources, targets, make_optimizer, *, call=lambda model, x: model(x), take=None):
+    """ℓ(x′; w⁺) − ℓ(x′; w) for every source and target, [n, m]: copy, step, loss, subtract."""
+    take = take or (lambda x, rows: x[rows])
+    (inputs, labels), (others, theirs) = sources, targets
+    still = copy.deepcopy(model).eval()
+    changes = []
+    for i in range(len(labels)):
+        moved = stepped(model, loss, take(inputs, slice(i, i + 1)), labels[i : i + 1], make_optimizer, call)
+        with torch.no_grad():
+            changes.append(
+                [
+                    loss(call(moved, take(others, slice(j, j + 1))), theirs[j : j + 1])
+                    - loss(call(still, take(others, slice(j, j + 1))), theirs[j : j + 1])
+                    for j in range(len(theirs))
+                ]
+            )
+    return torch.tensor(changes, dtype=torch.float64)

@@ -10,6 +10,7 @@ import xarray as xr
 
 from local_elasticity.api.labels import example_coordinates
 from local_elasticity.extras import extra
+from local_elasticity.measures.loss import LOSS
 from local_elasticity.statistics.class_pairs import class_pairs
 from local_elasticity.statistics.locality import locality
 from local_elasticity.store.result import save
@@ -43,17 +44,42 @@ class SimilarityAccessor:
             )
         return class_pairs(self._S, **options)
 
-    def nearest(self, source: int, top: int = 10) -> pd.DataFrame:
-        """The targets that a step on `source` moves most, itself left out."""
-        there = self._S["source"].values
-        if source not in there:
-            raise ValueError(f"source: {source!r} is not one of the {len(there)} sources; S.source lists them")
-        row = self._S.sel(source=source)
+    def nearest(self, source: int | None = None, top: int = 10, *, target: int | None = None) -> pd.DataFrame:
+        """The targets that a step on `source` moves most, or the sources whose step moves `target` most. An example
+        with itself is left out.
+
+        Args:
+            source, target: the number of one example; give one of the two.
+            top: how many.
+
+        Returns:
+            A row for each, the largest value first. For the measure `loss`, first the `top` helpers (the loss falls
+            most), then the `top` harmers, with a column `effect`.
+
+        Raises:
+            ValueError: if there is no such example, or not exactly one was given.
+
+        >>> import local_elasticity as le
+        >>> S = le.as_similarity([[-0.2, 0.1, -0.1], [-0.05, -0.3, 0.2], [0.1, 0.3, -0.4]], measure="loss")
+        >>> print(S.le.nearest(target=0))
+           source  value effect
+        0       1  -0.05  helps
+        1       2   0.10  harms
+        """
+        if (source is None) == (target is None):
+            raise ValueError("source, target: give one of them, the number of an example")
+        here, there, number = ("source", "target", source) if target is None else ("target", "source", target)
+        known = self._S[here].values
+        if number not in known:
+            raise ValueError(f"{here}: {number!r} is not one of the {len(known)} {here}s; S.{here} lists them")
+        line = self._S.sel({here: number})
         if self._S.attrs.get("targets_are_sources"):
-            row = row.drop_sel(target=source)
-        others = [name for name in row.coords if name not in ("target", "target_class")]
-        frame = row.rename("value").drop_vars(others).to_dataframe()
-        return frame.reset_index().sort_values("value", ascending=False).head(top).reset_index(drop=True)
+            line = line.drop_sel({there: number})
+        others = [name for name in line.coords if name not in (there, f"{there}_class")]
+        frame = line.rename("value").drop_vars(others).to_dataframe().reset_index()
+        if self._S.attrs.get("measure") == LOSS.name:
+            return _helpers_and_harmers(frame, top)
+        return frame.sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
     def plot(self, columns: int = 1) -> Figure:
         """The matrix as a picture, ordered by class where classes are known, as wide as one column of print or two."""
@@ -87,6 +113,15 @@ class SimilarityAccessor:
     def save(self, path: str | Path) -> Path:
         """Write to one zarr store; `le.load(path)` reads it back."""
         return save(self._S, path)
+
+
+def _helpers_and_harmers(frame: pd.DataFrame, top: int) -> pd.DataFrame:
+    """The rows whose value is furthest below 0, then those furthest above."""
+    import pandas as pd
+
+    helps = frame[frame["value"] < 0].sort_values("value").head(top).assign(effect="helps")
+    harms = frame[frame["value"] > 0].sort_values("value", ascending=False).head(top).assign(effect="harms")
+    return pd.concat([helps, harms], ignore_index=True)
 
 
 @xr.register_dataset_accessor("le")

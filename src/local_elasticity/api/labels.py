@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measured, Measurement, unresolved_share
 from local_elasticity.measures.measure import Measure, Scores
 
 Coordinates = dict[str, Any]
@@ -37,11 +38,21 @@ def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
     return {name: as_array(values) for name, values in found.items() if values is not None}
 
 
-def about(measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str]) -> dict[str, Any]:
-    """How a result was made: the engine and the step where there were any, and the notes of the measurement."""
-    step = {"engine": engine, "update": repr(measurement.update), "step_size": measurement.update.step_size}
+def about(
+    measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], found: Measured
+) -> dict[str, Any]:
+    """How a result was made: the engine and the step where there were any, what was decided on the way, and why sources
+    did not move where they did not."""
+    update = measurement.update
+    step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
+    rates = getattr(update, "step_sizes", [])
+    step |= {"step_sizes": rates} if len(set(rates)) > 1 else {}
+    cause = found.causes.get(measure.name) or found.cause
+    step |= {"cause": cause} if cause else {}
+    step |= {"nonlinearity": found.nonlinearity} if math.isfinite(found.nonlinearity) else {}
     return {
         **(step if measure.takes_steps else {}),
+        **({"labels": measurement.labels} if measurement.labels != "given" else {}),
         "targets_are_sources": measurement.square,
         "notes": list(notes),
     }
@@ -99,11 +110,6 @@ def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> Co
     kept["target_example"] = ("target", kept_examples(targets, shape[1], "examples of the targets"))
     apart = distances(sources, targets)
     return kept if apart is None else kept | {"distance": (("source", "target"), apart)}
-
-
-def unresolved_share(values: np.ndarray) -> float:
-    """The share of pairs without a value."""
-    return float(np.isnan(values).mean()) if values.size else float("nan")
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

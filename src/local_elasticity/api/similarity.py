@@ -21,15 +21,17 @@ from local_elasticity.api.labels import (
     coordinates,
     example_coordinates,
     labelled,
-    unresolved_share,
 )
+from local_elasticity.engine.causes import warn_of_unresolved
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.nonlinearity import warn_of_large_step
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
-from local_elasticity.measurement import Measurement, Sources, Targets
+from local_elasticity.measurement import Measurement, Sources, Targets, unresolved_share
+from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures
 from local_elasticity.store.result import read
 
@@ -65,6 +67,7 @@ def similarity(
     loss: str | LossFunction | None = None,
     measure: AnyMeasure | tuple[AnyMeasure, ...] = "relative",
     update: Update = DEFAULT_UPDATE,
+    labels: str = "given",
     source_labels: ArrayLike | None = None,
     target_labels: ArrayLike | None = None,
     class_names: Mapping[Any, str] | Sequence[str] | None = None,
@@ -82,11 +85,13 @@ def similarity(
     Args:
         problem, sources, targets, loss, engine, approximate, source_batch_size, memory, progress: as for `respond`.
             Some measures take no step; with those alone, an option about steps is an error.
-        measure: `"relative"`, `"relative_l1"`, `"kl"`, `"kernel"`, `"normalized_kernel"`, `"stiffness_cos"`,
-            `"stiffness_sign"`, `"activation"`, a name registered by `@le.measure`, a `le.Measure`, a function of a
-            `Response`, or a tuple of several, which share one response. The stiffness measures read the labels of the
-            targets: targets=(inputs, labels).
+        measure: `"relative"`, `"relative_l1"`, `"kl"`, `"kernel"`, `"normalized_kernel"`, `"loss"`,
+            `"stiffness_cos"`, `"stiffness_sign"`, `"activation"`, a name registered by `@le.measure`, a `le.Measure`, a
+            function of a `Response`, or a tuple of several, which share one response. `"loss"` and the stiffness
+            measures read the labels of the targets: targets=(inputs, labels).
         update: the step: `SGD`, `Adam` or `FromOptimizer`.
+        labels: `"given"`, or `"predicted"` for sources that are inputs alone: the step is then taken towards the class
+            that the model predicts now, and so for targets without labels.
         source_labels, target_labels: classes for summaries and plots. They default to the labels of sources and
             targets where the loss is cross-entropy.
         class_names: what results call the classes: a list by label, or a dict from label to name.
@@ -99,12 +104,17 @@ def similarity(
             between them as `S["distance"]` where they are numbers.
 
     Returns:
-        A DataArray [source, target] that knows how it was made (`.attrs`) and has the accessor `.le`: `.le.classes()`,
+        A DataArray [source, target] that knows how it was made (`.attrs`; `nonlinearity` says how far the step is from
+        the limit of small steps) and has the accessor `.le`: `.le.classes()`,
         `.le.frame()`, `.le.nearest(source, top)`, `.le.plot()`, `.le.html()`, `.le.save(path)`. For a tuple of
         measures, a Dataset of such arrays by name.
 
     Raises:
         ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
+    Warns:
+        LargeStepWarning: if changes deviate by more than 10 % from those of small steps.
+        UnresolvedWarning: if more than half of the pairs have no value; the message names the cause.
 
     >>> import torch, local_elasticity as le
     >>> net, sources = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 1]))
@@ -126,6 +136,7 @@ def similarity(
         approximate=approximate,
         source_batch_size=source_batch_size,
         memory=memory,
+        labels=labels,
     )
     shape = measurement.n, measurement.m
     if examples is not None:
@@ -137,17 +148,27 @@ def similarity(
 
         if several:
             raise ValueError("store: one measure for each store; call le.similarity once for each of them")
-        return similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
+        stored = similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
+        warn_of_large_step(float(stored.attrs.get("nonlinearity", "nan")))
+        _warn_of_unresolved(stored, measures[0])
+        return stored
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
     found = measurement.run(progress)
     named = {}
     for one in measures:
-        attrs = about(measurement, one, found.engine, found.notes)
+        attrs = about(measurement, one, found.engine, found.notes, found)
         attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
         suffix = f"_{one.name}" if several else ""
         named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)
+    warn_of_large_step(found.nonlinearity)
+    for one in measures:
+        _warn_of_unresolved(named[one.name], one)
     return xr.Dataset(named) if several else named[measures[0].name]
+
+
+def _warn_of_unresolved(S: xr.DataArray, measure: Measure) -> None:
+    warn_of_unresolved(measure.name, S.attrs["unresolved"], S.attrs.get("cause"), takes_steps=measure.takes_steps)
 
 
 def as_similarity(

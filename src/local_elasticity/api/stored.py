@@ -13,10 +13,11 @@ import xarray as xr
 
 from local_elasticity.api.labels import Coordinates, about, as_array, circumstances, own_values
 from local_elasticity.api.plan import LARGEST_SIDE, Plan
+from local_elasticity.engine.causes import MOSTLY
 from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.versions import versions
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measured, Measurement
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import is_ours
 from local_elasticity.scale.workers import threads_set
@@ -30,7 +31,7 @@ TRIED = 2
 """Rows and columns that are computed before a store is begun."""
 
 FEW = 6
-"""Sources and targets that a user's measure is tried on, together and in parts."""
+"""Sources and targets that a user's measure is tried on, together and in parts, and that show why nothing moved."""
 
 
 def similarity_in_store(
@@ -144,13 +145,14 @@ class BlockWork:
         measurement, plan = self.measurement, self.plan
         assert plan is not None
         engine = "" if measurement.engine is None else name_of(measurement.engine)
+        notes, found = [*measurement.problem.notes(), *plan.notes], self._looked_at(unresolved)
         return attrs_as_stored(
             {
                 "measure": self.measure.name,
                 "words": self.measure.words,
                 "reading": "as_defined",
                 "unresolved": unresolved,
-                **about(measurement, self.measure, engine, [*measurement.problem.notes(), *plan.notes]),
+                **about(measurement, self.measure, engine, notes, found),
                 **circumstances(measurement.problem, self.dtype, self.began),
                 "block": plan.side,
                 "threads": plan.threads,
@@ -166,6 +168,15 @@ class BlockWork:
                 here, there = (torch.from_numpy(self.diagonal[at]).to(scores.values) for at in (rows, columns))
                 scores = replace(scores, values=self.measure.normalize(scores.values, here, there), own=None)
             return as_array(scores.values), own_values(self.measure, scores)
+
+    def _looked_at(self, unresolved: float) -> Measured:
+        """What the first sources and targets show: the nonlinearity, and why most did not move, if they did not."""
+        if not self.measure.takes_steps:
+            return Measured({}, "")
+        rows, columns = (slice(0, min(FEW, size)) for size in (self.measurement.n, self.measurement.m))
+        with threads_set(self.threads):
+            found = self.measurement.part(rows, columns).run()
+        return found if unresolved > MOSTLY else replace(found, cause=None, causes={})
 
     def _check_pairwise(self) -> None:
         """A measure of the user's must give a pair the same value whichever pairs are in its block; try it on a few."""

@@ -54,6 +54,8 @@ class Job:
     footprint: Footprint
     k: int
     kind: Kind
+    target_labels: Tensor | None = None
+    output_shape: tuple[int, ...] = ()
 
     @classmethod
     def read(
@@ -65,18 +67,24 @@ class Job:
         *,
         source_batch_size: int | None = None,
         memory: int | None = None,
+        check_targets: bool = False,
     ) -> Job:
-        """Read and check everything a user hands in; errors name the argument and say what to do."""
+        """Read and check everything a user hands in; errors name the argument and say what to do. The labels of the
+        targets are checked where they are needed."""
         check_update(update)
         bound = bound.stepping(stepped_by(update, bound.problem))
         inputs, labels = read_sources(sources, bound.device, bound.dtype)
         shared = targets is None or given_twice(sources, targets)
-        target_inputs = inputs if shared else read_targets(targets, inputs, bound.device, bound.dtype)[0]
+        target_inputs, target_labels = (
+            (inputs, labels) if shared else read_targets(targets, inputs, bound.device, bound.dtype)
+        )
         batch = 1 if source_batch_size is None else source_batch_size
         _check_batches(count(inputs), batch)
         outputs, footprint_of_one = check_network(bound, inputs, None if shared else target_inputs)
         check_labels(bound, labels, outputs)
-        return cls(
+        if check_targets and target_labels is not None and not shared:
+            check_labels(bound, target_labels, outputs, "targets")
+        job = cls(
             bound=bound,
             update=update,
             rule=(rule := rule_of(update, bound)),
@@ -90,7 +98,17 @@ class Job:
             footprint=footprint_of_one,
             k=outputs[0].numel(),
             kind=_kind(bound, outputs),
+            target_labels=target_labels,
+            output_shape=tuple(outputs.shape[1:]),
         )
+        return job.with_step_size() if isinstance(update, SGD) and update.automatic else job
+
+    def with_step_size(self) -> Job:
+        """The same job with the step that its sources and targets suggest."""
+        from local_elasticity.engine.nonlinearity import resolved_step
+
+        update = resolved_step(self)
+        return replace(self, update=update, rule=rule_of(update, self.bound))
 
     @property
     def n(self) -> int:
@@ -211,6 +229,7 @@ class Job:
             source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
             source_labels=cast(self.source_labels[rows]),
             target_inputs=tree_map(cast, self.target_inputs),
+            target_labels=None if self.target_labels is None else cast(self.target_labels),
             targets_are_sources=False,
         )
 
@@ -391,7 +410,12 @@ def same_predictions(one: Tensor, other: Tensor) -> bool:
 def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
     """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
     _check_classes(bound, labels, outputs, name)
-    _check_loss(bound, labels, outputs)
+    try:
+        _check_loss(bound, labels, outputs)
+    except (ValueError, TypeError) as error:
+        if name == "sources" or not str(error).startswith("sources: "):
+            raise
+        raise type(error)(str(error).replace("sources", name, 1)) from error
 
 
 def _check_loss(bound: BoundProblem, labels: Tensor, outputs: Tensor) -> None:

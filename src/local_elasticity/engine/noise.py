@@ -26,7 +26,7 @@ from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
-from local_elasticity.engine.update import Rule, Update
+from local_elasticity.engine.update import Rule, Update, without_gradient
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0
@@ -166,8 +166,7 @@ class _Drift:
         return self.update.vectorizes
 
     def rule(self, problem: Problem) -> Rule:
-        rule = self.update.rule(problem)
-        return lambda params, gradient: rule(params, {name: torch.zeros_like(g) for name, g in gradient.items()})
+        return without_gradient(self.update.rule(problem))
 
 
 def _drift_noise(job: Job, runner: Runner) -> float:

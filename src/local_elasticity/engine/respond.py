@@ -7,6 +7,7 @@ computed again in float64, and those that it hides there too by differences, whi
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, known, name_of, remember
+from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, choose, known, name_of, remember
+from local_elasticity.engine.drift import measured_noise, removes_drift, without_drift
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
@@ -22,13 +24,15 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of
+from local_elasticity.engine.predicted import labelled_sources, labelled_targets
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows, collect
 from local_elasticity.engine.structured import Structured, differences_runner
 from local_elasticity.engine.supported import first_line
-from local_elasticity.engine.update import DEFAULT_UPDATE, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.engine.vmapped import Vmapped
 
 logger = logging.getLogger("local_elasticity")
@@ -53,6 +57,7 @@ def respond(
     update: Update = DEFAULT_UPDATE,
     engine: str | Engine = "auto",
     approximate: bool = False,
+    labels: str = "given",
     source_batch_size: int | None = None,
     memory: int | None = None,
     progress: ProgressOption = None,
@@ -72,6 +77,7 @@ def respond(
         engine: `"auto"` (exact, chosen by a short measurement; rows that rounding hides are computed again in
             float64), `"looped"`, `"vmapped"`, `"structured"`, `"linearized"`, or an engine object.
         approximate: let `auto` answer to first order in the step (`Linearized`).
+        labels: `"given"`, or `"predicted"` for sources that are inputs alone: the classes that the model predicts now.
         source_batch_size: take one step on each consecutive batch of this many sources instead of on each source.
         memory: bytes that may be used beyond the result itself; by default half of what is free.
         progress: None for a bar on a terminal and log lines elsewhere, True for lines on stderr instead of those, False
@@ -92,11 +98,11 @@ def respond(
     tensor([[1.0000, 1.0000],
             [0.5000, 1.0000]])
     """
-    chosen = resolve_engine(engine, approximate)
+    chosen, problem = resolve_engine(engine, approximate), as_problem(problem, loss)
     return response_of(
-        as_problem(problem, loss),
-        sources,
-        targets,
+        problem,
+        labelled_sources(problem, sources, labels),
+        labelled_targets(problem, targets, labels),
         update=update,
         engine=chosen,
         refine=chosen is None,
@@ -118,21 +124,46 @@ def response_of(
     source_batch_size: int | None = None,
     memory: int | None = None,
     progress: ProgressOption = None,
+    check_targets: bool = False,
+    nonlinearity: bool = True,
 ) -> Response:
     """The response by an engine, or by the one that is chosen where it is None; with `refine`, rows that rounding hides
-    are computed again, and an engine that cannot take the model is replaced."""
+    are computed again, and an engine that cannot take the model is replaced. With `check_targets`, the loss must take
+    the labels of the targets. `nonlinearity` says whether to look at it."""
     with problem.bound() as bound:
-        job = Job.read(bound, sources, targets, update, source_batch_size=source_batch_size, memory=memory)
+        job = Job.read(
+            bound,
+            sources,
+            targets,
+            update,
+            source_batch_size=source_batch_size,
+            memory=memory,
+            check_targets=check_targets,
+        )
         with Progress(job.n, "updates", progress) as bar:
             if refine or engine is None:
                 response = _auto(job, engine, bar)
             else:
-                runner = engine.runner(job)
-                noise, rows = Noise.measure(job, runner), Rows.empty(job, runner.target_before.shape[1])
+                runner = without_drift(job, engine.runner)
+                noise, rows = measured_noise(job, runner), Rows.empty(job, runner.target_before.shape[1])
                 collect(job, runner, rows, bar.advance)
-                response = as_response(job, rows, noise, runner, name_of(engine), runner.notes)
-        job.check_company(response.target_before)
-    return replace(response, notes=(*problem.notes(), *response.notes, *_overflows(response)))
+                response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
+        if not removes_drift(job):
+            job.check_company(response.target_before)
+        chosen = _chosen_step(update, job.update)
+        found = nonlinearity_of(job, response) if nonlinearity else math.nan
+    notes = (*problem.notes(), *chosen, *response.notes, *_overflows(response))
+    return replace(response, notes=notes, nonlinearity=found)
+
+
+def _chosen_step(asked: Update, taken: Update) -> list[str]:
+    """What to say of a step that was chosen."""
+    if not (isinstance(asked, SGD) and asked.automatic):
+        return []
+    return [
+        f"auto: the step size is {taken.step_size:g}, the largest that deviates by at most {ALLOWED:.0%} from the "
+        "limit of small steps, in the median of a few sources"
+    ]
 
 
 def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
@@ -161,18 +192,20 @@ def _overflows(response: Response) -> list[str]:
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
     notes: list[str] = []
-    choice = known(job, notes) if engine is None else Choice(engine, "")
+    choice = _known(job, notes) if engine is None else Choice(engine, "")
     if choice is not None:
         try:
-            runner = choice.runner or choice.engine.runner(job)
+            runner = choice.runner or without_drift(job, choice.engine.runner)
             said = [choice.reason] if choice.reason else []
-            return _refined(job, choice.engine, runner, Noise.measure(job, runner), said, bar)
+            return _refined(job, choice.engine, runner, measured_noise(job, runner), said, bar)
         except UNSUPPORTED as error:
             if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
                 raise
             bar.done = 0
             what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
             notes.append(f"auto: {what} ({first_line(error)})")
+            if removes_drift(job):
+                return _auto(job, Looped(), bar)
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
     best = race.run(_hopeless(job, race.best.runner, noise))
@@ -186,6 +219,12 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     bar.done, looped = 0, Looped()
     remember(job, Choice(looped, notes[-1]))
     return _refined(job, looped, looped.runner(job), noise, notes, bar)
+
+
+def _known(job: Job, notes: list[str]) -> Choice | None:
+    """The engine that was chosen before. Rows of a race have the drift in them, so that they are not kept where it is
+    to be removed."""
+    return choose(job) if removes_drift(job) else known(job, notes)
 
 
 def _refined(
@@ -247,7 +286,7 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
-        runner, finer = engine.runner(higher), noise.again(rows, torch.float64, inside)
+        runner, finer = without_drift(higher, engine.runner), noise.again(rows, torch.float64, inside)
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
@@ -265,7 +304,7 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
     few, finer = job.again(job.bound, rows), noise.again(rows, job.bound.dtype)
     bar.total += len(rows)
     try:
-        runner = differences_runner(few)
+        runner = without_drift(few, differences_runner)
         found = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), bar.advance)
     except (*UNSUPPORTED, MemoryError) as error:
         if interruption(error):
@@ -294,7 +333,9 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     return replace(response, notes=(*response.notes, *better.notes))
 
 
-def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...]) -> Response:
+def as_response(
+    job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, notes: tuple[str, ...], *, exact: bool = True
+) -> Response:
     """The labelled whole: predictions, changes, noise and how they came about."""
     dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
 
@@ -317,6 +358,11 @@ def as_response(job: Job, rows: Rows, noise: Noise, runner: Runner, name: str, n
         policy=job.bound.problem.policy,
         targets_are_sources=job.targets_are_sources,
         notes=notes,
+        source_labels=job.source_labels if job.minibatches else job.source_labels.flatten(0, 1),
+        target_labels=job.target_labels,
+        loss=job.bound.problem.loss,
+        output_shape=job.output_shape,
+        exact=exact,
     )
 
 

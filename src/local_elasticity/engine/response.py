@@ -8,7 +8,7 @@ from html import escape
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.loss import Kind, no_distribution
+from local_elasticity.engine.loss import Kind, LossFunction, no_distribution
 from local_elasticity.engine.update import Update
 from local_elasticity.shapes import Float
 
@@ -33,6 +33,11 @@ class Response:
         kind: what the k outputs are; `update`: the rule; `engine`: what computed it; `policy`: how the model was run.
         targets_are_sources: whether column j is the example of row j.
         notes: what was decided on the way, in words.
+        source_labels, target_labels: the labels of the sources, and of the targets where they were given.
+        loss: ℓ(outputs, labels); None where the outputs were transformed. `output_shape` is the shape of one example's
+            outputs, which are flat here. `exact` is False where changes are to first order in the step.
+        nonlinearity: how far changes are from those of small steps, ‖R − JΔ‖ / ‖JΔ‖, in the median of a few sources;
+            NaN where that is not known.
     """
 
     source_before: Float[Tensor, "n *batch k"]
@@ -50,6 +55,12 @@ class Response:
     policy: str
     targets_are_sources: bool
     notes: tuple[str, ...] = ()
+    source_labels: Tensor | None = None
+    target_labels: Tensor | None = None
+    loss: LossFunction | None = None
+    output_shape: tuple[int, ...] = ()
+    exact: bool = True
+    nonlinearity: float = float("nan")
 
     def __repr__(self) -> str:
         """Its size, what made it and what was decided; tensors of thousands of numbers tell nobody anything."""
@@ -109,6 +120,7 @@ class Response:
             source_change=_softmax_change(self.source_before, self.source_change),
             target_change=_softmax_change(self.target_before, self.target_change),
             loss_gradient=None,
+            loss=None,
             source_noise=_softmax_noise(source, self.source_noise),
             target_noise=_softmax_noise(target, self.target_noise),
             kind="probabilities",
@@ -124,6 +136,7 @@ class Response:
             source_change=_sigmoid_change(self.source_before, self.source_change),
             target_change=_sigmoid_change(self.target_before, self.target_change),
             loss_gradient=None if self.loss_gradient is None else self.loss_gradient / slope,
+            loss=None,
             source_noise=slope * self.source_noise,
             target_noise=target * (1 - target) * self.target_noise,
             kind="binary_probabilities",
@@ -135,10 +148,18 @@ def repeated(response: Response, n: int, m: int) -> Response:
     device = response.step_size.device
     rows = torch.arange(n, device=device) % len(response.step_size)
     columns = torch.arange(m, device=device) % response.target_change.shape[1]
-    of_sources = ("source_before", "source_change", "loss_gradient", "step_size", "source_noise", "noise_scale")
-    of_targets = ("target_before", "target_noise")
+    of_sources = (
+        "source_before",
+        "source_change",
+        "loss_gradient",
+        "step_size",
+        "source_noise",
+        "noise_scale",
+        "source_labels",
+    )
+    of_targets = ("target_before", "target_noise", "target_labels")
     parts = {name: getattr(response, name)[rows] for name in of_sources if getattr(response, name) is not None}
-    parts |= {name: getattr(response, name)[columns] for name in of_targets}
+    parts |= {name: getattr(response, name)[columns] for name in of_targets if getattr(response, name) is not None}
     return replace(response, target_change=response.target_change[rows][:, columns], **parts)
 
 

@@ -244,6 +244,10 @@ def _response(
         engine=name,
         policy=job.bound.problem.policy,
         targets_are_sources=False,
+        source_labels=job.source_labels[recorded.to(job.source_labels.device), 0],
+        target_labels=job.target_labels,
+        loss=job.bound.problem.loss,
+        output_shape=job.output_shape,
     )
 
 

@@ -7,6 +7,7 @@
 | `kl`                | S_rel of the predicted distributions (Definition 2)                        |
 | `kernel`            | S_ker (He & Su eq. 2.3)                                                    |
 | `normalized_kernel` | S_ker over the root of its diagonal (He & Su A.4); sources must be targets |
+| `loss`              | the change of the target's loss, signed                                    |
 | `stiffness_cos`     | cosine of loss gradients                                                   |
 | `stiffness_sign`    | its sign                                                                   |
 | `activation`        | cosine of ReLU patterns                                                    |
@@ -23,6 +24,7 @@ from torch import Tensor
 from local_elasticity.engine.response import Response
 from local_elasticity.measures.activation import ACTIVATION
 from local_elasticity.measures.kernel import KERNEL, NORMALIZED_KERNEL
+from local_elasticity.measures.loss import LOSS
 from local_elasticity.measures.measure import Measure, Scores
 from local_elasticity.measures.relative import KL, RELATIVE, RELATIVE_L1
 from local_elasticity.measures.stiffness import STIFFNESS_COS, STIFFNESS_SIGN
@@ -39,6 +41,7 @@ OURS = (
     KL,
     KERNEL,
     NORMALIZED_KERNEL,
+    LOSS,
     STIFFNESS_COS,
     STIFFNESS_SIGN,
     ACTIVATION,

@@ -108,12 +108,12 @@ def _kl_of_logits(z: Tensor, d: Tensor) -> Tensor:
     d = d - d.gather(-1, p.argmax(-1, keepdim=True))  # KL does not see a common shift
     u = (p * d).sum(-1, keepdim=True) - d
     far = torch.exp(log_p + u) - p - p * u
-    total = torch.where(u.abs() < 0.5, p * _expm1_minus(u), far).sum(-1)
+    total = torch.where(u.abs() < 0.5, p * expm1_minus(u), far).sum(-1)
     log_total = torch.logsumexp(log_p + u, dim=-1)
     return torch.where(log_total < 1, torch.log1p(total), log_total)
 
 
-def _expm1_minus(u: Tensor) -> Tensor:
+def expm1_minus(u: Tensor) -> Tensor:
     """e^u − 1 − u for |u| < ½ by its series, u²/2 (1 + u/3 (1 + u/4 (1 + …)))."""
     u = u.clamp(-0.5, 0.5)
     series = torch.ones_like(u)

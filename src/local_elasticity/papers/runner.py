@@ -8,22 +8,26 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import local_elasticity
 from local_elasticity.checks import check_choice, check_device
+from local_elasticity.engine.nonlinearity import LargeStepWarning
 from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
 from local_elasticity.scale.workers import current_workers
 from local_elasticity.store.atomic import write_whole
 
 logger = logging.getLogger("local_elasticity")
+
+T = TypeVar("T")
 
 SCHEMA = 1
 MOST_SEEDS = 10_000
@@ -135,9 +139,22 @@ def _measure(shared: Any, batch: list[Unit]) -> Iterator[tuple[Unit, dict[str, A
     experiment, settings, reading, device = shared
     made = {"environment": _environment(device), "commit": _commit()}
     began = time.monotonic()
-    for unit, measured in experiment.measure_batch(batch, settings, reading, device):
+    for unit, measured in _without_warnings(experiment.measure_batch(batch, settings, reading, device)):
         seconds, began = time.monotonic() - began, time.monotonic()
         yield unit, {"part": unit.part, "seed": unit.seed, **made, "seconds": seconds, "measured": dict(measured)}
+
+
+def _without_warnings(results: Iterable[T]) -> Iterator[T]:
+    """The same, one after another, without a word about large steps: papers ask for them."""
+    waiting = iter(results)
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LargeStepWarning)
+            try:
+                found = next(waiting)
+            except StopIteration:
+                return
+        yield found
 
 
 def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:

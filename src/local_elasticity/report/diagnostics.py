@@ -32,6 +32,13 @@ LARGE_ROWS_TIMES = 2
 """Rows whose median is so many times that of the others are called large."""
 
 
+TOO_SMALL = (
+    "the steps moved predictions by less than rounding does. Take a larger step, float64, or a network that is not yet "
+    "perfect on these examples"
+)
+"""Why nothing was resolved, where no other cause is known."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing to know before believing a number."""
@@ -43,10 +50,10 @@ class Finding:
 
 def examine(run: Run, panel: Panel) -> list[Finding]:
     """All findings of one measure, at its last time where it has several."""
-    return [_unresolved(panel), _denominators(panel), _noise(panel), _extremes(panel), *_itself(run, panel)]
+    return [_unresolved(run, panel), _denominators(panel), _noise(panel), _extremes(panel), *_itself(run, panel)]
 
 
-def _unresolved(panel: Panel) -> Finding:
+def _unresolved(run: Run, panel: Panel) -> Finding:
     shares = 1 - np.isfinite(panel.values).mean((1, 2)) if panel.values.size else np.ones(1)
     share, worst = float(shares[-1]), float(shares.max())
     over_time = f" At the worst of {len(shares)} times it was {worst:.1%}." if len(shares) > 1 and worst > share else ""
@@ -54,8 +61,7 @@ def _unresolved(panel: Panel) -> Finding:
         return Finding(
             "bad",
             "Nothing was resolved",
-            "No pair has a value: the steps moved predictions by less than rounding does. Take a larger step, float64, "
-            "or a network that is not yet perfect on these examples." + over_time,
+            f"No pair has a value: {run.about.get('cause') or TOO_SMALL}." + over_time,
         )
     if share == 0:
         return Finding("good", "Every pair was resolved", "Rounding noise hid no similarity." + over_time)

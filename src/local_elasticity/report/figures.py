@@ -76,6 +76,17 @@ def similarity_figure(S: xr.DataArray, columns: int = 1) -> Figure:
     return made
 
 
+def comparison_figure(before: xr.DataArray, after: xr.DataArray, difference: xr.DataArray, columns: int = 2) -> Figure:
+    """Two matrices and their difference side by side."""
+    width = width_of(columns)
+    with mpl.rc_context(STYLE):
+        made = figure(width, 0.36 * width)
+        panels = zip(made.subplots(1, 3), (before, after, difference), ("before", "after", "difference"), strict=True)
+        for axes, S, title in panels:
+            draw_similarity(axes, S, title)
+    return made
+
+
 def draw_similarity(axes: Any, S: xr.DataArray, title: str) -> None:
     """The matrix on given axes, with its colour bar. Where 1 is the source itself, what is beyond it is drawn as 1."""
     rows, row_edges, row_names = _by_class(S, "source")

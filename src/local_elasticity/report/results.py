@@ -180,7 +180,9 @@ def _of_clusters(
 
 
 def _of_history(name: str, history: Any) -> Run:
-    probes = [(one.step, list(one.similarity.values()), one.seconds, list(one.numbers.values())) for one in history]
+    probes = [
+        (one.step, list(one.similarity.values()), one.seconds, list(one.numbers.values()), one.facts) for one in history
+    ]
     about = {**history.about, "engine": sorted({one.engine for one in history})}
     classes = history.source_classes, history.target_classes
     return _over_time(name, probes, history.measures, history.numbers, classes, about, history.notes)
@@ -196,14 +198,14 @@ def _of_stored_history(name: str, store: HistoryStore) -> Run:
 
 def _over_time(
     name: str,
-    probes: Sequence[tuple[int, Any, float, list[float]]],
+    probes: Sequence[tuple[int, Any, float, list[float], Mapping[str, float]]],
     measures: Sequence[str],
     numbers: Sequence[str],
     classes: tuple[Sequence[Any], Sequence[Any]],
     about: Mapping[str, Any],
     notes: Mapping[Any, str],
 ) -> Run:
-    """A run of probes (step, similarities of the measures, seconds, measures of features)."""
+    """A run of probes (step, similarities of the measures, seconds, measures of features, facts)."""
     steps, words = tuple(probe[0] for probe in probes), about.get("words", {})
     panels = [
         Panel(measure, np.stack([np.asarray(probe[1][place]) for probe in probes]), steps, words=words.get(measure, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from local_elasticity.measures.loss import LOSS
 from local_elasticity.measures.registry import is_ratio, words_of
 from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.embedding import Matched
@@ -36,6 +37,8 @@ def tell(run: Run, panel: Panel, pairs: Pairs | None, half: float | None) -> lis
         return [*sentences, "No pair could be resolved. The diagnostics say why."]
     if pairs is None:
         return [*sentences, "Classes are unknown, so pairs are not compared by class. Pass source_labels= for that."]
+    if panel.measure == LOSS.name:
+        return [*sentences, *_influence(panel, pairs)]
     local = False
     if len(pairs.classes) > 1:
         found = locality_of(run, panel) if is_ratio(panel.measure) else None
@@ -79,6 +82,19 @@ def tell_missing(run: Run) -> list[str]:
             f"of the whole ones are kept only where all are of one shape and up to {MOST_PAIRS:,} pairs."
         ]
     return []
+
+
+def _influence(panel: Panel, pairs: Pairs) -> list[str]:
+    """What a step does to the loss of others, by the signs of the medians."""
+    values = panel.values[-1][np.isfinite(panel.values[-1])]
+    told = [f"At the last matrix, {(values < 0).mean():.0%} of the pairs help: the step lowers the target's loss."]
+    if len(pairs.classes) < 2:
+        return told
+    within, between = pairs.within[-1], pairs.between[-1]
+    return [
+        *told,
+        f"The median change of the loss is {number(within)} within a class and {number(between)} between classes.",
+    ]
 
 
 def _within_and_between(pairs: Pairs) -> str:

@@ -120,5 +120,7 @@ def _timed(problem: Problem, pair: Any, targets: Any, update: Update, engine: En
     """With the rows that are computed again in float64."""
     device = pair[1].device
     began = now(device)
-    response_of(problem, pair, (targets, None), update=update, engine=engine, refine=refine, progress=False)
+    response_of(
+        problem, pair, (targets, None), update=update, engine=engine, refine=refine, progress=False, nonlinearity=False
+    )
     return now(device) - began

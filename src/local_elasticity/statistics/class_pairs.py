@@ -71,7 +71,7 @@ def class_pairs(
     """
     read = read_pairs(S, source_labels, target_labels, source_change)
     frame = summarized(read, reduce, self_pairs, resamples, level=level, seed=seed)
-    tell_of_unresolved(frame, "class_pairs")
+    tell_of_unresolved(frame, "class_pairs", getattr(S, "attrs", {}).get("cause"))
     return frame
 
 
@@ -108,15 +108,17 @@ def pair_rows(
     return table
 
 
-def tell_of_unresolved(frame: pd.DataFrame, what: str) -> bool:
-    """Warn where many pairs of two classes are unresolved; whether there was reason to."""
+def tell_of_unresolved(frame: pd.DataFrame, what: str, cause: str | None = None) -> bool:
+    """Warn where many pairs of two classes are unresolved, with the cause where it is known; whether there was reason
+    to."""
     many = bool((frame["unresolved"] > UNRESOLVED_WORTH_A_WARNING).any())
     if many:
         logger.warning(
             "%s: up to %.0f %% of the pairs of two classes are unresolved and left out; the value is that of the "
-            'others. A larger step or engine="structured" resolves more',
+            "others. %s",
             what,
             100 * frame["unresolved"].max(),
+            f"The cause: {cause}" if cause else 'A larger step or engine="structured" resolves more',
         )
     return many
 

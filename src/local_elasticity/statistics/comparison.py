@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,60 @@ def compared(
     signs = rng.choice([-1.0, 1.0], size=(flips, len(units)))
     reached = int((np.abs(signs @ units) >= abs(units.sum()) * (1 - 1e-12)).sum())
     return Comparison(float(found[0]), low, high, (1 + reached) / (1 + flips), int(known.sum()))
+
+
+def compared_by_class(
+    one: np.ndarray,
+    other: np.ndarray,
+    source_classes: np.ndarray,
+    target_classes: np.ndarray,
+    *,
+    level: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Compare two matrices for every pair of classes: medians of `other` (before) and `one` (after) over the pairs that
+    have a value in both, and what `compared` gives. P-values are those of single class pairs.
+
+    >>> one = np.array([[np.nan, 2.0, 1.0], [3.0, np.nan, 1.0], [1.0, 1.0, np.nan]])
+    >>> classes = np.array(["a", "a", "b"])
+    >>> compared_by_class(one, one - 1, classes, classes)["difference"].tolist()
+    [1.0, 1.0, 1.0, nan]
+    """
+    import pandas as pd
+
+    table = []
+    for a in np.unique(source_classes):
+        for b in np.unique(target_classes):
+            block = np.ix_(source_classes == a, target_classes == b)
+            found = compared(one[block], other[block], level=level, resamples=resamples, seed=seed)
+            before, after = _medians(other[block], one[block])
+            table.append((a, b, before, after, found.difference, found.low, found.high, found.p_value, found.pairs))
+    names = ["source_class", "target_class", "before", "after", "difference", "low", "high", "p_value", "pairs"]
+    return pd.DataFrame(table, columns=names)
+
+
+def compared_by_example(
+    one: np.ndarray, other: np.ndarray, *, level: float = 0.95, resamples: int = 200, seed: int = 0
+) -> pd.DataFrame:
+    """Compare two matrices row by row: medians before and after over the pairs of a row that have a value in both, the
+    median difference, and its interval, for which the columns are resampled.
+
+    >>> one = np.arange(12.0).reshape(3, 4)
+    >>> compared_by_example(one, one - 2)["low"].tolist()
+    [2.0, 2.0, 2.0]
+    """
+    import pandas as pd
+
+    table = []
+    for row, (after, before) in enumerate(zip(one, other, strict=True)):
+        found = compared(after[None], before[None], level=level, resamples=resamples, flips=0, seed=seed + row)
+        table.append((*_medians(before, after), found.difference, found.low, found.high, found.pairs))
+    return pd.DataFrame(table, columns=["before", "after", "difference", "low", "high", "pairs"])
+
+
+def _medians(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    known = np.isfinite(after - before)
+    if not known.any():
+        return float("nan"), float("nan")
+    return float(np.median(before[known])), float(np.median(after[known]))

@@ -28,7 +28,10 @@ NOT_WRITTEN = -1
 
 FORMAT = "local elasticity history 1"
 
-ORDER = ("seconds", "numbers", "similarity", "step")
+FACTS = ("step_size", "nonlinearity")
+"""Numbers about a probe that are not measured; a store of an earlier version lacks them."""
+
+ORDER = ("seconds", *FACTS, "numbers", "similarity", "step")
 """In which a probe's arrays are written."""
 
 DESCRIPTION = "zarr.json"
@@ -125,7 +128,8 @@ class HistoryStore:
                 name, shape=shape, chunks=chunk, dtype=kind, fill_value=fill, dimension_names=dims, compressors=None
             )
 
-        array("seconds", (0,), "float64", np.nan, ("probe",))
+        for name in ("seconds", *FACTS):
+            array(name, (0,), "float64", np.nan, ("probe",))
         array("numbers", (0, len(attributes["numbers"])), "float64", np.nan, ("probe", "number"))
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
@@ -154,11 +158,12 @@ class HistoryStore:
 
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
         """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
-        wanted = {"seconds": (), "step": (), "numbers": (numbers,), "similarity": (measures, n, m)}
+        wanted: dict[str, tuple[int, ...]] = {"numbers": (numbers,), "similarity": (measures, n, m)}
         try:
             for name in {*self._names, "similarity", "step", "seconds"}:
                 array = self._array(name)
-                check_shape(name, array, (array.shape[0], *wanted[name]), (1, *(max(1, size) for size in wanted[name])))
+                sizes = wanted.get(name, ())
+                check_shape(name, array, (array.shape[0], *sizes), (1, *(max(1, size) for size in sizes)))
         except Exception as error:  # zarr raises what its codecs raise
             raise_interruption(error)
             raise _damaged(self.path, error) from error
@@ -181,9 +186,12 @@ class HistoryStore:
         seconds: float,
         engine: str,
         numbers: Mapping[str, float] | None = None,
+        facts: Mapping[str, float] | None = None,
     ) -> None:
         """Add a probe; its step is written last."""
         values: dict[str, Any] = {
+            **dict.fromkeys(FACTS, np.nan),
+            **(facts or {}),
             "seconds": seconds,
             "numbers": list((numbers or {}).values()),
             "similarity": list(similarity.values()),
@@ -232,13 +240,14 @@ class HistoryStore:
 
         return zarr.open_array(RegularFiles(self.path), path=name, mode="r+")
 
-    def probes(self) -> Iterator[tuple[int, np.ndarray, float, list[float]]]:
-        """The finished probes: step, similarities [measures, n, m], seconds, and the measures of features."""
+    def probes(self) -> Iterator[tuple[int, np.ndarray, float, list[float], dict[str, float]]]:
+        """The finished probes: step, similarities [measures, n, m], seconds, the measures of features, and facts."""
         arrays = {name: self._array(name) for name in self._names}
         for place, step in enumerate(self.steps()):
             self._check_chunks(arrays, place)
             numbers = arrays["numbers"][place].tolist() if "numbers" in arrays else []
-            yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers
+            facts = {name: float(arrays[name][place]) for name in FACTS if name in arrays}
+            yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers, facts
 
     def _check_chunks(self, arrays: Mapping[str, Any], place: int) -> None:
         try:

@@ -157,7 +157,9 @@ def of_update(update: Update) -> str:
     if not isinstance(update, FromOptimizer):
         return of_rule(update)
     optimizer = update.optimizer
-    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}"
+    options = {"clip_norm": update.clip_norm, "clip_value": update.clip_value, "drift": update.drift}
+    given = "".join(f" {name}={value}" for name, value in options.items() if value not in (None, "keep"))
+    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}{given}"
 
 
 def of_optimizer(update: Update, problem: Problem) -> Fingerprints:

@@ -26,6 +26,7 @@ OF_SOURCES = (
     "step_size",
     "source_noise",
     "noise_scale",
+    "source_labels",
 )
 """What of a response has a row for every source."""
 

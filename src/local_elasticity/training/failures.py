@@ -5,17 +5,15 @@ several failures in a row.
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Hashable
-from pathlib import Path
+
+from local_elasticity.warn import depth_of_caller
 
 logger = logging.getLogger("local_elasticity")
 
 PATIENCE = 3
 """Probes that may fail in a row before probing stops."""
-
-PACKAGE = str(Path(__file__).parents[1])
 
 
 class MonitorWarning(UserWarning):
@@ -34,7 +32,7 @@ def tell(message: str, error: BaseException | None = None) -> None:
     if error is not None:
         logger.debug("traceback of: %s", message, exc_info=error)
     try:
-        warnings.warn(message, MonitorWarning, stacklevel=_depth_of_caller())
+        warnings.warn(message, MonitorWarning, stacklevel=depth_of_caller())
     except MonitorWarning:
         if any(action == "error" and kind is MonitorWarning for action, _, kind, *_ in warnings.filters):
             raise
@@ -105,15 +103,3 @@ def _place(error: BaseException) -> Hashable:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return type(error), traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
-
-
-def _depth_of_caller() -> int:
-    """How many frames above `tell` the user's own code is, past this package and other installed ones, such as
-    Lightning; `warnings.warn` counts `tell` as 1.
-    """
-    depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(PACKAGE) or "site-packages" in frame.f_code.co_filename
-    ):
-        depth, frame = depth + 1, frame.f_back
-    return depth

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from local_elasticity.engine.causes import NO_STEP
 from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
@@ -34,13 +35,15 @@ ONE_CLASS = "all"
 @dataclass(frozen=True)
 class Probe:
     """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
-    number for every measure of features."""
+    number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change (of an
+    optimizer with several, the largest), and the `nonlinearity` of the response."""
 
     step: int
     similarity: Mapping[str, np.ndarray]
     seconds: float
     engine: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 class History:
@@ -98,10 +101,10 @@ class History:
         from local_elasticity.training.on_disk import OnDisk
 
         engine = str(store.about.get("engine", ""))
-        for step, values, seconds, found in store.probes():
+        for step, values, seconds, found, facts in store.probes():
             similarity = dict(zip(self.measures, values, strict=True))
             numbers = dict(zip(self.numbers, found, strict=True))
-            self._probes.append(Probe(step, similarity, seconds, engine, numbers))
+            self._probes.append(Probe(step, similarity, seconds, engine, numbers, facts))
         self.notes = {int(step): str(note) for step, note in store.about.get("notes", {}).items()}
         self._disk = OnDisk(store)
 
@@ -204,6 +207,7 @@ class History:
                 "engine": probe.engine,
                 "similarity": {name: torch.from_numpy(S) for name, S in probe.similarity.items()},
                 "numbers": dict(probe.numbers),
+                "facts": dict(probe.facts),
             }
             for probe in self._probes
         ]
@@ -216,7 +220,8 @@ class History:
         for one in state:
             if last < one["step"] <= step:
                 S = {name: tensor.numpy() for name, tensor in one["similarity"].items()}
-                self.append(Probe(one["step"], S, one["seconds"], one["engine"], one.get("numbers", {})))
+                numbers, facts = one.get("numbers", {}), one.get("facts", {})
+                self.append(Probe(one["step"], S, one["seconds"], one["engine"], numbers, facts))
 
     def frame(self, *, reduce: Reduction = "median", resamples: int = 200) -> pd.DataFrame:
         """A row for every step, measure and pair of classes; `class_pairs` says what the columns are. A measure of
@@ -253,7 +258,8 @@ class History:
         key = (probe.step, f"{measure} {reduce} {resamples}")
         if key not in self._frames:
             table = summarized(self._pairs(probe, measure), reduce, "exclude", resamples)
-            if measure not in self._told and tell_of_unresolved(table, f"{measure} at step {probe.step}"):
+            cause = NO_STEP if probe.facts.get("step_size") == 0 else None
+            if measure not in self._told and tell_of_unresolved(table, f"{measure} at step {probe.step}", cause):
                 self._told.add(measure)
             table.insert(0, "step", probe.step)
             table.insert(1, "measure", measure)
@@ -314,11 +320,14 @@ class History:
         """All similarities, labelled: [step, source, target] for every measure, [step] for measures of features."""
         import xarray as xr
 
+        from local_elasticity.store.history import FACTS
+
         coords = {
             "step": self.steps,
             "source_class": ("source", self.source_classes),
             "target_class": ("target", self.target_classes),
             "seconds": ("step", [probe.seconds for probe in self]),
+            **{name: ("step", [probe.facts.get(name, np.nan) for probe in self]) for name in FACTS},
         }
         shape = (0, len(self.source_classes), len(self.target_classes))
         arrays: dict[str, Any] = {

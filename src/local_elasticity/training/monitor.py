@@ -53,6 +53,8 @@ class Monitor:
     Args:
         problem: from `Problem.of`, or a bare model together with `loss=`.
         sources, targets: as for `respond`; they are read once, at the start. Stiffness needs targets=(inputs, labels).
+        labels: `"given"`, or `"predicted"` for sources that are inputs alone: the classes that the model predicts when
+            the monitor is made.
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
         class_names: what results call the classes: a list by label, or a dict from label to name.
@@ -93,6 +95,7 @@ class Monitor:
         *,
         targets: Targets | None = None,
         loss: str | LossFunction | None = None,
+        labels: str = "given",
         source_labels: ArrayLike | None = None,
         target_labels: ArrayLike | None = None,
         class_names: Mapping[Any, str] | Sequence[str] | None = None,
@@ -120,6 +123,7 @@ class Monitor:
             engine=engine,
             approximate=approximate,
             memory=memory,
+            labels=labels,
         )
         prober = Prober.of(measurement, of_features)
         source_classes, target_classes = _classes(prober, source_labels, target_labels, class_names)

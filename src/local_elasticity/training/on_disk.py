@@ -81,7 +81,12 @@ class OnDisk:
 
     def _put(self, probe: Probe) -> None:
         self.store.append(
-            probe.step, probe.similarity, seconds=probe.seconds, engine=probe.engine, numbers=probe.numbers
+            probe.step,
+            probe.similarity,
+            seconds=probe.seconds,
+            engine=probe.engine,
+            numbers=probe.numbers,
+            facts=probe.facts,
         )
 
     def _give_up(self, why: str, error: Exception) -> None:

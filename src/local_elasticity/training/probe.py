@@ -22,7 +22,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.memory import is_out_of_memory
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
-from local_elasticity.measurement import Measurement
+from local_elasticity.measurement import Measurement, causes_of
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures, is_ours
 from local_elasticity.training.changes import Standing, at_present
@@ -48,6 +48,8 @@ class Found:
     similarity: dict[str, np.ndarray]
     engine: str
     errors: Mapping[str, Exception] = field(default_factory=dict)
+    nonlinearity: float = float("nan")
+    causes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ class Prober:
                 errors[measure.name] = error
         if not found:
             raise next(iter(errors.values()))
-        return Found(found, response.engine if response else measurement.measures[0].needs, errors)
+        if response is None:
+            return Found(found, measurement.measures[0].needs, errors)
+        causes = causes_of(response, measurement.measures, found)
+        return Found(found, response.engine, errors, response.nonlinearity, causes)
 
     def launched(self) -> Launched | None:
         """The same on a GPU while the caller continues; None where that was not recorded, or is no longer right."""

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, warn_of_unresolved
 from local_elasticity.engine.fast_paths.replay import Launched
 from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
 from local_elasticity.engine.progress import wait_for
+from local_elasticity.measurement import unresolved_share
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
 from local_elasticity.training.failures import Failures, MonitorWarning, first_line, tell
@@ -23,6 +26,7 @@ from local_elasticity.training.history import History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Found, Prober
+from local_elasticity.warn import warn
 
 logger = logging.getLogger("local_elasticity")
 
@@ -46,6 +50,8 @@ class ProbeRunner:
         self.prober, self.history, self.budget, self.loggers = prober, history, budget, loggers
         self.failures = Failures()
         self._under_way: UnderWay | None = None
+        self._large_step_told = False
+        self._unresolved_told: set[str] = set()
 
     @property
     def busy(self) -> bool:
@@ -69,7 +75,7 @@ class ProbeRunner:
         """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
         try:
             return work()
-        except MonitorWarning:  # the user has turned these into errors
+        except (MonitorWarning, LargeStepWarning, UnresolvedWarning):  # the user has turned these into errors
             raise
         except Exception as error:
             if interruption(error):  # a signal handler raised it, to end the run
@@ -147,11 +153,39 @@ class ProbeRunner:
         with self.budget.recording():
             failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
             similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
-            self.history.append(Probe(step, similarity, self.budget.last_seconds, found.engine, numbers))
+            seconds, facts = self.budget.last_seconds, self._facts(found)
+            self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
             self.failures.worked()
             if first() and self.loggers:
                 self._log(step, similarity, numbers)
         self._tell_of_measures(step, found.errors)
+        self._tell_of_large_step(step, found)
+        self._tell_of_unresolved(step, found)
+
+    def _facts(self, found: Found) -> dict[str, float]:
+        """What is known of a probe besides its measures."""
+        update = self.prober.measurement.update
+        rate = max(getattr(update, "step_sizes", [update.step_size]))
+        return {"step_size": rate, "nonlinearity": found.nonlinearity}
+
+    def _tell_of_large_step(self, step: int, found: Found) -> None:
+        """Say once, and keep it with the step, that changes are far from those of small steps."""
+        words = in_words(found.nonlinearity)
+        if words and not self._large_step_told and first():
+            self._large_step_told = True
+            self.history.note(step, f"changes deviate by {found.nonlinearity:.0%} from those of small steps")
+            warn(words, LargeStepWarning)
+
+    def _tell_of_unresolved(self, step: int, found: Found) -> None:
+        """Say once of every measure, and keep it with the step, why most of its pairs have no value."""
+        for measure in self.prober.measurement.measures:
+            share = unresolved_share(found.similarity.get(measure.name, np.zeros((1, 1))))
+            if share <= MOSTLY or measure.name in self._unresolved_told or not first():
+                continue
+            self._unresolved_told.add(measure.name)
+            cause = found.causes.get(measure.name)
+            self.history.note(step, f"{share:.0%} of the pairs of {measure.name} are unresolved: {cause or ROUNDING}")
+            warn_of_unresolved(measure.name, share, cause, takes_steps=measure.takes_steps)
 
     def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
         try:

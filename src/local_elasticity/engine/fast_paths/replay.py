@@ -153,7 +153,7 @@ def recorded(
     another moment, does not fit in one chunk or waits for the GPU. Nets of two layers have a shorter way.
     """
     with problem.bound() as present:
-        if not (records_on(present.device) and isinstance(update, SGD) and problem.loss_is_named):
+        if not (records_on(present.device) and isinstance(update, SGD) and update.plain and problem.loss_is_named):
             return None
         replica = present.replica.having(_copies(present.constants))
         bound = replace(present, params=_copies(present.params), replica=replica)

@@ -1,0 +1,237 @@
+"""How far a step is from its limit of small steps, from a few pairs; and the largest step that is still close to it.
+
+For a source with displacement Δ the response is R = f(x′; w + Δ) − f(x′; w), and its limit J(x′)Δ. The nonlinearity is
+the median over a few sources of ‖R − JΔ‖ / ‖JΔ‖, over a few targets. JΔ is a derivative along one direction, which two
+backward passes give, or one pass in forward mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from local_elasticity.engine.inputs import spread, take
+from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
+from local_elasticity.engine.replica import Params
+from local_elasticity.engine.update import SGD, FromOptimizer, rule_of
+from local_elasticity.warn import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from local_elasticity.engine.job import Job
+    from local_elasticity.engine.response import Response
+
+SOURCES, TARGETS = 3, 4
+"""Pairs that are looked at."""
+
+LARGE = 0.1
+"""From this nonlinearity on a result says so."""
+
+ALLOWED = 0.01
+"""The nonlinearity of the step that `SGD("auto")` takes, at most."""
+
+LARGEST, SMALLEST = 1.0, 1e-12
+"""Between which it looks for that step."""
+
+FINER = 8
+"""Steps that it tries in a factor of ten."""
+
+HEARD = 0.05
+"""Rows whose rounding is above this share of their change tell nothing."""
+
+
+class LargeStepWarning(UserWarning):
+    """A step is so large that predictions do not change in proportion to it."""
+
+
+def in_words(nonlinearity: float) -> str | None:
+    """What to say of a large step; None where it is not."""
+    if not nonlinearity > LARGE:
+        return None
+    return (
+        f"update: the step is so large that changes deviate by {nonlinearity:.0%} from those of small steps (the "
+        'median of a few sources). For similarities in the limit of small steps pass update=le.SGD("auto") or '
+        "approximate=True; to measure this very step, ignore le.LargeStepWarning"
+    )
+
+
+def warn_of_large_step(nonlinearity: float) -> None:
+    """Warn where a result is far from the limit of small steps."""
+    words = in_words(nonlinearity)
+    if words:
+        warn(words, LargeStepWarning)
+
+
+def nonlinearity_of(job: Job, response: Response) -> float:
+    """‖R − JΔ‖ / ‖JΔ‖, the median over a few sources whose change is clear of rounding; NaN where the network has no
+    such derivative or no row is clear."""
+    if not response.exact:
+        return 0.0
+    columns = spread(job.m, TARGETS, job.bound.device)
+    inputs = take(job.target_inputs, columns)
+    found = []
+    for row in spread(job.n, SOURCES, job.bound.device).tolist():
+        change = response.target_change[row, columns]
+        noise = response.noise_scale[row] * response.target_noise[columns]
+        size, heard = float(change.norm()), float(noise.norm())
+        if not (math.isfinite(size) and size > 0 and heard < HEARD * size):
+            continue
+        start, moved = _displacement(job, row, response.loss_gradient)
+        limit = derivative_along(job.bound, start, moved, inputs)
+        if limit is None:
+            return math.nan
+        off = float((change - limit.to(change)).square().sum() - noise.square().sum())
+        found.append(math.sqrt(max(off, 0.0)) / max(float(limit.norm()), torch.finfo(torch.float32).tiny))
+    return median(found) if found else math.nan
+
+
+def resolved_step(job: Job) -> SGD:
+    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 where no step up
+    to there deviates by more. Steps are tried in float64 where the network takes that."""
+    assert isinstance(job.update, SGD)
+    decay = job.update.weight_decay
+    with job.bound.problem.to(torch.float64).bound() as bound:
+        try:
+            deviation = _deviations(job, bound, decay)
+        except Exception as error:  # whatever a forward pass raises that was not made for float64
+            if not may_be_passed_over(error):
+                raise
+            deviation = _deviations(job, job.bound, decay)
+    size = _largest(deviation)
+    return SGD(size, decay)
+
+
+def _largest(deviation: Callable[[float], float]) -> float:
+    """The largest step between two bounds that deviates by so little, on a grid of two digits; from above by factors of
+    ten, and then finer."""
+    size = LARGEST
+    if deviation(size) <= ALLOWED:
+        return size
+    while size > SMALLEST:
+        size /= 10
+        if deviation(size) <= ALLOWED:
+            break
+    else:
+        return SMALLEST
+    low, high = 0, FINER
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if deviation(_rounded(size, middle)) <= ALLOWED else (low, middle)
+    return _rounded(size, low)
+
+
+def _rounded(size: float, part: int) -> float:
+    return float(f"{size * 10 ** (part / FINER):.1e}")
+
+
+def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float], float]:
+    """The nonlinearity as a function of the step size."""
+    rows = spread(job.n, SOURCES, job.bound.device)
+    unit = replace(job, update=SGD(1.0, decay))
+    few = unit.again(bound, rows)
+    few = replace(few, rule=rule_of(few.update, bound))
+    inputs = take(few.target_inputs, spread(job.m, TARGETS, bound.device))
+    with torch.no_grad():
+        before = bound.predict(bound.params, inputs)
+    limits: list[tuple[Params, Tensor]] = []
+    for row in range(few.n):
+        start, moved = _displacement(few, row)
+        limit = derivative_along(bound, start, moved, inputs)
+        if limit is not None and float(limit.norm()) > 0:
+            limits.append((moved, limit))
+
+    def deviation(size: float) -> float:
+        found = []
+        for moved, limit in limits:
+            after = {name: p + size * moved[name] if name in moved else p for name, p in bound.params.items()}
+            with torch.no_grad():
+                change = bound.predict(after, inputs) - before
+            off = float((change - size * limit).norm() / (size * limit.norm()))
+            found.append(off if math.isfinite(off) else math.inf)
+        return median(found) if found else 0.0
+
+    if not limits:
+        raise ValueError(
+            'update: le.SGD("auto") finds no gradient at the first sources to choose a step by; pass a number'
+        )
+    return deviation
+
+
+def _displacement(job: Job, row: int, loss_gradient: Tensor | None = None) -> tuple[Params, Params]:
+    """Where changes are counted from, and the displacement from there that the update makes of one source."""
+    inputs, labels = job.source(row)
+    bound, params = job.bound, job.bound.params
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    with torch.enable_grad():
+        outputs = bound.outputs(leaves, inputs)
+    known = bound.loss_gradients(outputs, labels[None])[0] if loss_gradient is None else loss_gradient[row].to(outputs)
+    found = gradient(outputs, leaves, known.reshape(outputs.shape), reached=isinstance(job.update, FromOptimizer))
+    with torch.no_grad():
+        moved = job.rule(params, found)
+        if not (isinstance(job.update, FromOptimizer) and job.update.drift == "remove" and not job.plain):
+            return params, moved
+        drift = job.rule(params, {name: torch.zeros_like(g) for name, g in found.items()})
+    start = {name: p + drift[name] if name in drift else p for name, p in params.items()}
+    return start, {name: moved[name] - drift[name] for name in moved}
+
+
+def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor | None:
+    """J(x′)Δ at these parameters, [b, k]; None where torch has no such derivative of the network."""
+    for way in (_two_backward_passes, _forward_mode):
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                found = way(bound, params, moved, inputs)
+        except Exception as error:  # whatever torch raises of functions that it cannot differentiate so
+            if not may_be_passed_over(error):
+                raise
+            continue
+        if bool(found.isfinite().all()):
+            return found
+    return None
+
+
+def _two_backward_passes(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
+    """vᵀJ is linear in v, and its derivative along Δ is JΔ."""
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    with torch.enable_grad():
+        outputs = bound.predict(leaves, inputs)
+        v = torch.zeros_like(outputs, requires_grad=True)
+        names = [name for name in leaves if name in moved]
+        products = torch.autograd.grad(
+            outputs, [leaves[name] for name in names], v, create_graph=True, allow_unused=True
+        )
+        pairs = zip(names, products, strict=True)
+        total = torch.stack([(g * moved[name]).sum() for name, g in pairs if g is not None and g.requires_grad]).sum()
+        (found,) = torch.autograd.grad(total, v)
+    return found.detach()
+
+
+def _forward_mode(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
+    with torch.no_grad(), _without_onednn(), forward_ad.dual_level():
+        tangents = {name: moved.get(name, torch.zeros_like(p)) for name, p in params.items()}
+        duals = {name: forward_ad.make_dual(p.detach(), tangents[name].contiguous()) for name, p in params.items()}
+        outputs = bound.predict(duals, inputs)
+        tangent = forward_ad.unpack_dual(outputs).tangent
+        return torch.zeros_like(outputs) if tangent is None else tangent.clone()
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Its recurrent layers have no derivative in forward mode."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

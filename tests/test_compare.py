@@ -1,0 +1,225 @@
+"""What changed from one similarity to another: against the plainest arithmetic; and what cannot be compared."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from tests.oracles.bootstrap import interval
+
+
+def matrices(n=9, m=None, seed=0, shift=0.3):
+    """Two matrices whose first class moved, with a pair that is unresolved on either side."""
+    rng = np.random.default_rng(seed)
+    m = n if m is None else m
+    one = rng.normal(size=(n, m))
+    other = one + 0.05 * rng.normal(size=(n, m))
+    other[: n // 3] += shift
+    one[1, 2] = other[2, 0] = np.nan
+    return one, other
+
+
+def labelled(values, square=True, **about):
+    classes = ["a", "b", "c"] * 99
+    n, m = values.shape
+    return le.as_similarity(
+        values, source_labels=sorted(classes[:n]), target_labels=sorted(classes[:m]), square=square, **about
+    )
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_pairs_and_classes_by_hand(square):
+    one, other = matrices(9, 9 if square else 6)
+    found = le.compare(labelled(one, square), labelled(other, square))
+    if square:
+        np.fill_diagonal(one, np.nan)
+    difference = other - one
+    pairs = found.frame("pairs")
+    assert len(pairs) == np.isfinite(difference).sum()
+    assert pairs.difference.abs().is_monotonic_decreasing
+    for row in pairs.head(20).itertuples():
+        assert row.difference == difference[row.source, row.target]
+        assert (row.before, row.after) == (one[row.source, row.target], other[row.source, row.target])
+    classes = found.frame()
+    assert len(classes) == 9
+    rows, columns = found.after["source_class"].values, found.after["target_class"].values
+    for row in classes.itertuples():
+        block = difference[np.ix_(rows == row.source_class, columns == row.target_class)]
+        assert row.difference == pytest.approx(np.nanmedian(block))
+        assert row.pairs == np.isfinite(block).sum()
+        assert row.low <= row.difference <= row.high
+    moved = classes[classes.source_class == "a"]
+    assert (moved.low > 0.1).all()
+    assert classes[classes.source_class == "c"].difference.abs().max() < 0.1
+    assert found.overall.difference == pytest.approx(np.nanmedian(difference))
+    assert np.allclose(found.difference.values, difference, equal_nan=True)
+
+
+@pytest.mark.parametrize("axis", ["sources", "targets"])
+def test_examples_by_hand(axis):
+    one, other = matrices(9, 12)
+    found = le.compare(labelled(one, square=False), labelled(other, square=False)).frame(axis)
+    difference = (other - one) if axis == "sources" else (other - one).T
+    assert found.difference.to_numpy() == pytest.approx(np.nanmedian(difference, axis=1))
+    assert found.pairs.tolist() == np.isfinite(difference).sum(1).tolist()
+    assert (found.low <= found.difference).all()
+    assert (found.difference <= found.high).all()
+    assert found.columns[0] == axis.removesuffix("s")
+    assert len(le.compare(labelled(one, square=False), labelled(other, square=False)).frame(axis, top=3)) == 3
+
+
+def test_intervals_are_those_of_the_oracle():
+    one, other = matrices(12, 12)
+    found = le.compare(labelled(one), labelled(other), resamples=2000).overall
+    difference = other - one
+    np.fill_diagonal(difference, np.nan)
+    value, low, high = interval(difference, "median", np.ones(12), np.random.default_rng(1), 2000)
+    assert found.difference == value
+    assert found.low == pytest.approx(low, abs=0.02)
+    assert found.high == pytest.approx(high, abs=0.05)
+
+
+def test_nothing_changed_is_told_as_such():
+    one, _ = matrices()
+    found = le.compare(labelled(one), labelled(one))
+    assert found.overall.p_value == 1
+    assert "median difference +0" in repr(found)
+    assert not found.frame().difference.dropna().any()
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+
+
+def trained(net, steps=40):
+    net = copy.deepcopy(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize("measure", ["relative", "kl", "loss", "stiffness_cos", "activation"])
+def test_two_models_are_two_similarities(measure):
+    young = network() if measure != "activation" else nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    old = trained(young)
+    found = le.compare(young, old, sources=(x, y), targets=(x[:5], y[:5]), measure=measure, loss="cross_entropy")
+    for S, net in ((found.before, young), (found.after, old)):
+        expected = le.similarity(net, (x, y), (x[:5], y[:5]), loss="cross_entropy", measure=measure)
+        assert np.allclose(S.values, expected.values, equal_nan=True)
+    problems = [le.Problem.of(net, "cross_entropy") for net in (young, old)]
+    again = le.compare(*problems, sources=(x, y), targets=(x[:5], y[:5]), measure=measure)
+    assert again.frame().equals(found.frame())
+
+
+def test_one_step_for_both_models():
+    young, old = network(), trained(network(), 200)
+    sizes = [
+        le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto")).attrs["step_size"]
+        for net in (young, old)
+    ]
+    found = le.compare(young, old, sources=(x, y), loss="cross_entropy", update=le.SGD("auto"))
+    assert found.before.attrs["step_size"] == found.after.attrs["step_size"] == min(sizes)
+    assert found.notes == ()
+    other = le.compare(
+        *(
+            le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD(size))
+            for net, size in zip((young, old), (1e-3, 1e-4), strict=True)
+        )
+    )
+    assert "another update: SGD(step_size=0.001" in repr(other)
+
+
+def test_histories_are_compared_at_their_last_probes(tmp_path):
+    monitors = []
+    for seed in range(2):
+        net = network(seed)
+        monitor = le.Monitor(
+            net,
+            (x, y),
+            loss="cross_entropy",
+            measures=("relative", "kl"),
+            every=1,
+            budget=None,
+            store=tmp_path / f"{seed}.zarr",
+        )
+        monitor.step(0)
+        with torch.no_grad():
+            net[0].weight *= 2
+        monitor.step(1)
+        monitors.append(monitor)
+    found = le.compare(*monitors, measure="kl")
+    assert np.array_equal(found.after.values, monitors[1].history[-1].similarity["kl"])
+    stored = le.compare(*(le.training.history.History.open(tmp_path / f"{i}.zarr") for i in range(2)), measure="kl")
+    assert stored.frame().equals(found.frame())
+    assert found.before.attrs["step"] == 1
+    with pytest.raises(ValueError, match="measure: this history has relative, kl; say which"):
+        le.compare(*monitors)
+    with pytest.raises(ValueError, match="measure: A has no 'loss'"):
+        le.compare(*monitors, measure="loss")
+    with pytest.raises(ValueError, match="A: this history has no probe yet"):
+        le.compare(*(le.Monitor(network(), (x, y), loss="cross_entropy", every=1) for _ in range(2)))
+
+
+ONE, OTHER = matrices()
+BAD = {
+    "other measures": ((labelled(ONE, measure="kl"), labelled(OTHER, measure="relative")), {}, "two measures, kl and"),
+    "other shapes": ((labelled(ONE), labelled(ONE[:6, :6])), {}, r"\(9, 9\) and \(6, 6\) pairs"),
+    "other classes": (
+        (labelled(ONE), le.as_similarity(OTHER, source_labels=list("aaabbbccd"))),
+        {},
+        "of other examples: source classes differ first at place 8",
+    ),
+    "other targets": ((labelled(ONE), labelled(ONE, square=False)), {}, "the targets are the sources on one side only"),
+    "other examples": (
+        tuple(le.as_similarity(ONE, examples=np.arange(9)[:, None] + i) for i in range(2)),
+        {},
+        "source examples differ first at place 0",
+    ),
+    "arrays": ((ONE, OTHER), {}, "A: expected a similarity, a history, a monitor or a model, got ndarray"),
+    "a model and a matrix": ((network(), labelled(ONE)), {}, "one is a model and the other is not"),
+    "no sources": ((network(), network(1)), {"loss": "mse"}, "sources: two models are measured at the same examples"),
+    "several measures": (
+        (network(), network(1)),
+        {"sources": (x, y), "loss": "cross_entropy", "measure": ("kl", "relative")},
+        "measure: expected one measure",
+    ),
+    "sources of matrices": ((labelled(ONE), labelled(OTHER)), {"sources": (x, y)}, "A and B are measured already"),
+    "a measure of matrices": ((labelled(ONE), labelled(OTHER)), {"measure": "kl"}, "A and B are measured already"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_compared(name):
+    both, options, words = BAD[name]
+    with pytest.raises((ValueError, TypeError), match=words):
+        le.compare(*both, **options)
+
+
+def test_frames_say_what_they_are_by():
+    found = le.compare(le.as_similarity(ONE), le.as_similarity(OTHER))
+    with pytest.raises(ValueError, match="by: no classes are known"):
+        found.frame()
+    with pytest.raises(ValueError, match="by: expected one of classes, pairs"):
+        found.frame("rows")
+    assert "class pairs" not in repr(found)
+    assert len(found.frame("pairs", top=4)) == 4
+
+
+def test_it_is_drawn_and_told():
+    found = le.compare(labelled(ONE, measure="kl"), labelled(OTHER, measure="kl"))
+    made = found.plot()
+    assert [axes.get_title() for axes in made.axes[:3]] == ["before", "after", "difference"]
+    assert "class pairs that changed most: a → " in repr(found)
+    assert repr(found).splitlines()[0] in found._repr_html_()
+    nothing = le.compare(*(le.as_similarity(np.full((2, 2), np.nan)) for _ in range(2)))
+    assert "none has a value on both sides" in repr(nothing)

@@ -1,0 +1,383 @@
+"""The measure `loss`: copy, step, loss, subtract; and the digits that a subtraction would lose."""
+
+import warnings
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.loss import LOSSES, gradient_of
+from local_elasticity.measures.loss import _Named, _Own
+from tests.cases import CASE_OF, CASES
+from tests.oracles.loop import looped_loss_change
+from tests.tolerances import RESOLVED_ERROR, ROUNDING, SAME_AT_SMALL_STEPS, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
+
+
+def sgd(rate):
+    return lambda model: torch.optim.SGD(model.parameters(), lr=rate)
+
+
+def of_case(case, rate, **options):
+    """What the package and the oracle say, with labels of the targets."""
+    torch.manual_seed(3)
+    targets = case.targets, case.labels(case.m)
+    S = le.similarity(case.problem(), case.sources, targets, measure="loss", update=le.SGD(rate), **options)
+    expected = looped_loss_change(
+        case.model, case.oracle_loss, case.sources, targets, sgd(rate), call=case.call, take=case.take
+    )
+    return torch.from_numpy(S.values), expected
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_the_change_of_the_loss(case, rate):
+    got, expected = of_case(case, rate)
+    assert torch.allclose(got, expected, rtol=0, atol=SAME_IN_FLOAT64)
+    assert ((got - expected).norm(dim=1) / expected.norm(dim=1)).max() < SAME_IN_FLOAT64
+
+
+@pytest.mark.parametrize("name", ["relu net, squared loss", "tanh net, three outputs", "attention"])
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "structured"])
+def test_every_engine_gives_it(name, engine):
+    got, expected = of_case(CASE_OF[name], 0.1, engine=engine)
+    assert torch.allclose(got, expected, rtol=0, atol=SAME_IN_FLOAT64)
+
+
+@pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
+def test_its_limit_is_the_product_of_gradients(case):
+    torch.manual_seed(3)
+    targets, rate = (case.targets, case.labels(case.m)), 0.3
+    problem = case.problem()
+    S = le.similarity(problem, case.sources, targets, measure="loss", update=le.SGD(rate), approximate=True)
+
+    def gradients(x, y):
+        found = []
+        for i in range(len(y)):
+            loss = case.oracle_loss(case.model(x[i : i + 1]), y[i : i + 1])
+            found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(case.model.parameters()))]))
+        return torch.stack(found)
+
+    expected = -rate * gradients(*case.sources) @ gradients(*targets).T
+    assert torch.allclose(torch.from_numpy(S.values), expected, rtol=SAME_IN_FLOAT64)
+    small = le.similarity(problem, case.sources, targets, measure="loss", update=le.SGD(1e-7))
+    scale = np.abs(expected.numpy()).max()
+    assert np.abs(small.values / 1e-7 * rate - expected.numpy()).max() < SAME_AT_SMALL_STEPS * scale
+
+
+OUTPUTS = {
+    "mse": [(4,), (4, 3), (4, 2, 3)],
+    "half_mse": [(4,), (4, 3)],
+    "cross_entropy": [(4, 5), (4, 1), (4, 5, 3)],
+    "bce": [(4, 1), (4, 3)],
+    "bce_logits": [(4,), (4, 3)],
+}
+
+
+def in_many_digits(name, before, after, labels):
+    """The losses of single examples, with 60 digits."""
+    mp = mpmath.mp
+
+    def one(f, y):
+        f = np.vectorize(mp.mpf, otypes=[object])(f)
+        if name == "cross_entropy":
+            columns = f.reshape(len(f), -1)
+            each = [mp.log(sum(mp.exp(v) for v in column)) for column in columns.T]
+            if y.dtype.kind == "f":
+                terms = [
+                    t * sum(map(mp.mpf, q)) - sum(mp.mpf(a) * v for a, v in zip(q, column, strict=True))
+                    for t, q, column in zip(each, y.reshape(len(f), -1).T, columns.T, strict=True)
+                ]
+            else:
+                known = [
+                    (t - column[label])
+                    for t, label, column in zip(each, y.reshape(-1), columns.T, strict=True)
+                    if label != -100
+                ]
+                return sum(known) / len(known)
+            return sum(terms) / len(terms)
+        f, y = f.reshape(-1), [mp.mpf(float(v)) for v in y.reshape(-1)]
+        if name in ("mse", "half_mse"):
+            total = sum((a - b) ** 2 for a, b in zip(f, y, strict=True))
+            return total / 2 if name == "half_mse" else total / len(y)
+        p = f if name == "bce" else [1 / (1 + mp.exp(-v)) for v in f]
+        return -sum(b * mp.log(a) + (1 - b) * mp.log(1 - a) for a, b in zip(p, y, strict=True)) / len(y)
+
+    with mp.workdps(60):
+        return [one(a, y) - one(b, y) for a, b, y in zip(after, before, labels, strict=True)]
+
+
+def drawn(name, shape, soft, sure, generator):
+    logits = sure * torch.randn(shape, generator=generator, dtype=torch.float64)
+    outputs = torch.sigmoid(logits) if name == "bce" else logits
+    labels = torch.rand(shape, generator=generator, dtype=torch.float64)
+    if name == "cross_entropy" and not soft:
+        labels = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator)
+        if len(shape) > 2:
+            labels[0, 0] = -100
+    elif name == "cross_entropy":
+        labels = labels / labels.sum(1, keepdim=True)
+    elif not soft:
+        labels = labels.round()
+    return outputs, labels
+
+
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in OUTPUTS.items() for shape in shapes])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-2, 1.0, 40.0])
+@pytest.mark.parametrize("sure", [1.0, 10.0])
+def test_nothing_cancels(name, shape, soft, size, sure):
+    generator = torch.Generator().manual_seed(0)
+    before, labels = drawn(name, shape, soft, sure, generator)
+    d = size * torch.randn(shape, generator=generator, dtype=torch.float64)
+    if name == "bce":
+        d = torch.where(d > 0, d * (1 - before), d * before).clamp(-0.9 * before, 0.9 * (1 - before))
+    with mpmath.mp.workdps(60):
+        after = [
+            np.vectorize(lambda a, b: mpmath.mpf(a) + mpmath.mpf(b), otypes=[object])(a, b)
+            for a, b in zip(before.numpy(), d.numpy(), strict=True)
+        ]
+    expected = in_many_digits(name, list(before.numpy()), after, list(labels.numpy()))
+    got = _Named(LOSSES[name][0]).change(before, d, labels)[0]
+    slope = _Named(LOSSES[name][0]).gradient(before, labels)
+    scale = (slope * d).abs().reshape(len(d), -1).sum(1)
+    for value, true, least in zip(got.tolist(), expected, scale.tolist(), strict=True):
+        assert abs(value - float(true)) <= ROUNDING * max(abs(float(true)), least * (1 + sure)) + 1e-50
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_gradients_are_those_of_the_losses(name):
+    generator = torch.Generator().manual_seed(1)
+    for shape in OUTPUTS[name]:
+        before, labels = drawn(name, shape, False, 1.0, generator)
+        if len(shape) > 2 and name == "cross_entropy":
+            labels = labels.clamp_min(0)
+        expected = gradient_of(LOSSES[name][0], before, labels)
+        assert torch.allclose(_Named(LOSSES[name][0]).gradient(before, labels), expected)
+
+
+def learned(dtype):
+    """A classifier whose loss is about 1e-6 at every example."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3)).double()
+    x, y = torch.randn(12, 8).double(), torch.arange(12) % 3
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    while F.cross_entropy(net(x), y) > 1e-6:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net.float().to(dtype), x.float().to(dtype), y
+
+
+@pytest.mark.parametrize("engine", ["structured", "auto"])
+def test_float32_keeps_the_digits_of_learned_examples(engine):
+    exact = le.similarity(
+        learned(torch.float64)[0], learned(torch.float64)[1:], loss="cross_entropy", measure="loss", update=le.SGD(0.1)
+    )
+    net, x, y = learned(torch.float32)
+    S = le.similarity(net, (x, y), loss="cross_entropy", measure="loss", update=le.SGD(0.1), engine=engine)
+    assert S.attrs["unresolved"] == 0
+    size = np.maximum(np.abs(np.diag(exact.values))[:, None], np.abs(exact.values))
+    assert (np.abs(S.values - exact.values) / size).max() < 10 * STRUCTURED_IN_FLOAT32
+    response = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine=engine)
+    after = response.target_after.flatten(0, 1)
+    each = F.cross_entropy(after, y.repeat(12), reduction="none").view(12, 12)
+    subtracted = each - F.cross_entropy(response.target_before, y, reduction="none")
+    assert (np.abs(subtracted.numpy() - exact.values) / size).max() > 0.1
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_what_is_resolved_in_float32_is_right(rate, loss):
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3))
+    x, y = torch.randn(20, 6), torch.arange(20) % 3
+    y = y if loss == "cross_entropy" else F.one_hot(y, 3).float()
+    for engine in ("looped", "auto"):
+        S = le.similarity(net, (x, y), loss=loss, measure="loss", update=le.SGD(rate), engine=engine).values
+        double = (x.double(), y if loss == "cross_entropy" else y.double())
+        exact = le.similarity(net.double(), double, loss=loss, measure="loss", update=le.SGD(rate)).values
+        net = net.float()
+        known = np.isfinite(S)
+        own = np.abs(np.diag(exact))[:, None]
+        assert (np.abs(S - exact) / own)[known].max(initial=0) < RESOLVED_ERROR
+        assert known.all() or engine == "looped"
+
+
+def test_small_influences_stay_small_numbers():
+    """A target that a step hardly moves is not unresolved."""
+    net = nn.Linear(2, 1, bias=False)
+    x, y = torch.tensor([[1.0, 0.0], [1e-6, 1.0]]), torch.tensor([3.0, 5.0])
+    S = le.similarity(net, (x, y), loss="half_mse", measure="loss", update=le.SGD(0.1))
+    assert np.isfinite(S.values).all()
+    assert 0 < np.abs(S.values[0, 1]) < 1e-4
+
+
+def smooth(outputs, labels):
+    return F.smooth_l1_loss(outputs, labels.reshape(outputs.shape))
+
+
+def branching(outputs, labels):
+    """vmap cannot take it."""
+    return (outputs.reshape(-1) - labels.reshape(-1)).abs().mean() * (2.0 if float(labels.flatten()[0]) > 0 else 1.0)
+
+
+OWN = {
+    "a function": smooth,
+    "with Python's branches": branching,
+    "a module of torch": nn.HuberLoss(delta=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_loss_of_the_users_is_subtracted_in_float64(name):
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+    x, y, x2, y2 = torch.randn(5, 4), torch.randn(5, 1), torch.randn(3, 4), torch.randn(3, 1)
+    S = le.similarity(net, (x, y), (x2, y2), loss=OWN[name], measure="loss", update=le.SGD(0.05))
+    net = net.double()
+    expected = looped_loss_change(
+        net, OWN[name], (x.double(), y.double()), (x2.double(), y2.double()), sgd(0.05)
+    ).numpy()
+    own = looped_loss_change(net, OWN[name], (x.double(), y.double()), (x.double(), y.double()), sgd(0.05)).numpy()
+    assert np.isfinite(S.values).all()
+    assert (np.abs(S.values - expected) / np.abs(np.diag(own))[:, None]).max() < 1e-4
+    double = le.similarity(
+        net, (x.double(), y.double()), (x2.double(), y2.double()), loss=OWN[name], measure="loss", update=le.SGD(0.05)
+    )
+    assert np.allclose(double.values, expected, rtol=0, atol=SAME_IN_FLOAT64)
+
+
+def test_weights_of_classes_and_smoothed_labels():
+    torch.manual_seed(4)
+    net, x, y = nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
+    for loss in (
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        lambda outputs, labels: F.cross_entropy(outputs, labels, weight=torch.ones(3), label_smoothing=0.1),
+    ):
+        S = le.similarity(net, (x, y), loss=loss, measure="loss", update=le.SGD(0.1), engine="structured")
+        expected = looped_loss_change(net, loss, (x, y), (x, y), sgd(0.1)).numpy()
+        assert np.allclose(S.values, expected, rtol=0, atol=1e-6)
+
+
+def test_its_rounding_counts():
+    """A loss that keeps few digits leaves its small changes unresolved."""
+
+    def coarse(outputs, labels):
+        return (1e9 + (outputs - labels).square()).mean()
+
+    net, x, y = nn.Linear(2, 1).double(), torch.randn(4, 2).double(), torch.randn(4, 1).double()
+    S = le.similarity(net, (x, y), loss=coarse, measure="loss", update=le.SGD(1e-9))
+    assert S.attrs["unresolved"] == 1
+    assert le.similarity(net, (x, y), loss=coarse, measure="loss", update=le.SGD(1e-1)).attrs["unresolved"] == 0
+    assert _Own(coarse).change(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))[1] > 0
+
+
+def test_minibatches_move_the_loss_as_one_step():
+    case = CASE_OF["tanh net, three outputs"]
+    x, y = case.sources[0][:4], case.sources[1][:4]
+    targets = case.targets, torch.arange(case.m) % 3
+    S = le.similarity(case.problem(), (x, y), targets, measure="loss", update=le.SGD(0.1), source_batch_size=2)
+    for row in range(2):
+        batch = x[2 * row : 2 * row + 2], y[2 * row : 2 * row + 2]
+        moved = torch.func.functional_call
+        params = dict(case.model.named_parameters())
+        loss = F.cross_entropy(case.model(batch[0]), batch[1])
+        steps = torch.autograd.grad(loss, list(params.values()))
+        after = {name: p - 0.1 * g for (name, p), g in zip(params.items(), steps, strict=True)}
+        expected = F.cross_entropy(moved(case.model, after, (targets[0],)), targets[1], reduction="none")
+        expected = expected - F.cross_entropy(case.model(targets[0]), targets[1], reduction="none")
+        assert np.allclose(S.values[row], expected.detach().numpy(), rtol=0, atol=SAME_IN_FLOAT64)
+
+
+def test_along_a_walk():
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 2).double(), torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0])
+    walk = le.respond_in_sequence(le.Problem.of(net, "cross_entropy"), (x, y), (x, y), update=le.SGD(0.1))
+    found = le.loss_change(walk)
+    weight, bias = net.weight.detach().clone(), net.bias.detach().clone()
+    for i in range(4):
+        p = (x[i] @ weight.T + bias).softmax(-1)
+        p[y[i]] -= 1
+        before = F.cross_entropy(x @ weight.T + bias, y, reduction="none")
+        weight, bias = weight - 0.1 * p[:, None] * x[i], bias - 0.1 * p
+        after = F.cross_entropy(x @ weight.T + bias, y, reduction="none")
+        assert torch.allclose(found[i], after - before, rtol=0, atol=SAME_IN_FLOAT64)
+
+
+def test_targets_need_labels():
+    net, x, y = nn.Linear(2, 3), torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
+    words = r"targets: this measure reads their labels; pass targets=\(inputs, labels\)"
+    with pytest.raises(ValueError, match=words):
+        le.similarity(net, (x, y), x.clone(), loss="cross_entropy", measure="loss")
+    response = le.respond(net, (x, y), x.clone(), loss="cross_entropy")
+    assert response.target_labels is None
+    with pytest.raises(ValueError, match=words):
+        le.loss_change(response)
+    with pytest.raises(ValueError, match="transformed"):
+        le.loss_change(le.respond(net, (x, y), loss="cross_entropy").as_probabilities())
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [("cross_entropy", torch.tensor([7, 0])), ("cross_entropy", torch.zeros(2, 3).long()), ("mse", torch.zeros(2))],
+)
+def test_labels_that_do_not_fit_are_named(loss, labels):
+    net, x = nn.Linear(2, 3), torch.randn(4, 2)
+    y = torch.tensor([0, 1, 2, 0]) if loss == "cross_entropy" else torch.randn(4, 3)
+    with pytest.raises(ValueError, match="^targets: "):
+        le.similarity(net, (x, y), (x[:2], labels), loss=loss, measure="loss")
+    response = le.respond(net, (x, y), (x[:2], labels), loss=loss)
+    assert torch.equal(response.target_labels.float(), labels.float())
+    with pytest.raises(ValueError, match="^targets: "):
+        le.loss_change(response)
+
+
+def test_a_source_that_does_not_move_is_unresolved():
+    net = nn.Linear(2, 1, bias=False)
+    x = torch.eye(2)
+    y = net(x).detach()
+    y[1] += 1
+    S = le.similarity(net, (x, y), loss="half_mse", measure="loss", update=le.SGD(0.1))
+    assert np.isnan(S.values).tolist() == [[True, True], [False, False]]
+
+
+def test_helpers_and_harmers():
+    net = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    x = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [2.0, 0.1], [1.0, -0.2]])
+    y = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0])
+    S = le.similarity(net, (x, y), loss="half_mse", measure="loss", update=le.SGD(0.1))
+    found = S.le.nearest(target=0, top=2)
+    assert found.columns.tolist() == ["source", "value", "effect"]
+    assert found.effect.tolist() == ["helps", "helps", "harms"]
+    assert found.source.tolist() == [3, 1, 4]
+    assert (found.value[:2] < 0).all()
+    assert found.value.tolist() == pytest.approx(S.sel(target=0).values[[3, 1, 4]])
+    assert S.le.nearest(source=0, top=9).effect.value_counts().to_dict() == {"helps": 2, "harms": 1}
+    moved = le.similarity(net, (x, y), loss="half_mse", update=le.SGD(0.1)).le.nearest(target=0, top=2)
+    assert moved.columns.tolist() == ["source", "value"]
+    assert moved.value.is_monotonic_decreasing
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "source, target: "), ({"source": 0, "target": 0}, "source, target: "), ({"target": 99}, "target: 99 is not")],
+)
+def test_nearest_says_what_is_wrong(options, words):
+    S = le.as_similarity(np.eye(3))
+    with pytest.raises(ValueError, match=words):
+        S.le.nearest(**options)
+
+
+def test_it_is_shown_on_the_page(tmp_path):
+    net, x, y = nn.Linear(4, 3), torch.randn(12, 4), torch.arange(12) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        S = le.similarity(net, (x, y), loss="cross_entropy", measure="loss", update=le.SGD(0.1), examples=x)
+        path = le.write_report(S, tmp_path / "report.html")
+    assert "below 0 it helps" in path.read_text()

@@ -1,0 +1,219 @@
+"""How far a step is from its limit, against the slow definition; the step that is chosen by it; and who says so."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.nonlinearity import ALLOWED, LARGE, SOURCES, TARGETS, derivative_along
+from local_elasticity.training.history import History
+from tests.cases import CASE_OF, CASES
+from tests.oracles.loop import looped_response
+from tests.tolerances import SAME_AT_SMALL_STEPS
+
+
+def spread(n, few):
+    return torch.linspace(0, n - 1, min(n, few)).round().long()
+
+
+def by_definition(case, rate, small=1e-8):
+    """The response at the step and at one that is far smaller, by the oracle loop, on the same pairs."""
+
+    def change(size):
+        optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=size)
+        options = {"call": case.call, "take": case.take}
+        return looped_response(case.model, case.oracle_loss, case.sources, case.targets, optimizer, **options)[1]
+
+    rows, columns = spread(case.n, SOURCES), spread(case.m, TARGETS)
+    found, limit = (part[rows][:, columns].flatten(1) for part in (change(rate), change(small) * (rate / small)))
+    return float(((found - limit).norm(dim=1) / limit.norm(dim=1)).median())
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_what_it_says(case, rate):
+    response = le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD(rate))
+    assert response.nonlinearity == pytest.approx(by_definition(case, rate), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_two_ways_give_the_same_derivative(case):
+    from local_elasticity.engine import nonlinearity
+
+    problem = case.problem()
+    with problem.bound() as bound:
+        bound.watched(case.targets)
+        moved = {name: torch.randn_like(p) for name, p in bound.params.items()}
+        found = derivative_along(bound, bound.params, moved, case.targets)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            other = nonlinearity._forward_mode(bound, bound.params, moved, case.targets)
+    assert torch.allclose(found, other)
+    assert torch._C._get_mkldnn_enabled()
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": "remove"}, {"clip_norm": 1e-2, "drift": "remove"}])
+def test_any_update(options):
+    case = CASE_OF["tanh net, three outputs"]
+    model = copy.deepcopy(case.model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    for _ in range(2):
+        optimizer.zero_grad()
+        case.oracle_loss(model(case.sources[0]), case.sources[1]).backward()
+        optimizer.step()
+    problem, update = le.Problem.of(model, case.loss), le.FromOptimizer(optimizer, **options)
+    assert le.respond(problem, case.sources, update=update).nonlinearity < SAME_AT_SMALL_STEPS
+    optimizer.param_groups[0]["lr"] = 50.0
+    assert le.respond(problem, case.sources, update=update).nonlinearity > LARGE
+
+
+def test_a_linear_model_and_a_linear_answer_have_none():
+    net, x, y = nn.Linear(4, 3), torch.randn(9, 4), torch.arange(9) % 3
+    assert le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(10.0)).nonlinearity < 1e-5
+    net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))
+    limit = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(10.0), approximate=True)
+    assert limit.nonlinearity == 0
+
+
+def test_rounding_is_not_taken_for_it():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
+    x, y = torch.randn(9, 4), torch.arange(9) % 3
+    for engine in ("looped", "auto", "structured"):
+        for size in (1e-8, 1e-6, 1e-5):
+            found = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(size), engine=engine).nonlinearity
+            assert np.isnan(found) or found < 2e-2
+
+
+class Opaque(torch.autograd.Function):
+    """It has a gradient, and no derivative of that."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * 2
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return Opaque.apply(self.layer(x))
+
+
+def test_a_network_without_such_a_derivative_has_none():
+    x, y = torch.randn(5, 4), torch.arange(5) % 3
+    S = le.similarity(Unknown(), (x, y), loss="cross_entropy", update=le.SGD(0.1), engine="looped")
+    assert "nonlinearity" not in S.attrs
+    assert np.isfinite(S.values).all()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+x, y = torch.randn(12, 6, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_step_is_the_largest_that_is_linear(case):
+    response = le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD("auto"))
+    size = response.update.step_size
+    assert any(f"the step size is {size:g}" in note for note in response.notes)
+    if size < 1:
+        assert response.nonlinearity <= ALLOWED * 1.001
+        larger = le.respond(case.problem(), case.sources, (case.targets, None), update=le.SGD(1.4 * size))
+        assert larger.nonlinearity > ALLOWED
+
+
+def test_one_step_for_all_parts_and_probes(tmp_path):
+    net = network()
+    S = le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
+    size = S.attrs["step_size"]
+    assert S.attrs["update"] == f"SGD(step_size={size!r}, weight_decay=0.0)"
+    assert S.attrs["nonlinearity"] <= 2 * ALLOWED
+    for _ in range(2):
+        stored = le.similarity(
+            net, (x, y), loss="cross_entropy", update=le.SGD("auto"), store=tmp_path / "s.zarr", block=5
+        )
+        assert stored.attrs["step_size"] == size
+        assert stored.attrs["nonlinearity"] <= 2 * ALLOWED
+    monitor = le.Monitor(
+        net, (x, y), loss="cross_entropy", update=le.SGD("auto"), every=1, budget=None, store=tmp_path / "h.zarr"
+    )
+    for step in range(2):
+        monitor.probe(step)
+    assert [probe.facts["step_size"] for probe in monitor.history] == [size, size]
+    again = History.open(tmp_path / "h.zarr").dataset()
+    assert again["nonlinearity"].values == pytest.approx([S.attrs["nonlinearity"]] * 2, rel=1e-2)
+
+
+def test_a_limit_of_small_steps_is_what_it_gives():
+    net = network()
+    S = le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
+    limit = le.similarity(net, (x, y), loss="cross_entropy", approximate=True)
+    assert np.corrcoef(S.values.ravel(), limit.values.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("bad", ["large", 0.0, -1.0, float("nan"), float("inf")])
+def test_steps_that_are_none(bad):
+    with pytest.raises(ValueError, match="step_size: expected a positive, finite number"):
+        le.SGD(bad)
+
+
+def test_no_gradient_no_step():
+    net = nn.Linear(3, 1)
+    inputs = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match='le.SGD\\("auto"\\) finds no gradient'):
+        le.respond(net, (inputs, net(inputs).detach()), loss="mse", update=le.SGD("auto"))
+
+
+def test_it_is_said_once_by_similarity_and_monitor_and_not_by_respond(tmp_path):
+    net, words = network(), r"update: the step is so large that changes deviate by \d+%"
+    options = {"loss": "cross_entropy", "update": le.SGD(3.0)}
+    for store in ({}, {"store": tmp_path / "s.zarr"}):
+        with pytest.warns(le.LargeStepWarning, match=words) as told:
+            S = le.similarity(net, (x, y), **options, **store)
+        assert len(told) == 1
+        assert told[0].filename == __file__
+        assert S.attrs["nonlinearity"] > LARGE
+    monitor = le.Monitor(net, (x, y), every=1, budget=None, **options)
+    with pytest.warns(le.LargeStepWarning, match=words) as told:
+        monitor.step(0)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert "from those of small steps" in monitor.history.notes[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert monitor.step(1)
+        assert le.respond(net, (x, y), **options).nonlinearity > LARGE
+        le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD(1e-3))
+        le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD(3.0), approximate=True)
+
+
+def test_as_an_error_it_ends_the_run():
+    monitor = le.Monitor(network(), (x, y), loss="cross_entropy", update=le.SGD(3.0), every=1, budget=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", le.LargeStepWarning)
+        with pytest.raises(le.LargeStepWarning):
+            monitor.step(0)
+
+
+def test_the_model_is_as_it_was():
+    net = network()
+    before = copy.deepcopy(net.state_dict())
+    state = torch.get_rng_state()
+    le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+    assert all(p.grad is None and p.requires_grad for p in net.parameters())
+    assert torch.equal(state, torch.get_rng_state())
