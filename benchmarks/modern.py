@@ -193,7 +193,7 @@ def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tens
     inputs = tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, job.inputs)
 
     def outputs(weights: dict[str, Tensor], x: Any) -> Tensor:
-        args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
+        args, kwargs = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
         found: Tensor = read(functional_call(model, {**weights, **buffers}, args, kwargs))
         return found
 
@@ -213,6 +213,12 @@ def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tens
     return torch.stack(changes).flatten(2)
 
 
+def _called(model: nn.Module, x: Any) -> Any:
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
 def live_loop(job: Job, rows: range) -> Tensor:
     """For each source: weights and state put back, one step of a copy of the optimizer, one pass, subtract."""
     assert job.optimizer is not None
@@ -224,7 +230,7 @@ def live_loop(job: Job, rows: range) -> Tensor:
     kept = [t.clone() for t in live]
 
     def outputs(x: Any) -> Tensor:
-        found: Tensor = read(model(**x) if isinstance(x, dict) else model(x))
+        found: Tensor = read(_called(model, x))
         return found
 
     with torch.no_grad():
@@ -247,7 +253,7 @@ def naive_loop(job: Job, rows: range) -> Tensor:
     read = problem.output or (lambda result: result)
 
     def outputs(model: nn.Module, x: Any) -> Tensor:
-        found: Tensor = read(model(**x) if isinstance(x, dict) else model(x))
+        found: Tensor = read(_called(model, x))
         return found
 
     with torch.no_grad():
@@ -280,8 +286,7 @@ def with_adamw(job: Job) -> Job:
     read = job.problem.output or (lambda result: result)
     for _ in range(2):
         optimizer.zero_grad()
-        found = job.problem.model(**job.inputs) if isinstance(job.inputs, dict) else job.problem.model(job.inputs)
-        job.problem.loss(read(found), job.labels).backward()
+        job.problem.loss(read(_called(job.problem.model, job.inputs)), job.labels).backward()
         optimizer.step()
     optimizer.zero_grad()
     return Job(job.problem, job.inputs, job.labels, optimizer)

@@ -197,6 +197,10 @@ def close(found, expected, tolerance):
     return bool((error <= tolerance * torch.linalg.vector_norm(expected.flatten(1), dim=1)).all())
 
 
+IN_FLOAT32_ON_CUDA = ("Hardswish", "Hardsigmoid")
+"""Torch's CUDA kernels multiply by a sixth in float32, also where the numbers are float64."""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.refused is None], ids=lambda kind: kind.name)
@@ -204,7 +208,8 @@ def test_values_are_the_oracles_and_nothing_is_touched(kind, device):
     model, inputs = kind.model().to(device), tree_map(lambda leaf: leaf.to(device), kind.examples())
     labels = labels_of(kind, inputs, device)
     fine = labels.dtype == torch.float64 and kind.dtype != torch.float32
-    tolerance = SAME_IN_FLOAT64 if fine else SAME_IN_FLOAT32
+    rounds = device == "cuda" and kind.name in IN_FLOAT32_ON_CUDA
+    tolerance = SAME_IN_FLOAT64 if fine and not rounds else SAME_IN_FLOAT32
     expected = oracle(kind, inputs, labels, STEP, device) if labels.dtype != torch.bfloat16 else None
     before = [id(module) for module in model.modules()]
     watched = Watched(model, inputs, labels)
