@@ -2,7 +2,7 @@
 
 For a source with displacement Δ the response is R = f(x′; w + Δ) − f(x′; w), and its limit J(x′)Δ. The nonlinearity is
 the median over a few sources of ‖R − JΔ‖ / ‖JΔ‖, over a few targets. JΔ is a derivative along one direction, which two
-backward passes give, or one pass in forward mode.
+backward passes give, or one pass in forward mode; where differences are propagated, those of a millionth of the step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from local_elasticity.engine.coverage import ReusedParameterError
+from local_elasticity.engine.drift import removes_drift
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.replica import Params
-from local_elasticity.engine.update import SGD, FromOptimizer, rule_of
+from local_elasticity.engine.structured import limits_of
+from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.update import SGD, FromOptimizer, rule_of, without_gradient
 from local_elasticity.warn import warn
 
 if TYPE_CHECKING:
@@ -78,22 +82,45 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     such derivative or no row is clear."""
     if not response.exact:
         return 0.0
-    columns = spread(job.m, TARGETS, job.bound.device)
-    inputs = take(job.target_inputs, columns)
-    found = []
-    for row in spread(job.n, SOURCES, job.bound.device).tolist():
-        change = response.target_change[row, columns]
-        noise = response.noise_scale[row] * response.target_noise[columns]
-        size, heard = float(change.norm()), float(noise.norm())
-        if not (math.isfinite(size) and size > 0 and heard < HEARD * size):
-            continue
-        start, moved = _displacement(job, row, response.loss_gradient)
+    rows, columns = spread(job.n, SOURCES, job.bound.device), spread(job.m, TARGETS, job.bound.device)
+    changes = response.target_change[rows][:, columns]
+    noise = response.noise_scale[rows, None, None] * response.target_noise[columns]
+    sizes, heard = changes.flatten(1).norm(dim=1), noise.flatten(1).norm(dim=1)
+    told = sizes.isfinite() & (sizes > 0) & (heard < HEARD * sizes)
+    if not bool(told.any()):
+        return math.nan
+    rows, changes, noise = rows[told], changes[told], noise[told]
+    reads = response.engine == "structured" and not removes_drift(job)
+    limits = _by_differences(job, rows, columns) if reads else None
+    limits = _by_derivatives(job, rows, columns, response.loss_gradient) if limits is None else limits
+    if limits is None:
+        return math.nan
+    off = ((changes - limits.to(changes)).square() - noise.square()).flatten(1).sum(1).clamp_min(0).sqrt()
+    shares = off / limits.to(changes).flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(median(shares.tolist()))
+
+
+def _by_differences(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """The limits of some pairs, [r, c, k], from differences; None for a network that these cannot read."""
+    few = job.again(job.bound, rows)
+    few = replace(few, target_inputs=take(few.target_inputs, columns))
+    try:
+        found = limits_of(few)
+    except (UnsupportedModelError, ReusedParameterError):
+        return None
+    return found if bool(found.isfinite().all()) else None
+
+
+def _by_derivatives(job: Job, rows: Tensor, columns: Tensor, loss_gradient: Tensor | None) -> Tensor | None:
+    """The same by derivatives along the displacement of each source."""
+    inputs, found = take(job.target_inputs, columns), []
+    for row in rows.tolist():
+        start, moved = _displacement(job, row, loss_gradient)
         limit = derivative_along(job.bound, start, moved, inputs)
         if limit is None:
-            return math.nan
-        off = float((change - limit.to(change)).square().sum() - noise.square().sum())
-        found.append(math.sqrt(max(off, 0.0)) / max(float(limit.norm()), torch.finfo(torch.float32).tiny))
-    return median(found) if found else math.nan
+            return None
+        found.append(limit)
+    return torch.stack(found)
 
 
 def resolved_step(job: Job) -> SGD:
@@ -179,9 +206,9 @@ def _displacement(job: Job, row: int, loss_gradient: Tensor | None = None) -> tu
     found = gradient(outputs, leaves, known.reshape(outputs.shape), reached=isinstance(job.update, FromOptimizer))
     with torch.no_grad():
         moved = job.rule(params, found)
-        if not (isinstance(job.update, FromOptimizer) and job.update.drift == "remove" and not job.plain):
+        if not removes_drift(job):
             return params, moved
-        drift = job.rule(params, {name: torch.zeros_like(g) for name, g in found.items()})
+        drift = without_gradient(job.rule)(params, found)
     start = {name: p + drift[name] if name in drift else p for name, p in params.items()}
     return start, {name: moved[name] - drift[name] for name in moved}
 

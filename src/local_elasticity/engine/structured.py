@@ -242,6 +242,13 @@ class LimitRunner(StructuredRunner):
     share = 1e-6
 
 
+def limits_of(job: Job) -> Tensor:
+    """The limits η → 0 of a job with few pairs, [n, m, k], in the network's own precision."""
+    steps = Steps.on(job, Coverage.of(job.bound, job.target_inputs), 0, job.n, LimitRunner.share)
+    with torch.no_grad():
+        return changes_at(job, steps, job.target_inputs) / LimitRunner.share
+
+
 def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     """How the predictions at `inputs` change with each step: [c, b, k]."""
     differences = tree_map(lambda leaf: Difference.of(leaf, None), inputs)
