@@ -182,3 +182,11 @@ def test_exponential_units_take_changes_of_any_size(function):
     found = function(Difference.of(h, d)).delta.double()
     expected = function(h.double() + d.double()) - function(h.double())
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_the_place_of_a_maximum_is_not_followed():
+    x = Difference.of(torch.randn(3, 4), torch.randn(2, 3, 4))
+    values, places = x.max(1)
+    assert values.delta.shape == (2, 3)
+    with pytest.raises(UnsupportedModelError, match="place of a maximum"):
+        x.gather(1, places[:, None])

@@ -95,6 +95,8 @@ class Difference(Tensor):
     change: WeightChange | None
     _seen: int
     """How often its numbers had been written into when its difference was found."""
+    _hidden = "a value that was written into by another name"
+    """What to say where its numbers are asked for and are not known."""
 
     @staticmethod
     def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
@@ -102,12 +104,19 @@ class Difference(Tensor):
         made._delta, made.change, made._seen = delta, change, _times_written(base)
         return made
 
+    @staticmethod
+    def unknown(base: Tensor, what: str) -> Difference:
+        """Something whose difference is not followed: an error, should a function ask for it."""
+        made = Difference.of(base, None)
+        made._seen, made._hidden = -1, what
+        return made
+
     @property
     def base(self) -> Tensor:
         """h as a plain tensor; an error where it was written into by another name, so that its δ is not known."""
         base = self.as_subclass(Tensor)
         if _times_written(base) != self._seen:
-            raise UnsupportedModelError("a value that was written into by another name")
+            raise UnsupportedModelError(self._hidden)
         return base
 
     @property

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import (
+    IN_PLACE,
     LINEAR,
     Difference,
     Pair,
@@ -189,6 +190,7 @@ LINEAR.update(
             *(getattr(torch, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
             *(getattr(torch, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
             *(getattr(torch, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "rot90")),
+            *(torch.scatter_add, Tensor.scatter_add, torch.index_add, Tensor.index_add),
             *(getattr(Tensor, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
             *(getattr(Tensor, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
             *(getattr(Tensor, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "repeat")),
@@ -204,6 +206,25 @@ LINEAR.update(
 def cat(tensors: Sequence[Any], dim: int = 0) -> Pair:
     tensors = [one for one in tensors if one.ndim != 1 or one.numel()]  # torch takes no notice of empty ones
     return torch.cat([base_of(one) for one in tensors], dim), torch.cat(_all_deltas(tensors), _later(dim))
+
+
+IN_PLACE.update({Tensor.scatter_add_: torch.scatter_add, Tensor.index_add_: torch.index_add})
+
+
+@rule(torch.hstack)
+def hstack(tensors: Sequence[Any]) -> Any:
+    flat = all(one.ndim < 2 for one in tensors)
+    return torch.cat([one.reshape(-1) if flat else one for one in tensors], 0 if flat else 1)
+
+
+@rule(torch.column_stack)
+def column_stack(tensors: Sequence[Any]) -> Any:
+    return torch.cat([one.reshape(-1, 1) if one.ndim < 2 else one for one in tensors], 1)
+
+
+@rule(torch.vstack, torch.row_stack)
+def vstack(tensors: Sequence[Any]) -> Any:
+    return torch.cat([one.reshape(1, -1) if one.ndim < 2 else one for one in tensors], 0)
 
 
 @rule(torch.stack)
@@ -258,6 +279,30 @@ def amax(x: Any, dim: Any = (), keepdim: bool = False) -> Pair:
     dims = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(h.ndim))
     after = d + (h - torch.amax(h, dims, keepdim=True))
     return torch.amax(h, dims, keepdim=keepdim), torch.amax(after, tuple(map(_later, dims)), keepdim=keepdim)
+
+
+@rule(torch.max, Tensor.max)
+def largest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Of all numbers, of two tensors, or along an axis; where the maximum is may change with the step."""
+    if dim is None:
+        return torch.amax(x)
+    if isinstance(dim, Tensor):
+        return torch.maximum(x, dim)
+    return _extreme(torch.amax(x, dim, keepdim), base_of(x).max(dim, keepdim))
+
+
+@rule(torch.min, Tensor.min)
+def least(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return torch.amin(x)
+    if isinstance(dim, Tensor):
+        return torch.minimum(x, dim)
+    return _extreme(torch.amin(x, dim, keepdim), base_of(x).min(dim, keepdim))
+
+
+def _extreme(values: Any, before: Any) -> Any:
+    """The values, and places that must not be used."""
+    return type(before)((values, Difference.unknown(before.indices, "the place of a maximum or minimum")))
 
 
 @rule(torch.amin, Tensor.amin)
