@@ -84,7 +84,8 @@ def _cast(leaf, dtype):
 def test_every_rule_is_tried():
     tried = {function for call in CALLS for function in call.functions}
     tried |= {Tensor.__setitem__} if set_item in tried else set()
-    assert not [function for function in (*RULES, *LINEAR, *COMPOSITES) if function not in tried]
+    ours = [function for function, written in RULES.items() if written.__module__.startswith("local_elasticity.")]
+    assert not [function for function in (*ours, *LINEAR, *COMPOSITES) if function not in tried]
     assert not [function for function in (*IN_PLACE.values(), *OF_ANY_STRIDES.values()) if function not in tried]
 
 

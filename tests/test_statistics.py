@@ -122,3 +122,28 @@ def test_two_matrices_are_compared_by_source():
     assert alarms <= 8
     assert compared(base + row, base).low < compared(base + row, base).high
     assert compared(np.full((2, 2), np.nan), np.ones((2, 2))).pairs == 0
+
+
+@pytest.mark.parametrize("side", ["sources", "targets"])
+def test_classes_that_move_more_are_not_called_local(side):
+    """Steps on one class are broader, or one class moves less; no step prefers its own class."""
+    labels, rng = np.repeat([0, 1], [30, 10]), np.random.default_rng(0)
+    scale = np.where(labels == 0, 1.0, 0.3)
+    scale = scale[:, None] if side == "sources" else scale[None]
+    found = [le.locality(np.exp(0.3 * rng.normal(size=(40, 40))) * scale, labels).verdict for _ in range(40)]
+    assert found.count("local") + found.count("not local") <= 1
+
+
+def test_a_planted_preference_is_found_in_classes_of_any_size():
+    labels, rng = np.repeat([0, 1, 2], [40, 12, 8]), np.random.default_rng(1)
+    scale = np.choose(labels, [1.0, 0.3, 2.0])
+    S = np.exp(0.3 * rng.normal(size=(60, 60))) * scale * np.where(labels[:, None] == labels, 1.0, 0.4)
+    found = le.locality(S, labels)
+    assert found.verdict == "local"
+    assert found.balanced_low < 0.4 < found.balanced_high
+
+
+def test_permuted_classes_seldom_look_local():
+    rng, labels = np.random.default_rng(2), np.repeat(np.arange(4), 8)
+    p = [le.locality(np.exp(rng.normal(size=(32, 32))), labels, resamples=0).p_value for _ in range(200)]
+    assert 2 <= sum(one < 0.05 for one in p) <= 20

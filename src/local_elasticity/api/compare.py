@@ -128,7 +128,14 @@ class Compared:
         return {"level": self.level, "resamples": self.resamples, "seed": self.seed}
 
     def plot(self, columns: int = 2) -> Figure:
-        """The two matrices and their difference, as wide as one column of print or two."""
+        """The two matrices and their difference.
+
+        Args:
+            columns: 1 or 2, the width in columns of print.
+
+        Returns:
+            A matplotlib figure.
+        """
         with extra("report"):
             from local_elasticity.report.figures import comparison_figure
 

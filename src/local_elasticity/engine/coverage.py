@@ -16,7 +16,7 @@ from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import Tape, leaves_of, record
+from local_elasticity.engine.tape import ReusedParameterError, Tape, leaves_of, record
 from local_elasticity.engine.uses import Meeting, Placement, Use
 
 T = TypeVar("T")
@@ -90,6 +90,7 @@ class Coverage:
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
+        tape = replace(tape, moves=False)  # what is compared below shows it
         at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         known = () if tape.ragged else leaves
         understood = [name for name in known if _is_right(name, tape, at_uses, right[name])]
@@ -128,15 +129,6 @@ class Coverage:
         """Whether a use was met when the network was read, and has room for its examples."""
         at = self.placements.get(use.meeting)
         return at is not None and at.axis < len(use.shape) and use.shape[at.axis] % use.examples == 0
-
-
-class ReusedParameterError(RuntimeError):
-    """Parameters that a few examples meet in one way, and a larger batch in another, as in pieces: they must be left
-    over."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__(f"model: it takes large batches in pieces, and meets {', '.join(sorted(names))} in each")
-        self.names = names
 
 
 def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage], T]) -> T:

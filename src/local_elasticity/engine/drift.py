@@ -33,6 +33,7 @@ def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
     if not removes_drift(job):
         return runner
     job.check_company(runner.target_before)
+    _check_reach(job)
     still = replace(job.part(1), rule=without_gradient(job.rule), targets_are_sources=False)
 
     def drift_at(inputs: Inputs) -> Tensor:
@@ -45,6 +46,20 @@ def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
     else:
         at_sources = drift_at(tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs))
     return DriftlessRunner(job, runner, at_sources.reshape(job.n, job.batch, -1), at_targets)
+
+
+def _check_reach(job: Job) -> None:
+    """Raise a ValueError where a source reaches other parameters than the first: the optimizer skips those without a
+    gradient, so that the drift is not the same for all."""
+    missed = job.unreached_by(0)
+    for row in range(1, job.n):
+        other = set(job.unreached_by(row)) ^ set(missed)
+        if other:
+            raise ValueError(
+                f'update: drift="remove" takes the same drift off all sources, but source {row} reaches other '
+                f"parameters than the first ({min(other)}), and the optimizer skips what is not reached; pass "
+                'drift="keep"'
+            )
 
 
 class DriftlessRunner(Runner):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.coverage import Coverage, ReusedParameterError
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.jacobian import (
     Factors,
@@ -33,6 +33,7 @@ from local_elasticity.engine.problem import as_predictions
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.structured import WRITTEN_OUT, LimitRunner, StructuredRunner, spot_check
 from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import SGD, rule_of
 from local_elasticity.engine.uses import Matrices
 

@@ -12,11 +12,12 @@ and momentum do to every step, which is measured against float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.inputs import spread
 from local_elasticity.engine.job import Job, Runner
@@ -177,20 +178,25 @@ def _drift_noise(job: Job, runner: Runner) -> float:
     if job.plain or job.bound.dtype == torch.float64 or job.bound.device.type == "mps":
         return 0.0
     moved = job.rule(params, {name: torch.zeros_like(p) for name, p in params.items()})
-    size = float(torch.stack([part.norm() for part in moved.values()]).norm())
-    if not 0 < size < math.inf:
+    sizes = _sizes(moved.values())
+    if not 0 < max(sizes) < math.inf:
         return 0.0
-    weights = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in params.values())
-    what = weights, job.kind_of_targets, type(job.update), type(runner)
-    share = _drift_shares.get(job.bound, what)
-    if share is None:
-        share = _drift_error(job, runner) / size
-        _drift_shares.put(job.bound, what, share)
-    return share * size
+    what = type(runner), *sizes, *_sizes(params.values()), *_sizes(tree_leaves(job.target_inputs))
+    found = _drift_errors.get(job.bound, what)
+    if found is None:
+        found = _drift_error(job, runner)
+        _drift_errors.put(job.bound, what, found)
+    return found
 
 
-_drift_shares: ModelCache[float] = ModelCache()
-"""What is rounded of a shared move of length 1, while the weights are the same."""
+_drift_errors: ModelCache[float] = ModelCache()
+"""For the same weights, moves and targets, which norms tell."""
+
+
+def _sizes(tensors: Iterable[Tensor]) -> list[float]:
+    """The norm of each, in one look at the device."""
+    found: list[float] = torch.stack([tensor.double().norm() for tensor in tensors]).tolist()
+    return found
 
 
 def _drift_error(job: Job, runner: Runner) -> float:

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from local_elasticity.engine.coverage import ReusedParameterError
 from local_elasticity.engine.drift import removes_drift
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.memory import may_be_passed_over
@@ -27,6 +26,7 @@ from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.structured import limits_of
 from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import SGD, FromOptimizer, rule_of, without_gradient
 from local_elasticity.warn import warn
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.composites import COMPOSITES
-from local_elasticity.engine.coverage import Coverage, ReusedParameterError
+from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.difference import LINEAR, RULES, Difference
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.inputs import count, spread, take
@@ -33,6 +33,7 @@ from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, products, shapes
 from local_elasticity.engine.steps import Steps
 from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")

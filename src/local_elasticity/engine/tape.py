@@ -35,8 +35,22 @@ from local_elasticity.engine.uses import (
     padding_of,
 )
 
+GOLDEN = 0.6180339887498949
+"""Whose multiples, modulo 1, are far apart."""
+
 DERIVED = "#"
 """Names of what is derived from parameters begin so."""
+
+
+class ReusedParameterError(RuntimeError):
+    """Parameters that a few examples meet in one way, and a larger batch in another, as in pieces or in another order:
+    they must be left over."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(
+            f"model: it takes large batches in pieces or in another order, where it meets {', '.join(sorted(names))}"
+        )
+        self.names = names
 
 
 @dataclass(frozen=True)
@@ -63,24 +77,45 @@ class Tape:
     """The parameters that went, or something made of them, into a function that is not a use."""
     ragged: bool
     """Whether examples may have taken different shares of an axis, because shapes depend on values."""
+    moves: bool
+    """Whether examples may have been put into another order."""
 
     @property
     def predictions(self) -> Tensor:
         return as_predictions(self.outputs)
 
     def gradients_at_uses(self, cotangents: Tensor) -> list[Tensor]:
-        """q of every use, [r, …], for r cotangents of the predictions, [b, r, k]."""
+        """q of every use, [r, …], for r cotangents of the predictions, [b, r, k]. A ReusedParameterError where examples
+        are elsewhere than their uses say."""
         if not self.uses:
             return []
-        predictions, edges = self.predictions, [use.edge for use in self.uses]
-        rows = [
-            torch.autograd.grad(predictions, edges, cotangents[:, i].contiguous(), retain_graph=True, allow_unused=True)
-            for i in range(cotangents.shape[1])
-        ]
-        return [
-            torch.stack([predictions.new_zeros(()).expand(use.shape) if one is None else one for one in q])
-            for use, q in zip(self.uses, zip(*rows, strict=True), strict=True)
-        ]
+        found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
+        if self.moves:
+            self._check_places(cotangents[:, 0], [q[0] for q in found])
+        return found
+
+    def _at_uses(self, cotangents: Tensor) -> list[Tensor]:
+        edges = [use.edge for use in self.uses]
+        found = torch.autograd.grad(
+            self.predictions, edges, cotangents.contiguous(), retain_graph=True, allow_unused=True
+        )
+        zero = self.outputs.new_zeros(())
+        return [zero.expand(use.shape) if q is None else q for use, q in zip(self.uses, found, strict=True)]
+
+    def _check_places(self, cotangents: Tensor, found: list[Tensor]) -> None:
+        """Each example's cotangent times a number of its own must give its part of q times that number."""
+        numbers = 1 + (GOLDEN * torch.arange(len(cotangents), device=cotangents.device, dtype=cotangents.dtype)) % 1
+        placed, off = [], []
+        for use, q, other in zip(self.uses, found, self._at_uses(numbers[:, None] * cotangents), strict=True):
+            if use.placement is not None:
+                q, other = (use.placement.apart(one, use.examples).flatten(1) for one in (q, other))
+                allowed = torch.finfo(q.dtype).eps ** 0.5 * other.norm(dim=1)
+                placed.append(use)
+                off.append(((other - numbers[:, None] * q).norm(dim=1) > allowed).any())
+        elsewhere = torch.stack(off).tolist() if off else []
+        strange = {name for use, is_off in zip(placed, elsewhere, strict=True) if is_off for name in use.names}
+        if strange:
+            raise ReusedParameterError(frozenset(self.roots(strange)))
 
     def reaches(self, names: Collection[str]) -> set[str]:
         """Those of the parameters that gradients arrive at, be they zero."""
@@ -139,13 +174,14 @@ class _Recorder(FunctionMode):
         self.read: Counter[str] = Counter()
         self.uses: list[Use] = []
         self.derived: dict[str, Derived] = {}
-        self.ragged = False
+        self.ragged = self.moves = False
         self._times: Counter[tuple[str, str | None, str | None]] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.ragged |= _is_ragged(func, args, kwargs) or _orders(func, args, kwargs, self.examples)
+        self.ragged |= _is_ragged(func, args, kwargs)
+        self.moves |= _may_move_examples(func, args, self.examples)
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
         if not names:
             return func(*args, **kwargs)
@@ -218,12 +254,6 @@ _RAGGED = {
 
 _REPEATS = {torch.repeat_interleave, Tensor.repeat_interleave}
 
-_ORDERS = {
-    **dict.fromkeys((torch.sort, Tensor.sort, torch.argsort, Tensor.argsort), 1),
-    **dict.fromkeys((torch.topk, Tensor.topk), 2),
-}
-"""Functions that put entries of an axis into an order that depends on values → which argument the axis is."""
-
 
 def _is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the shape of a result depends on values, as with a mask or with a number of repeats for each entry."""
@@ -237,19 +267,35 @@ def _is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
     return func in _RAGGED
 
 
-def _orders(func: Any, args: Any, kwargs: Any, examples: int) -> bool:
-    """Whether examples are put into an order that depends on values, as by their lengths: entries of an axis that is as
-    long as there are examples, or a multiple of it, while no axis before has them."""
-    if func is torch.msort:
-        return True
-    if func not in _ORDERS or examples == 1:
+_BY_INDEX = {
+    *(getattr(torch, name) for name in ("index_select", "gather", "take_along_dim", "take", "scatter", "scatter_add")),
+    *(getattr(torch, name) for name in ("index_add", "index_copy", "index_put", "flip", "roll", "sort", "msort")),
+    *(
+        getattr(Tensor, name)
+        for name in ("index_select", "gather", "take_along_dim", "take", "index_put", "flip", "roll")
+    ),
+    *(getattr(Tensor, name) for name in ("scatter", "scatter_", "scatter_add", "scatter_add_", "index_put_", "sort")),
+    *(getattr(Tensor, name) for name in ("index_add", "index_add_", "index_copy", "index_copy_", "__iter__", "unbind")),
+    torch.unbind,
+}
+"""Functions that may put examples into another order."""
+
+_PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+
+
+def _may_move_examples(func: Any, args: Any, examples: int) -> bool:
+    """Whether examples may come out in an order that depends on values, as of their lengths: where entries are chosen
+    by numbers that were computed, one by one, or by a product with a matrix that is as wide as there are examples."""
+    if examples == 1 or not args or not isinstance(args[0], Tensor):
         return False
-    x, place = args[0] if args else kwargs["input"], _ORDERS[func]
-    axis = args[place] if len(args) > place else kwargs.get("dim", -1)
-    if not isinstance(x, Tensor) or not x.ndim or not isinstance(axis, int):
-        return True
-    axis %= x.ndim
-    return x.shape[axis] % examples == 0 and not any(size % examples == 0 for size in x.shape[:axis])
+    shape = args[0].shape
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        chosen = any(isinstance(one, (Tensor, list)) for one in index)
+        return chosen or (isinstance(index[0], int) and bool(shape) and shape[0] % examples == 0)
+    if func in _PRODUCTS:
+        return len(shape) == 2 and shape[1] % examples == 0
+    return func in _BY_INDEX
 
 
 def leaves_of(params: Params) -> Params:
@@ -287,6 +333,7 @@ def record(
         frozenset(recorder.met),
         frozenset(unread),
         recorder.ragged,
+        recorder.moves,
     )
 
 

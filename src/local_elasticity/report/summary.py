@@ -110,8 +110,10 @@ def _locality(found: Locality) -> str:
     if not np.isfinite(found.ratio):
         return text
     interval = f"95 % interval {number(found.low)} to {number(found.high)}"
+    balanced = f"{number(found.balanced_low)} to {number(found.balanced_high)} where all classes count alike"
     baseline = f"{number(found.baseline)} with permuted classes, p = {found.p_value:.2g}"
-    return f"{text} The ratio of the two is {number(found.ratio)} ({interval}; {baseline}). {VERDICTS[found.verdict]}"
+    ratio = f"The ratio of the two is {number(found.ratio)} ({interval}; {balanced}; {baseline})."
+    return f"{text} {ratio} {VERDICTS[found.verdict]}"
 
 
 def _closest(pairs: Pairs) -> list[str]:

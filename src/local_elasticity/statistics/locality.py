@@ -4,6 +4,13 @@
 
 over all pairs, an example with itself aside. It is 1 where a step moves all classes alike, and 0 where it moves its own
 class alone. All pairs have the same weight, because one class whose steps hardly move itself rules a mean over classes.
+
+Where classes differ in size, a class whose steps are broader, or whose examples move more, can make that ratio small
+without any locality. What is concluded therefore rests on the balanced ratio as well,
+
+    the geometric mean over classes a ≠ b of √(M_ab M_ba / (M_aa M_bb)),    M the medians by pair of classes,
+
+which such differences cancel in.
 """
 
 from __future__ import annotations
@@ -18,6 +25,9 @@ from local_elasticity.statistics.bootstrap import quantiles, reduced
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
 
 QUARTILES = (0.25, 0.5, 0.75)
+
+MOST_EXAMPLES = 160
+"""Sources and targets that the balanced ratio is computed from; of more, so many are drawn at random."""
 
 LOCAL = 0.8
 """Below this ratio learning is called local."""
@@ -36,8 +46,10 @@ class Locality:
         within, between: medians over pairs of one class, and of different classes.
         ratio: between / within.
         low, high: a bootstrap interval of the ratio; sources and targets are resampled within their classes.
-        baseline: the median ratio where classes are permuted.
-        p_value: how often permuted classes have a ratio as small.
+        balanced: the ratio free of differences between classes in how far they move and are moved.
+        balanced_low, balanced_high: its interval.
+        baseline: the median of the balanced ratio where classes are permuted.
+        p_value: how often permuted classes have a balanced ratio as small.
         pairs_within, pairs_between: how many pairs have a value.
         unresolved: the share of pairs without one.
     """
@@ -47,6 +59,9 @@ class Locality:
     ratio: float
     low: float
     high: float
+    balanced: float
+    balanced_low: float
+    balanced_high: float
     baseline: float
     p_value: float
     pairs_within: int
@@ -55,25 +70,27 @@ class Locality:
 
     @property
     def verdict(self) -> Verdict:
-        """What the ratio, its interval and the baseline support.
+        """What both ratios, their intervals and the baseline support.
 
-        `"local"`: the interval is below 0.8, and permuted classes seldom have a ratio as small. `"hardly local"`: the
-        interval is above that, but permuted classes seldom have a ratio as small. `"not local"`: the interval is above
-        1, and permuted classes seldom have a ratio as large. `"no structure found"`: permuted classes have such a
-        ratio too, and the interval covers the baseline. `"undecided"`: all else, too few examples for example.
+        `"local"`: both intervals are below 0.8, and permuted classes seldom have a ratio as small. `"hardly local"`:
+        both are above that, but permuted classes seldom have a ratio as small. `"not local"`: both are above 1, and
+        permuted classes seldom have a ratio as large. `"no structure found"`: permuted classes have such a balanced
+        ratio too, and its interval covers the baseline. `"undecided"`: all else, too few examples for example.
         """
+        low, high = min(self.low, self.balanced_low), max(self.high, self.balanced_high)
         if self.p_value < SIGNIFICANT:
-            return "local" if self.high < LOCAL else "hardly local" if self.low >= LOCAL else "undecided"
-        if self.low > 1 and self.p_value > 1 - SIGNIFICANT:
+            return "local" if high < LOCAL else "hardly local" if low >= LOCAL else "undecided"
+        if low > 1 and self.p_value > 1 - SIGNIFICANT:
             return "not local"
-        return "no structure found" if self.low <= self.baseline <= self.high else "undecided"
+        return "no structure found" if self.balanced_low <= self.baseline <= self.balanced_high else "undecided"
 
     def __str__(self) -> str:
         text = f"within {self.within:.3g}, between {self.between:.3g}, ratio {self.ratio:.3g}"
         if np.isfinite(self.low):
             text += f" (95 % interval {self.low:.3g} to {self.high:.3g})"
         if np.isfinite(self.baseline):
-            text += f"; classes permuted: {self.baseline:.3g}, p = {self.p_value:.2g}"
+            text += f"; balanced {self.balanced:.3g} ({self.balanced_low:.3g} to {self.balanced_high:.3g})"
+            text += f", classes permuted {self.baseline:.3g}, p = {self.p_value:.2g}"
         return text
 
 
@@ -111,18 +128,23 @@ def locality(
     values, rows, columns, square = pooled(read)
     rng = np.random.default_rng(seed)
     within, between = _medians(values, rows, columns, square)
-    low = high = baseline = p_value = float("nan")
+    low = high = balanced_low = balanced_high = baseline = p_value = float("nan")
     ratio = quotient(between, within)
+    some = _Blocks.of(values, rows, columns, square, rng)
+    balanced = some.balanced(some.rows, some.columns)
     if resamples and np.isfinite(ratio):
         low, high = quantiles(_resampled(values, rows, columns, square, resamples, rng), level)
-    if permutations and np.isfinite(ratio):
-        ratios = _permuted(values, rows, columns, square, permutations, rng)
+    if resamples and np.isfinite(balanced):
+        balanced_low, balanced_high = quantiles(some.resampled(resamples, rng), level)
+    if permutations and np.isfinite(balanced):
+        ratios = some.permuted(permutations, rng)
         baseline = float(quartiles(ratios[None])[1, 0])
-        p_value = float((1 + (ratios <= ratio).sum()) / (1 + len(ratios)))
+        p_value = float((1 + (ratios <= balanced).sum()) / (1 + len(ratios)))
     known, (of_one, of_two) = np.isfinite(values), _pairs(rows, columns, square)
     counts, asked = (int((known & of_one).sum()), int((known & of_two).sum())), of_one | of_two
     unresolved = float(1 - known[asked].mean()) if asked.any() else float("nan")
-    return Locality(within, between, ratio, low, high, baseline, p_value, *counts, unresolved)
+    intervals = low, high, balanced, balanced_low, balanced_high
+    return Locality(within, between, ratio, *intervals, baseline, p_value, *counts, unresolved)
 
 
 def pooled(read: ReadPairs) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
@@ -209,31 +231,85 @@ def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) ->
     return counts
 
 
-def _permuted(
-    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, permutations: int, rng: np.random.Generator
-) -> np.ndarray:
-    """The ratios, where there is one, with classes permuted; an example keeps one class as a source and as a target.
-    Pairs are sorted once, so that the pairs of any labels are sorted too."""
-    known = np.isfinite(values)
-    if square:
-        np.fill_diagonal(known, False)
-    i, j = np.nonzero(known)
-    ranked = np.argsort(values[i, j])
-    i, j = i[ranked], j[ranked]
-    ordered = values[i, j]
-    codes = np.unique(np.concatenate([rows, columns]), return_inverse=True)[1].astype(np.int32)
-    rows, columns = codes[: len(rows)], codes[len(rows) :]
-    ratios = np.empty(permutations)
-    for one in range(permutations):
-        shuffled = columns[rng.permutation(len(columns))]
-        same = (shuffled if square else rows)[i] == shuffled[j]
-        ratios[one] = quotient(_middle(ordered[~same]), _middle(ordered[same]))
-    return ratios[np.isfinite(ratios)]
+@dataclass(frozen=True)
+class _Blocks:
+    """Values in logarithms, NaN where there is none, and the classes of rows and columns as whole numbers."""
+
+    logs: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    square: bool
+
+    @classmethod
+    def of(
+        cls, values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, rng: np.random.Generator
+    ) -> _Blocks:
+        """Of at most so many examples, drawn class by class in proportion."""
+        codes = {label: code for code, label in enumerate(dict.fromkeys([*rows.tolist(), *columns.tolist()]))}
+        rows, columns = (np.array([codes[label] for label in labels.tolist()], dtype=int) for labels in (rows, columns))
+        i = _drawn(rows, rng)
+        j = i if square else _drawn(columns, rng)
+        some = values[np.ix_(i, j)].astype(float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.where(some >= 0, np.log(some), np.nan)
+        if square:
+            np.fill_diagonal(logs, np.nan)
+        return cls(logs, rows[i], columns[j], square)
+
+    def balanced(self, rows: np.ndarray, columns: np.ndarray, logs: np.ndarray | None = None) -> float:
+        """exp of the mean over classes a ≠ b of (m_ab + m_ba − m_aa − m_bb) / 2, m the medians of logarithms."""
+        logs = self.logs if logs is None else logs
+        classes = int(max(self.rows.max(initial=0), self.columns.max(initial=0))) + 1
+        known = ~np.isnan(logs)
+        at = (rows[:, None] * classes + columns)[known]
+        order = np.lexsort((logs[known], at))
+        ordered, at = logs[known][order], at[order]
+        starts, ends = (np.searchsorted(at, np.arange(classes**2), side) for side in ("left", "right"))
+        medians = np.full(classes**2, np.nan)
+        full = ends > starts
+        low, high = (starts[full] + ends[full] - 1) // 2, (starts[full] + ends[full]) // 2
+        medians[full] = (ordered[low] + ordered[high]) / 2
+        m = medians.reshape(classes, classes)
+        own = np.diagonal(m)
+        with np.errstate(invalid="ignore"):
+            found = (m + m.T - own[:, None] - own)[np.triu_indices(classes, 1)] / 2
+        found = found[~np.isnan(found)]
+        return float(np.exp(found.mean())) if len(found) else float("nan")
+
+    def resampled(self, resamples: int, rng: np.random.Generator) -> np.ndarray:
+        """With sources and targets drawn again within their classes."""
+        found = []
+        for _ in range(resamples):
+            i, j = _redrawn(self.rows, rng), _redrawn(self.columns, rng)
+            found.append(self.balanced(self.rows[i], self.columns[j], self.logs[np.ix_(i, j)]))
+        return np.array(found)
+
+    def permuted(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
+        """Those that are numbers, with classes permuted; an example keeps one class as a source and as a target."""
+        found = []
+        for _ in range(permutations):
+            columns = rng.permutation(self.columns)
+            found.append(self.balanced(columns if self.square else self.rows, columns))
+        ratios: np.ndarray = np.array(found)
+        known: np.ndarray = ratios[np.isfinite(ratios)]
+        return known
 
 
-def _middle(ordered: np.ndarray) -> float:
-    """The median of sorted numbers; NaN where there are none."""
-    if not len(ordered):
-        return float("nan")
-    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return float(low) + 0.5 * float(high - low)
+def _drawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """At most so many examples, in the order in which they come; at least two of each class, where it has them."""
+    if len(classes) <= MOST_EXAMPLES:
+        return np.arange(len(classes))
+    chosen = []
+    for one in np.unique(classes):
+        members = np.flatnonzero(classes == one)
+        many = min(len(members), max(2, len(members) * MOST_EXAMPLES // len(classes)))
+        chosen.append(rng.choice(members, many, replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
+def _redrawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    found = np.empty(len(classes), dtype=int)
+    for one in np.unique(classes):
+        members = np.flatnonzero(classes == one)
+        found[members] = rng.choice(members, len(members))
+    return found

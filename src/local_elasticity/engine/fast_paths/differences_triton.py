@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from local_elasticity.engine.fast_paths.kernels import MASKED_SCORE
+from local_elasticity.engine.fast_paths.kernels import masked_below
 
 BLOCK = 1024
 """Numbers of one program."""
 
-MASKED = tl.constexpr(MASKED_SCORE)
+MASKED = tl.constexpr(masked_below(torch.float32))
 
 WIDEST = 1 << 20
 """The longest row that kernels take."""

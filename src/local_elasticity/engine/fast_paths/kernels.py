@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MASKED_SCORE = -1e30
-"""A score below which a softmax takes no notice of changes: masks of −∞, or of the least number there is, absorb what
-is added to them."""
+
+def masked_below(dtype: torch.dtype) -> float:
+    """The score below which a softmax takes no notice of changes, −1/ε: masks of −∞, of the least number there is or of
+    −1e9 in float32 absorb what is added to them."""
+    return -1 / torch.finfo(dtype).eps
 
 
 @cache

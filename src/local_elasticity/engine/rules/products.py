@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
-from local_elasticity.engine.fast_paths.kernels import MASKED_SCORE, kernels_for
+from local_elasticity.engine.fast_paths.kernels import kernels_for, masked_below
 from local_elasticity.engine.products import splits_numbers
 from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.rules.layers import through
@@ -139,7 +139,7 @@ def _cross_entropy_change(h: Tensor, y: Tensor, d: Tensor) -> Tensor:
         rows = h.reshape(-1, h.shape[-1]), y.flatten(), d.reshape(len(d), -1, d.shape[-1])
         found: Tensor = kernels.cross_entropy_change_on_gpu(*rows)
         return found.view(len(d), *y.shape)
-    moved = (d - d.gather(-1, y[..., None].expand(len(d), *y.shape, 1))).masked_fill_(h <= MASKED_SCORE, 0)
+    moved = (d - d.gather(-1, y[..., None].expand(len(d), *y.shape, 1))).masked_fill_(h <= masked_below(h.dtype), 0)
     return _log_normalizer(torch.softmax(h, -1), moved, -1)[..., 0]
 
 
@@ -178,7 +178,7 @@ def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
 def _less_the_largest(h: Tensor, d: Tensor, axis: int) -> Tensor:
     """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 where masked."""
     at = h.argmax(axis - 1, keepdim=True)
-    return (d - d.gather(axis, at.expand(len(d), *at.shape))).masked_fill_(h <= MASKED_SCORE, 0)
+    return (d - d.gather(axis, at.expand(len(d), *at.shape))).masked_fill_(h <= masked_below(h.dtype), 0)
 
 
 def _log_normalizer(p: Tensor, moved: Tensor, axis: int) -> Tensor:
