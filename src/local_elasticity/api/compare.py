@@ -265,7 +265,7 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
     last = given.dataset().isel(step=-1)
     found: xr.DataArray = last[chosen].drop_vars("seconds")
     found = found.assign_coords({axis: np.arange(found.sizes[axis]) for axis in ("source", "target")})
-    found.attrs = {**given.about, "measure": chosen, "step": int(last["step"])}
+    found.attrs = {**given.about, "measure": chosen, "step": int(last["step"]), "provenance": given.provenance}
     return found
 
 
@@ -274,6 +274,10 @@ def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
     one, other = (S.attrs.get("measure") for S in (A, B))
     if one != other:
         raise ValueError(f"A, B: two measures, {one} and {other}, have no common unit; compare the same measure")
+    there, here = (S.attrs.get("provenance") or {} for S in (A, B))
+    for name in ("sources", "labels", "targets", f"measure {one}"):
+        if there.get(name, "") != here.get(name, "") and name in there and name in here:
+            raise ValueError(f"A, B: they are of other {name}; compare the same measure of the same examples")
     if A.shape != B.shape:
         raise ValueError(f"A, B: {A.shape} and {B.shape} pairs; compare similarities of the same sources and targets")
     if bool(A.attrs.get("targets_are_sources")) != bool(B.attrs.get("targets_are_sources")):
@@ -288,4 +292,11 @@ def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
 def _other_circumstances(A: xr.DataArray, B: xr.DataArray) -> list[str]:
     """What else differs that a difference may come from."""
     names = [name for name in ("update", "loss", "policy") if A.attrs.get(name) != B.attrs.get(name)]
-    return [f"the two were measured with another {name}: {A.attrs.get(name)} and {B.attrs.get(name)}" for name in names]
+    said = [f"the two were measured with another {name}: {A.attrs.get(name)} and {B.attrs.get(name)}" for name in names]
+    limits = [_is_limit(S) for S in (A, B)]
+    return said + (["one is the limit for small steps, the other exact"] if limits[0] != limits[1] else [])
+
+
+def _is_limit(S: xr.DataArray) -> bool:
+    response = (S.attrs.get("provenance") or {}).get("response", "")
+    return S.attrs.get("engine") == "linearized" or response.startswith("its limit")

@@ -35,8 +35,13 @@ class UnresolvedWarning(UserWarning):
 def warn_of_unresolved(measure: str, share: float, cause: str | None, *, takes_steps: bool = True) -> None:
     """Warn where most pairs of a measure have no value."""
     if share > MOSTLY:
-        why = cause or (ROUNDING if takes_steps else "it is not defined there, as where a gradient is 0")
-        warn(f"measure: {share:.0%} of the pairs of {measure} are unresolved: {why}", UnresolvedWarning)
+        warn(unresolved_in_words(measure, share, cause, takes_steps=takes_steps), UnresolvedWarning)
+
+
+def unresolved_in_words(measure: str, share: float, cause: str | None, *, takes_steps: bool = True) -> str:
+    """How many pairs have no value, and why."""
+    why = cause or (ROUNDING if takes_steps else "it is not defined there, as where a gradient is 0")
+    return f"measure: {share:.0%} of the pairs of {measure} are unresolved: {why}"
 
 
 def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | None:

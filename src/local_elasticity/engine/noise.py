@@ -12,7 +12,6 @@ and momentum do to every step, which is measured against float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, sizes_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import Rule, Update, without_gradient
@@ -178,10 +177,10 @@ def _drift_noise(job: Job, runner: Runner) -> float:
     if job.plain or job.bound.dtype == torch.float64 or job.bound.device.type == "mps":
         return 0.0
     moved = job.rule(params, {name: torch.zeros_like(p) for name, p in params.items()})
-    sizes = _sizes(moved.values())
+    sizes = sizes_of(moved.values())
     if not 0 < max(sizes) < math.inf:
         return 0.0
-    what = type(runner), *sizes, *_sizes(params.values()), *_sizes(tree_leaves(job.target_inputs))
+    what = type(runner), *sizes, *job.bound.sizes, *sizes_of(tree_leaves(job.target_inputs))
     found = _drift_errors.get(job.bound, what)
     if found is None:
         found = _drift_error(job, runner)
@@ -191,12 +190,6 @@ def _drift_noise(job: Job, runner: Runner) -> float:
 
 _drift_errors: ModelCache[float] = ModelCache()
 """For the same weights, moves and targets, which norms tell."""
-
-
-def _sizes(tensors: Iterable[Tensor]) -> list[float]:
-    """The norm of each, in one look at the device."""
-    found: list[float] = torch.stack([tensor.double().norm() for tensor in tensors]).tolist()
-    return found
 
 
 def _drift_error(job: Job, runner: Runner) -> float:

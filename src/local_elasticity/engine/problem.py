@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -301,6 +301,11 @@ class BoundProblem:
         return traits(problem.model), problem.stepped, stand_in(problem.output), shapes, problem.mode
 
     @cached_property
+    def sizes(self) -> list[float]:
+        """The norms of the weights, which tell whether they are still the same."""
+        return sizes_of([*self.params.values(), *self.constants.values()])
+
+    @cached_property
     def alters_gradients(self) -> bool:
         """Whether modules have backward hooks, which see and may change gradients on their way. They are made for one
         step's backward pass, so that only the loop runs them as they are meant."""
@@ -415,6 +420,13 @@ def as_problem(problem: Any, loss: str | LossFunction | None = None) -> Problem:
 def as_predictions(outputs: Tensor) -> Tensor:
     """Outputs [b, …] as [b, k]."""
     return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
+
+
+def sizes_of(tensors: Iterable[Tensor]) -> list[float]:
+    """The norm of each, in one look at the device."""
+    norms = [tensor.detach().double().norm() for tensor in tensors if not tensor.is_complex()]
+    found: list[float] = torch.stack(norms).tolist() if norms else []
+    return found
 
 
 def gradient(

@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,10 @@ OF_A_RUN = (logging.Logger, threading.Thread, type(threading.Lock()), type(threa
 """What private attributes may hold that says nothing of what is computed."""
 
 
-def fingerprint(value: Any, *, apart: Iterable[Any] = (), skipped: Callable[[Any], bool] | None = None) -> str:
+def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
     """Of a tensor its bytes; of a function its code, defaults, and what it closes over and names; of an object or a
     module its class and attributes, private ones included; of a module also its forward and backward hooks, in order.
-    What is in `apart`, or what `skipped` is true for, is not looked at.
+    What is in `apart` is not looked at.
 
     A hook that collects what it sees is another hook once it has seen something: empty it, or remove it, before a store
     is gone on with. Private attributes that the code of a library sets are not read, and neither are loggers, locks,
@@ -62,8 +62,6 @@ def fingerprint(value: Any, *, apart: Iterable[Any] = (), skipped: Callable[[Any
     def read(one: Any) -> str:
         if isinstance(one, PLAIN):
             return f"{type(one).__name__} {one!r}"
-        if id(one) not in known and skipped is not None and skipped(one):
-            known[id(one)] = one, "apart"
         if id(one) not in known:
             known[id(one)] = one, "inside itself"
             text = "\n".join([_name(type(one)), *map(read, parts(one))])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,13 +17,10 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import is_ours
-from local_elasticity.store.fingerprint import PLAIN, added_attributes, fingerprint, lasting_attributes
+from local_elasticity.store.fingerprint import EMPTY, PLAIN, added_attributes, fingerprint, lasting_attributes
 
 Fingerprints = dict[str, str]
 """What → its fingerprint, or its value where that is short enough to read."""
-
-Skipped = Callable[[Any], bool]
-"""Whether something that a function reaches is left out of its fingerprint."""
 
 ADDED_LATER = frozenset({"optimizer_groups", "optimizer_attributes"})
 """What earlier stores do not have. It is compared where both sides have it."""
@@ -66,12 +66,12 @@ def of_examples(sources: tuple[Any, Tensor], targets: Any, target_labels: Tensor
     }
 
 
-def of_measure(measure: Measure, skipped: Skipped | None = None) -> str:
+def of_measure(measure: Measure) -> str:
     """The name of a measure of ours; of another its functions as well."""
     if is_ours(measure):
         return measure.name
     functions = [one for one in (measure.compute, measure.normalize) if one is not None]
-    return " ".join(of_function(one, skipped) for one in functions)
+    return " ".join(of_function(one) for one in functions)
 
 
 def of_probes(
@@ -81,9 +81,11 @@ def of_probes(
     target_labels: Tensor | None,
     measures: Mapping[str, Measure | str | Callable[..., Any]],
     update: Update | None,
+    *,
+    approximate: bool = False,
 ) -> Fingerprints:
-    """What all probes of a training run share: examples, measures by name, update, loss, and how outputs are read. What
-    changes along the run is left out: weights, precision, and the learning rate and state of a live optimizer.
+    """What all probes of a training run share: examples, measures by name, update, loss, and how outputs are read. What changes along the run is left out: weights, precision, the learning rate, state and
+    groups of a live optimizer, and what functions of the user's refer to.
 
     >>> import torch, local_elasticity as le
     >>> problem = le.Problem.of(torch.nn.Linear(2, 1), "mse")
@@ -91,20 +93,23 @@ def of_probes(
     >>> in_words(*(of_probes(problem, (torch.eye(2), y), None, None, {}, step) for step in steps))
     'update (SGD(step_size=0.1, weight_decay=0.0) there, SGD(step_size=0.2, weight_decay=0.0) here)'
     """
-    skipped = _trained_with(problem)
 
     def of(measure: Measure | str | Callable[..., Any]) -> str:
-        if isinstance(measure, Measure):
-            return of_measure(measure, skipped)
-        return measure if isinstance(measure, str) else of_function(measure, skipped)
+        if isinstance(measure, str):
+            return measure
+        if not isinstance(measure, Measure):
+            return of_code(measure)
+        functions = [one for one in (measure.compute, measure.normalize) if one is not None]
+        return measure.name if is_ours(measure) else " ".join(map(of_code, functions))
 
     return {
         **of_examples(*tree_map(_in_one_precision, (sources, targets, target_labels))),
         **{f"measure {name}": of(measure) for name, measure in measures.items()},
-        "update": "" if update is None else of_lasting_update(update, skipped),
-        "loss": problem.loss_name if problem.loss_is_named else of_function(problem.loss, skipped),
+        "update": "" if update is None else of_lasting_update(update),
+        "response": "its limit for small steps" if approximate else "exact",
+        "loss": problem.loss_name if problem.loss_is_named else of_code(problem.loss),
         "outputs": problem.kind,
-        "output": "" if problem.output is None else of_function(problem.output, skipped),
+        "output": "" if problem.output is None else of_code(problem.output),
         "mode": problem.mode,
     }
 
@@ -114,29 +119,15 @@ def _in_one_precision(leaf: Any) -> Any:
     return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-def _trained_with(problem: Problem) -> Skipped:
-    """Whether something changes because the network trains: its modules, modules around it, such as one that computes
-    the loss as well, and parameters that are trained, such as those of a loss."""
-    model = problem.model
-    inside = set(map(id, model.modules())) if isinstance(model, nn.Module) else {id(model)}
-    inside |= set(map(id, problem.named_tensors().values()))
-
-    def skipped(one: Any) -> bool:
-        if id(one) in inside or (isinstance(one, nn.Parameter) and one.requires_grad):
-            return True
-        if isinstance(one, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)):
-            return True
-        return isinstance(one, nn.Module) and any(id(part) in inside for part in one.modules())
-
-    return skipped
-
-
-def of_lasting_update(update: Update, skipped: Skipped | None = None) -> str:
+def of_lasting_update(update: Update) -> str:
     """The rule with its numbers; of a live optimizer its class, the settings that it was made with other than the
-    learning rate, and the numbers and texts that its class adds when it is made.
+    learning rate, the numbers and texts that its class adds when it is made, and how gradients are clipped and drift is
+    counted.
     """
     if not isinstance(update, FromOptimizer):
-        return of_rule(update, skipped)
+        if type(update).__module__.startswith("local_elasticity."):
+            return repr(update)
+        return f"{of_code(type(update))} {fingerprint(_numbers(getattr(update, '__dict__', {}).values()))}"
     optimizer = update.optimizer
     settings = {name: value for name, value in optimizer.defaults.items() if name not in NOT_OF_THE_RULE}
     added = {
@@ -144,7 +135,47 @@ def of_lasting_update(update: Update, skipped: Skipped | None = None) -> str:
         for name, value in lasting_attributes(optimizer, "torch").items()
         if name not in OF_SCHEDULERS and isinstance(value, (*PLAIN, tuple))
     }
-    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), settings, added), skipped=skipped)}"
+    return f"{type(optimizer).__name__} {fingerprint((of_code(type(optimizer)), settings, added))}{_options(update)}"
+
+
+def of_code(function: Any) -> str:
+    """The name of a function, or of the class of anything else that is called, and a fingerprint of its code. What it
+    refers to may change along a run and is left out, but for numbers that a function was made with.
+
+    >>> of_code(lambda r: r + 1) == of_code(lambda r: r + 1), of_code(lambda r: r + 1) == of_code(lambda r: r + 2)
+    (True, False)
+    """
+    return f"{_called(function)} {fingerprint(_code(function))}"
+
+
+def _called(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _code(function: Any, depth: int = 4) -> Any:
+    if isinstance(function, functools.partial):
+        return _code(function.func, depth), _numbers(function.args), _numbers(function.keywords.values())
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if isinstance(function, types.FunctionType):
+        held = [cell.cell_contents for cell in function.__closure__ or () if cell != EMPTY]
+        inside = [_code(one, depth - 1) for one in held if depth and callable(one)]
+        return function.__code__, _numbers(function.__defaults__ or ()), _numbers(held), inside
+    if not isinstance(function, type):
+        numbers = _numbers(getattr(function, name, None) for name in getattr(function, "__constants__", ()))
+        return _code(type(function), depth), numbers
+    if function.__module__.split(".")[0] in ("torch", "builtins"):
+        return function.__qualname__
+    methods = [(name, one.__code__) for name, one in vars(function).items() if isinstance(one, types.FunctionType)]
+    return function.__qualname__, methods
+
+
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (bool, int, float, complex))]
+
+
+def _options(update: FromOptimizer) -> str:
+    options = {"clip_norm": update.clip_norm, "clip_value": update.clip_value, "drift": update.drift}
+    return "".join(f" {name}={value}" for name, value in options.items() if value not in (None, "keep"))
 
 
 def of_update(update: Update) -> str:
@@ -157,9 +188,7 @@ def of_update(update: Update) -> str:
     if not isinstance(update, FromOptimizer):
         return of_rule(update)
     optimizer = update.optimizer
-    options = {"clip_norm": update.clip_norm, "clip_value": update.clip_value, "drift": update.drift}
-    given = "".join(f" {name}={value}" for name, value in options.items() if value not in (None, "keep"))
-    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}{given}"
+    return f"{type(optimizer).__name__} {fingerprint((type(optimizer), optimizer.state_dict()))}{_options(update)}"
 
 
 def of_optimizer(update: Update, problem: Problem) -> Fingerprints:
@@ -183,15 +212,15 @@ def _added_to(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in added.items() if name not in OF_SCHEDULERS}
 
 
-def of_rule(rule: Update | Engine, skipped: Skipped | None = None) -> str:
+def of_rule(rule: Update | Engine) -> str:
     """An update or engine of ours as it is written down; another by its fingerprint."""
     ours = type(rule).__module__.startswith("local_elasticity.")
-    return repr(rule) if ours else f"{type(rule).__name__} {fingerprint(rule, skipped=skipped)}"
+    return repr(rule) if ours else f"{type(rule).__name__} {fingerprint(rule)}"
 
 
-def of_function(function: Callable[..., Any], skipped: Skipped | None = None) -> str:
+def of_function(function: Callable[..., Any]) -> str:
     """Its name, and its fingerprint."""
-    return f"{getattr(function, '__qualname__', type(function).__name__)} {fingerprint(function, skipped=skipped)}"
+    return f"{getattr(function, '__qualname__', type(function).__name__)} {fingerprint(function)}"
 
 
 def different(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

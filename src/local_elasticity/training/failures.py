@@ -20,21 +20,21 @@ class MonitorWarning(UserWarning):
     """Something failed or changed around a monitor. Training continues."""
 
 
-def tell(message: str, error: BaseException | None = None) -> None:
+def tell(message: str, error: BaseException | None = None, category: type[Warning] = MonitorWarning) -> None:
     """Warn at the line of the caller outside this package; log the traceback of an error at level DEBUG.
 
     The message is logged too if logging is set up. Otherwise Python would print it twice. Where all warnings are errors
-    it is logged only: a training run continues unless `MonitorWarning` itself was turned into an error.
+    it is logged only: a training run continues unless this category of warnings was turned into an error.
     """
-    logged = logger.hasHandlers()
+    logged = category is MonitorWarning and logger.hasHandlers()
     if logged:
         logger.warning(message)
     if error is not None:
         logger.debug("traceback of: %s", message, exc_info=error)
     try:
-        warnings.warn(message, MonitorWarning, stacklevel=depth_of_caller())
-    except MonitorWarning:
-        if any(action == "error" and kind is MonitorWarning for action, _, kind, *_ in warnings.filters):
+        warnings.warn(message, category, stacklevel=depth_of_caller())
+    except category:
+        if any(action == "error" and kind is category for action, _, kind, *_ in warnings.filters):
             raise
         if not logged:
             logger.warning(message)

@@ -148,7 +148,8 @@ class Monitor:
                 measured.targets,
                 measured.target_labels,
                 {one.name: one for one in measured.measures} | {one.name: one.measure for one in of_features.values()},
-                update if measured.takes_steps else None,
+                measured.update if measured.takes_steps else None,
+                approximate=approximate,
             ),
         )
         self._runner = ProbeRunner(prober, history, Budget(budget), told)

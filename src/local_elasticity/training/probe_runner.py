@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, warn_of_unresolved
+from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, unresolved_in_words
 from local_elasticity.engine.fast_paths.replay import Launched
 from local_elasticity.engine.guard import interruption
 from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
@@ -26,7 +26,6 @@ from local_elasticity.training.history import History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Found, Prober
-from local_elasticity.warn import warn
 
 logger = logging.getLogger("local_elasticity")
 
@@ -174,7 +173,7 @@ class ProbeRunner:
         if words and not self._large_step_told and first():
             self._large_step_told = True
             self.history.note(step, f"changes deviate by {found.nonlinearity:.0%} from those of small steps")
-            warn(words, LargeStepWarning)
+            tell(words, category=LargeStepWarning)
 
     def _tell_of_unresolved(self, step: int, found: Found) -> None:
         """Say once of every measure, and keep it with the step, why most of its pairs have no value."""
@@ -185,7 +184,8 @@ class ProbeRunner:
             self._unresolved_told.add(measure.name)
             cause = found.causes.get(measure.name)
             self.history.note(step, f"{share:.0%} of the pairs of {measure.name} are unresolved: {cause or ROUNDING}")
-            warn_of_unresolved(measure.name, share, cause, takes_steps=measure.takes_steps)
+            words = unresolved_in_words(measure.name, share, cause, takes_steps=measure.takes_steps)
+            tell(words, category=UnresolvedWarning)
 
     def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
         try:
