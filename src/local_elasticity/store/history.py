@@ -28,7 +28,7 @@ NOT_WRITTEN = -1
 
 FORMAT = "local elasticity history 1"
 
-FACTS = ("step_size", "nonlinearity")
+FACTS = ("step_size", "nonlinearity", "source_loss", "source_accuracy", "sources_measured")
 """Numbers about a probe that are not measured; a store of an earlier version lacks them."""
 
 ORDER = ("seconds", *FACTS, "numbers", "similarity", "step")

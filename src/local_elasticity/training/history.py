@@ -36,7 +36,9 @@ ONE_CLASS = "all"
 class Probe:
     """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
     number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change (of an
-    optimizer with several, the largest), and the `nonlinearity` of the response."""
+    optimizer with several, the largest), the `nonlinearity` of the response, the mean loss of the sources
+    (`source_loss`), the share of them that is predicted as labelled (`source_accuracy`), and how many were measured
+    (`sources_measured`)."""
 
     step: int
     similarity: Mapping[str, np.ndarray]

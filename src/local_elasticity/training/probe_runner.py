@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, warn_of_unresolved
 from local_elasticity.engine.fast_paths.replay import Launched
@@ -33,11 +34,12 @@ logger = logging.getLogger("local_elasticity")
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A probe that a GPU is at, and the measures of features at its step."""
+    """A probe that a GPU is at, the measures of features at its step, and the state of its sources."""
 
     step: int
     launched: Launched
     numbers: dict[str, float]
+    state: Tensor
 
 
 class ProbeRunner:
@@ -132,13 +134,13 @@ class ProbeRunner:
         self._follow_model(step)
         wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
-            numbers = self._numbers(step)
+            numbers, state = self._numbers(step), self.prober.state_of_sources()
             launched = self.prober.launched()
             found = None if launched else self.prober()
         if found is not None:
-            self._record(step, found, numbers)
+            self._record(step, found, numbers, state)
         elif launched is not None:
-            self._under_way = UnderWay(step, launched, numbers)
+            self._under_way = UnderWay(step, launched, numbers, state)
             atexit.register(self.finish)
 
     def _end(self, one: UnderWay) -> None:
@@ -147,13 +149,13 @@ class ProbeRunner:
         self.budget.charge(one.launched.wait())
         with self.budget.recording():
             found = self.prober.found()
-        self._record(one.step, found, one.numbers)
+        self._record(one.step, found, one.numbers, one.state)
 
-    def _record(self, step: int, found: Found, numbers: dict[str, float]) -> None:
+    def _record(self, step: int, found: Found, numbers: dict[str, float], state: Tensor) -> None:
         with self.budget.recording():
             failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
             similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
-            seconds, facts = self.budget.last_seconds, self._facts(found)
+            seconds, facts = self.budget.last_seconds, self._facts(found, state)
             self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
             self.failures.worked()
             if first() and self.loggers:
@@ -162,11 +164,18 @@ class ProbeRunner:
         self._tell_of_large_step(step, found)
         self._tell_of_unresolved(step, found)
 
-    def _facts(self, found: Found) -> dict[str, float]:
+    def _facts(self, found: Found, state: Tensor) -> dict[str, float]:
         """What is known of a probe besides its measures."""
+        loss, accuracy = state.tolist()
         update = self.prober.measurement.update
         rate = max(getattr(update, "step_sizes", [update.step_size]))
-        return {"step_size": rate, "nonlinearity": found.nonlinearity}
+        return {
+            "step_size": rate,
+            "nonlinearity": found.nonlinearity,
+            "source_loss": loss,
+            "source_accuracy": accuracy,
+            "sources_measured": float(self.prober.n),
+        }
 
     def _tell_of_large_step(self, step: int, found: Found) -> None:
         """Say once, and keep it with the step, that changes are far from those of small steps."""
