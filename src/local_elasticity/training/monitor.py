@@ -157,6 +157,18 @@ class Monitor:
         self._seen: int | None = None
         self._told = False
 
+    def __repr__(self) -> str:
+        history, asked = self._runner.history, self._runner.prober.measurement
+        measures = ", ".join((*history.measures, *history.numbers))
+        size = f"{len(history.source_classes)} sources × {len(history.target_classes)} targets"
+        when = repr(self.schedule) if self._asked else "as often as the budget allows"
+        share = "no budget" if self.budget.share is None else f"budget {self.budget.share:.3g} of the training time"
+        taken = f"{len(history)} probe{'s' * (len(history) != 1)}"
+        taken += f", the last at step {history[-1].step}" if len(history) else ""
+        taken += f", {len(self.skipped)} left out" if self.skipped else ""
+        words = [measures, size, *([repr(asked.update)] if asked.takes_steps else []), when, share, taken]
+        return f"<Monitor: {'; '.join([*words, *([self.stopped] if self.stopped else [])])}>"
+
     @property
     def history(self) -> History:
         """All probes so far; one that a GPU is still at is waited for."""
@@ -271,7 +283,8 @@ class Monitor:
         """For every measure: how local learning was at the start and at the end, and when that changed.
 
         Returns:
-            A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value.
+            A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value. From fewer than four
+            probes only the first value is told.
         """
         self._tell_if_silent()
         return self.history.phases()
