@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from local_elasticity.statistics.change_point import FEWEST, change_point, half_life, last_quarter
-from local_elasticity.statistics.class_pairs import read_pairs, summarized
+from local_elasticity.statistics.class_pairs import ReadPairs, summarized
 from local_elasticity.statistics.locality import locality as locality_of
 
 if TYPE_CHECKING:
@@ -79,13 +79,10 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def logged_values(
-    similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
-) -> dict[str, float]:
+def logged_values(measured: Mapping[str, ReadPairs]) -> dict[str, float]:
     """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
     values: dict[str, float] = {}
-    for name, S in similarity.items():
-        read = read_pairs(S, source_classes, target_classes, square=square)
+    for name, read in measured.items():
         table = summarized(read, "median", "exclude", resamples=0)
         if len(table) <= PAIRS_LOGGED:
             each = zip(table.source_class, table.target_class, table.value, strict=True)

@@ -22,6 +22,7 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import IGNORED
 from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.problem import BoundProblem
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.measurement import Measurement, causes_of
@@ -103,6 +104,11 @@ class Prober:
     def _with(self, **changes: Any) -> Prober:
         return replace(self, measurement=replace(self.measurement, **changes))
 
+    def sampled(self, rows: np.ndarray) -> Prober:
+        """The same for some of the sources."""
+        chosen = torch.as_tensor(rows, device=self.device)
+        return replace(self, measurement=self.measurement.sampled(chosen), replay=None)
+
     def at_present(self) -> Prober:
         """The same for the model as it is now: other parameters may step, on another device. A recording of what was
         there before is dropped."""
@@ -150,13 +156,24 @@ class Prober:
 
     def state_of_sources(self) -> Tensor:
         """The mean loss of the sources and the share that is predicted as labelled, from one forward pass. The share is
-        NaN where outputs are plain numbers or labels are no classes. The caller need not wait for a GPU."""
-        inputs, labels = self.measurement.sources
-        with self.measurement.problem.bound() as bound, torch.no_grad():
-            chunks = [slice(at, at + AT_ONCE) for at in range(0, count(inputs), AT_ONCE)]
-            outputs = torch.cat([bound.outputs(bound.params, take(inputs, rows)) for rows in chunks])
-            right = _predicted_right(outputs, labels, self.measurement.problem.kind)
-            return torch.stack([bound.loss(outputs, labels).double(), right])
+        NaN where outputs are plain numbers or labels are no classes, and both are where the pass fails: a probe is not
+        lost because of them. The caller need not wait for a GPU."""
+        try:
+            with self.measurement.problem.bound() as bound, torch.no_grad():
+                return self._state_of_sources(bound)
+        except Exception as error:
+            if interruption(error):
+                raise
+            return torch.full((2,), torch.nan, dtype=torch.float64)
+
+    def _state_of_sources(self, bound: BoundProblem) -> Tensor:
+        inputs, labels = tree_map(
+            lambda leaf: leaf.to(bound.dtype) if leaf.is_floating_point() else leaf, self.measurement.sources
+        )
+        chunks = [slice(at, at + AT_ONCE) for at in range(0, count(inputs), AT_ONCE)]
+        outputs = torch.cat([bound.outputs(bound.params, take(inputs, rows)) for rows in chunks])
+        right = _predicted_right(outputs, labels, bound.problem.kind)
+        return torch.stack([bound.loss(outputs, labels).double(), right])
 
     def numbers(self) -> tuple[dict[str, float], dict[str, Exception]]:
         """The measures of features by name, NaN where one failed, and the errors. Each stream is gone through once, by

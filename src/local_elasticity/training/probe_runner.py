@@ -51,6 +51,8 @@ class ProbeRunner:
     def __init__(self, prober: Prober, history: History, budget: Budget, loggers: Loggers) -> None:
         self.prober, self.history, self.budget, self.loggers = prober, history, budget, loggers
         self.failures = Failures()
+        self.rows: np.ndarray | None = None
+        """The sources that are measured; None for all."""
         self._under_way: UnderWay | None = None
         self._large_step_told = False
         self._unresolved_told: set[str] = set()
@@ -134,9 +136,11 @@ class ProbeRunner:
         self._follow_model(step)
         wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
-            numbers, state = self._numbers(step), self.prober.state_of_sources()
-            launched = self.prober.launched()
-            found = None if launched else self.prober()
+            numbers = self._numbers(step)
+            asked = self.prober if self.rows is None else self.prober.sampled(self.rows)
+            launched = asked.launched()
+            found = None if launched else asked()
+            state = self.prober.state_of_sources()
         if found is not None:
             self._record(step, found, numbers, state)
         elif launched is not None:
@@ -153,16 +157,24 @@ class ProbeRunner:
 
     def _record(self, step: int, found: Found, numbers: dict[str, float], state: Tensor) -> None:
         with self.budget.recording():
-            failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
-            similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
-            seconds, facts = self.budget.last_seconds, self._facts(found, state)
+            facts = self._facts(found, state)
+            similarity = {name: self._whole(found.similarity.get(name)) for name in self.history.measures}
+            seconds = self.budget.last_seconds
             self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
             self.failures.worked()
             if first() and self.loggers:
-                self._log(step, similarity, numbers)
+                self._log(step, numbers)
         self._tell_of_measures(step, found.errors)
         self._tell_of_large_step(step, found)
         self._tell_of_unresolved(step, found)
+
+    def _whole(self, S: np.ndarray | None) -> np.ndarray:
+        """A similarity of all sources and targets, NaN where it was not measured or failed."""
+        whole = np.full((self.prober.n, self.prober.m), np.nan)
+        if S is not None:
+            rows = np.arange(self.prober.n) if self.rows is None else self.rows
+            whole[np.ix_(rows, rows if self.history.square else np.arange(self.prober.m))] = S
+        return whole
 
     def _facts(self, found: Found, state: Tensor) -> dict[str, float]:
         """What is known of a probe besides its measures."""
@@ -174,7 +186,7 @@ class ProbeRunner:
             "nonlinearity": found.nonlinearity,
             "source_loss": loss,
             "source_accuracy": accuracy,
-            "sources_measured": float(self.prober.n),
+            "sources_measured": float(self.prober.n if self.rows is None else len(self.rows)),
         }
 
     def _tell_of_large_step(self, step: int, found: Found) -> None:
@@ -196,10 +208,9 @@ class ProbeRunner:
             self.history.note(step, f"{share:.0%} of the pairs of {measure.name} are unresolved: {cause or ROUNDING}")
             warn_of_unresolved(measure.name, share, cause, takes_steps=measure.takes_steps)
 
-    def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
+    def _log(self, step: int, numbers: dict[str, float]) -> None:
         try:
-            classes = self.history.source_classes, self.history.target_classes
-            values = logged_values(similarity, *classes, square=self.history.square)
+            values = logged_values(self.history.measured(self.history[-1]))
         except Exception as error:
             message = f"loggers: nothing to log at step {step} ({first_line(error)}); training continues"
             self.failures.tell_once("loggers", message, error)
