@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from local_elasticity.data.own import Examples
 
-LOSSES = "cross_entropy, mse, half_mse, bce or bce_logits."
+LOSSES = "cross_entropy, nll, mse, half_mse, bce or bce_logits."
 
 Loss = Annotated[str, typer.Option(help=LOSSES)]
 Measure = Annotated[str, typer.Option(help="relative, relative_l1, kl, kernel, loss, stiffness_cos, …")]

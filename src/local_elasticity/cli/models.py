@@ -37,7 +37,11 @@ def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Pro
         problem = Problem.of(net.to(device), loss)
     with said("--shape", f"{model} does not take inputs of shape {shape}"), problem.bound() as bound:
         outputs = bound.outputs(bound.params, x[:1]).detach()
-    labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
+    labels = (
+        torch.zeros(TRIED, dtype=torch.long)
+        if loss in ("cross_entropy", "nll")
+        else torch.zeros(TRIED, *outputs.shape[1:])
+    )
     return problem, (x, labels.to(device))
 
 
