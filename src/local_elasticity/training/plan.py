@@ -30,7 +30,7 @@ after it than fit."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """Every `stride`-th due step is probed, at so many `sources`; `probes` is how many there will be in all."""
 
     stride: int
@@ -40,7 +40,7 @@ class Plan:
 
 def planned(
     *, price: float, allowance: float, due: int, taken: int, measured: int, fewest: int, most: float = math.inf
-) -> Plan:
+) -> ProbePlan:
     """The plan for what is left of a run, where a probe of `measured` sources took `price` seconds.
 
     Sources are left out where fewer than eight probes would fit otherwise. Of more due steps than fit, every second,
@@ -56,11 +56,11 @@ def planned(
         most: the most probes.
 
     >>> planned(price=1, allowance=20, due=100, taken=9, measured=100, fewest=6)
-    Plan(stride=5, sources=100, probes=29)
+    ProbePlan(stride=5, sources=100, probes=29)
     >>> planned(price=1, allowance=2, due=100, taken=1, measured=100, fewest=6)
-    Plan(stride=14, sources=28, probes=8)
+    ProbePlan(stride=14, sources=28, probes=8)
     >>> planned(price=0.1, allowance=2, due=100, taken=2, measured=28, fewest=6)
-    Plan(stride=10, sources=56, probes=12)
+    ProbePlan(stride=10, sources=56, probes=12)
     """
     fit = max(allowance, 0.0) / max(price, 1e-9)
     wanted = min(max(LEAST_PROBES - taken, 1), due)
@@ -71,11 +71,11 @@ def planned(
         kept = 2 * measured
     fit = min(fit * measured / kept, due, max(most - taken, 1))
     if fit < 1:
-        return Plan(due + 1, kept, taken)
+        return ProbePlan(due + 1, kept, taken)
     stride = math.ceil(due / fit)
     if due // stride < min(wanted, math.floor(fit)):
         stride = due // math.floor(fit)
-    return Plan(stride, kept, taken + due // stride)
+    return ProbePlan(stride, kept, taken + due // stride)
 
 
 class Planner:
@@ -89,7 +89,7 @@ class Planner:
         self.sources = len(classes)
         kinds = len(set(map(str, classes)))
         self.fewest = min(self.sources, SOURCES_OF_A_CLASS * kinds) if samples else self.sources
-        self.plan: Plan | None = None
+        self.plan: ProbePlan | None = None
         self._began: tuple[int, float] | None = None
         self._planned_at = -1
 
