@@ -560,3 +560,10 @@ def test_new_points_of_another_shape_are_refused():
     model = small(network="fnn-16").fit(X)
     with pytest.raises(ValueError, match=r"X: expected samples of shape .*, got shape \(4, 6\)"):
         model.predict(np.zeros((2, 4, 6)))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (3, 5, 5)])
+def test_small_images_get_a_margin_for_the_cnn(shape):
+    X = np.random.default_rng(0).standard_normal((30, *shape))
+    found = le.LocalElasticityClustering(n_clusters=2, network="cnn", epochs=1, random_state=0).fit(X)
+    assert found.labels_.shape == (30,)

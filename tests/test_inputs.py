@@ -148,3 +148,23 @@ def test_outputs_of_any_shape_are_read_as_k_numbers():
     assert response.target_change.shape == (4, 4, 10)
     scalar = le.respond(le.Problem.of(sequence, "mse", output=lambda o: o.sum((1, 2))), (inputs, torch.zeros(4)))
     assert scalar.target_change.shape == (4, 4, 1)
+
+
+def test_batches_of_several_lengths_say_what_to_do():
+    """Padding to the longest of each batch leaves batches of several lengths."""
+
+    def collate(items):
+        longest = max(len(tokens) for tokens, _ in items)
+        padded = [torch.nn.functional.pad(tokens, (0, longest - len(tokens))) for tokens, _ in items]
+        return torch.stack(padded), torch.tensor([label for _, label in items])
+
+    data = [(torch.ones(3 + place, dtype=torch.long), place % 2) for place in range(4)]
+    net = torch.nn.Sequential(torch.nn.EmbeddingBag(4, 3), torch.nn.Linear(3, 2))
+    loader = DataLoader(data, batch_size=2, collate_fn=collate)
+    words = r"the batches of the DataLoader hold examples of shape \(4,\) and of \(6,\); pad all to one length"
+    with pytest.raises(ValueError, match=words):
+        le.similarity(net, loader, loss="cross_entropy")
+    with pytest.raises(ValueError, match=words):
+        le.similarity(net, (torch.ones(2, 6, dtype=torch.long), torch.tensor([0, 1])), loader, loss="cross_entropy")
+    one = DataLoader(data, batch_size=4, collate_fn=collate)
+    assert le.similarity(net, one, loss="cross_entropy").shape == (4, 4)

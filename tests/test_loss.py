@@ -1,10 +1,12 @@
 """Gradients of the named losses are those that autograd takes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import local_elasticity as le
 from local_elasticity.engine.loss import LOSSES, gradient_of, resolve_loss
 
 SHAPES = {
@@ -120,3 +122,35 @@ def test_losses_of_torch_with_settings_stay_as_they_are(loss):
     _, function, kind = resolve_loss(loss, None)
     assert function is loss
     assert kind == {nn.CrossEntropyLoss: "logits", nn.BCEWithLogitsLoss: "binary_logits"}.get(type(loss), "numbers")
+
+
+@pytest.mark.parametrize("loss", ["nll", nn.NLLLoss(), F.nll_loss])
+@pytest.mark.parametrize("measure", ["relative", "kl", "loss"])
+def test_nll_is_that_of_torch(loss, measure):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)).double()
+    x, y = torch.randn(6, 4).double(), torch.arange(6) % 3
+
+    def literal(outputs, labels):
+        return F.nll_loss(outputs, labels)
+
+    found = le.similarity(net, (x, y), loss=loss, measure=measure)
+    expected = le.similarity(le.Problem.of(net, literal, kind="logits"), (x, y), measure=measure, engine="looped")
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-5, atol=1e-12)
+
+
+def test_nll_keeps_the_digits_of_a_learned_example():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+    with torch.no_grad():
+        net[0].bias.copy_(torch.tensor([25.0, 0.0, 0.0]))
+    x, y = torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+    S = le.similarity(net, (x, y), loss=nn.NLLLoss(), measure="kl")
+    logits = le.similarity(net[0], (x, y), loss="cross_entropy", measure="kl")
+    np.testing.assert_allclose(S.values, logits.values, rtol=1e-2)
+
+
+def test_nll_of_logits_is_refused():
+    net, sources = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    with pytest.raises(ValueError, match=r"loss: nll needs log-probabilities.*nn.LogSoftmax"):
+        le.similarity(net, sources, loss=nn.NLLLoss())

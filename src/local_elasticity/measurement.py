@@ -197,6 +197,10 @@ class Measurement:
             targets, labels = (None, None) if rows == columns else _copied(self.sources, columns)
         return replace(self, sources=sources, targets=targets, target_labels=labels)
 
+    def sampled(self, rows: Tensor) -> Measurement:
+        """Some of the sources, each one example; where the targets are the sources, at these alone."""
+        return replace(self, sources=_copied(self.sources, rows))
+
     def at(self, weights: Mapping[str, Tensor]) -> Measurement:
         """The same question at other weights: parameters and buffers by name."""
         return replace(self, problem=self.problem.at(weights))
@@ -318,5 +322,5 @@ def _named(labels: Any, names: Mapping[Any, str] | Sequence[str]) -> list[str] |
         raise ValueError(f"class_names: expected a name for each class in the labels, got {names!r}") from error
 
 
-def _copied(examples: Any, rows: slice) -> Any:
+def _copied(examples: Any, rows: slice | Tensor) -> Any:
     return tree_map(lambda leaf: leaf[rows].clone() if isinstance(leaf, torch.Tensor) else leaf, examples)

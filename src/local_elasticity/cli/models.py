@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from local_elasticity.clustering.networks import build_network
+from local_elasticity.data.own import Examples
 from local_elasticity.engine.problem import Problem
-from local_elasticity.training.checkpoints import find_model
+from local_elasticity.training.checkpoints import find_model, load_weights
 
 TRIED = 1024
 """Random inputs that small responses are timed on."""
@@ -26,16 +28,20 @@ def example_problem(model: str, shape: str, loss: str, device: str) -> tuple[Pro
     >>> x.shape, y.shape
     (torch.Size([1024, 3]), torch.Size([1024, 1]))
     """
-    one = _sizes(shape)
-    with _said("--shape", f"{TRIED} inputs of shape {shape} cannot be made"):
+    one = sizes(shape)
+    with said("--shape", f"{TRIED} inputs of shape {shape} cannot be made"):
         x = torch.rand(TRIED, *one, generator=torch.Generator().manual_seed(0)).to(device)
-    with _said("--model", f"{model} cannot be made"):
+    with said("--model", f"{model} cannot be made"):
         net = made_model(model) if ":" in model else build_network(model, one, loss=loss, seed=0)
-    with _said("--model", f"{model} cannot be measured"):
+    with said("--model", f"{model} cannot be measured"):
         problem = Problem.of(net.to(device), loss)
-    with _said("--shape", f"{model} does not take inputs of shape {shape}"), problem.bound() as bound:
+    with said("--shape", f"{model} does not take inputs of shape {shape}"), problem.bound() as bound:
         outputs = bound.outputs(bound.params, x[:1]).detach()
-    labels = torch.zeros(TRIED, dtype=torch.long) if loss == "cross_entropy" else torch.zeros(TRIED, *outputs.shape[1:])
+    labels = (
+        torch.zeros(TRIED, dtype=torch.long)
+        if loss in ("cross_entropy", "nll")
+        else torch.zeros(TRIED, *outputs.shape[1:])
+    )
     return problem, (x, labels.to(device))
 
 
@@ -48,8 +54,26 @@ def made_model(place: str, device: str = "cpu") -> nn.Module:
     """
     if place.startswith((".", ":")):
         raise ValueError(f"--model: expected MODULE:FACTORY with the full name of a module, got {place!r}")
-    with _said("--model", f"{place} makes no model. Name a function that takes no arguments"):
+    with said("--model", f"{place} makes no model. Name a function that takes no arguments"):
         return find_model(place).to(device)
+
+
+def problem_of(
+    model: str, weights: Path | None, loss: str, device: str, examples: Examples, argument: str = "--weights"
+) -> Problem:
+    """The model that `module:factory` makes, with its weights, as a problem that takes these examples.
+
+    Raises:
+        ValueError, OSError: why there is no such model, or why it does not take the examples.
+    """
+    net = made_model(model, device)
+    if weights is not None:
+        load_weights(net, weights, argument)
+    with said("--model", f"{model} cannot be measured"):
+        problem = Problem.of(net, loss)
+    with said("--data", f"{model} does not take inputs of shape {examples.shape}"), problem.bound() as bound:
+        bound.outputs(bound.params, tree_map(lambda leaf: leaf[:2], examples.inputs))
+    return problem
 
 
 def check_step_size(step_size: float, model: nn.Module) -> None:
@@ -67,7 +91,7 @@ def check_checkpoints(files: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _said(argument: str, sentence: str) -> Iterator[None]:
+def said(argument: str, sentence: str) -> Iterator[None]:
     """Whatever code of the user or torch raises, as a ValueError that names the argument; ours pass as they are."""
     try:
         yield
@@ -78,8 +102,9 @@ def _said(argument: str, sentence: str) -> Iterator[None]:
         raise ValueError(f"{argument}: {sentence} ({type(error).__name__}: {reason})") from error
 
 
-def _sizes(shape: str) -> list[int]:
-    sizes = [size.strip() for size in shape.split(",")]
-    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape: expected whole numbers separated by commas, such as 3,32,32, got {shape!r}")
-    return [int(size) for size in sizes]
+def sizes(shape: str, argument: str = "--shape", such_as: str = "3,32,32") -> list[int]:
+    """Whole numbers with commas between; a ValueError names the argument."""
+    found = [size.strip() for size in shape.split(",")]
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in found):
+        raise ValueError(f"{argument}: expected whole numbers separated by commas, such as {such_as}, got {shape!r}")
+    return [int(size) for size in found]

@@ -16,14 +16,18 @@ Shape = Sequence[int]
 Factory = Callable[[Shape], nn.Module]
 WIDTH = {"fnn": 1024, "linear": 1024, "resnet": 512}
 
+SMALLEST_IMAGE = 16
+"""Pixels on a side that two convolutions and poolings leave something of; smaller images get a margin of zeros."""
+
 
 def build_network(network: str | Factory | nn.Module, shape: Shape, *, loss: str, seed: int) -> nn.Module:
     """A network for inputs of this shape, with weights of its own.
 
     Args:
         network: `"fnn"` (two layers, ReLU), `"linear"` (the same without), `"resnet"` (fully connected), each with an
-            optional width as in `"fnn-40960"`, `"cnn"` for images; a function of the shape of one input that
-            returns an `nn.Module`; or a module, which is copied and itself left as it is.
+            optional width as in `"fnn-40960"`, `"cnn"` for square images (those below 16×16 get a margin of zeros); a
+            function of the shape of one input that returns an `nn.Module`; or a module, which is copied and itself
+            left as it is.
         loss: `"bce"` puts a sigmoid on top of the named ones; others have to end in one.
         seed: of the initialisation; the global random state is not touched.
 
@@ -96,13 +100,16 @@ def _named(name: str, shape: Shape) -> nn.Module:
 
 def _cnn(shape: Shape) -> nn.Module:
     channels, side = (1, shape[0]) if len(shape) == 2 else (shape[0], shape[-1])
-    if len(shape) not in (2, 3) or shape[-1] != shape[-2] or side < 16:
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2]:
         raise ValueError(
-            'network: expected square images [n, H, W] or [n, C, H, W] of at least 16×16 pixels for "cnn", got samples '
-            f"of shape {tuple(shape)}"
+            'network: expected square images [n, H, W] or [n, C, H, W] for "cnn", got samples of shape '
+            f"{tuple(shape)}; reshape them, or pass a network of your own"
         )
-    net = cnn(channels=channels, size=side)
-    return nn.Sequential(nn.Unflatten(1, (1, side)), *net) if len(shape) == 2 else net
+    missing = max(SMALLEST_IMAGE - side, 0)
+    before: list[nn.Module] = [nn.Unflatten(1, (1, side))] if len(shape) == 2 else []
+    if missing:
+        before.append(nn.ZeroPad2d((missing // 2, missing - missing // 2) * 2))
+    return nn.Sequential(*before, *cnn(channels=channels, size=side + missing))
 
 
 def _layers(net: nn.Module) -> list[Any]:

@@ -228,7 +228,19 @@ def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any]
         raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")
     if any(not leaf.ndim for leaf in tree_flatten(picked[0])[0]):
         raise ValueError("sources or targets: the DataLoader gives single examples; make it with a batch_size")
-    return tree_map(lambda *leaves: torch.cat(leaves), *picked)
+    return tree_map(_joined, *picked)
+
+
+def _joined(*leaves: Tensor) -> Tensor:
+    """The examples of all batches."""
+    shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
+    other = next((shape for shape in shapes if shape != shapes[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"sources or targets: the batches of the DataLoader hold examples of shape {shapes[0]} and of {other}; pad "
+            "all to one length in its collate_fn, or pass batches of tokens through le.training.language.sequences"
+        )
+    return torch.cat(leaves)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
-from local_elasticity.engine.loss import IGNORED, Kind
+from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params
@@ -438,6 +438,8 @@ def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: s
     """Whole-number labels of the cross-entropy name one of the model's outputs, at every place that has a class."""
     if not bound.problem.classifies or labels.is_floating_point() or outputs.ndim < 2:
         return
+    if bound.problem.loss_name == "nll":
+        check_log_probabilities(outputs)
     k, places = outputs.shape[1], outputs.shape[2:]
     if labels.shape[1:] != places:
         raise ValueError(

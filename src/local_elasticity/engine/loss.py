@@ -8,6 +8,7 @@ its own is a batch of one.
 | `mse`           | mean over outputs of (f − y)²               | numbers                |
 | `half_mse`      | ½ ‖f − y‖², the squared loss of He & Su     | numbers                |
 | `cross_entropy` | −log softmax(f)_y                           | logits                 |
+| `nll`           | −f_y, the same where f = log softmax        | log-probabilities      |
 | `bce`           | −y log f − (1 − y) log(1 − f)               | binary probabilities   |
 | `bce_logits`    | the same at f = sigmoid(z)                  | binary logits          |
 
@@ -69,6 +70,7 @@ LOSSES: dict[str, tuple[LossFunction, Kind]] = {
     "mse": (mse, "numbers"),
     "half_mse": (half_mse, "numbers"),
     "cross_entropy": (cross_entropy, "logits"),
+    "nll": (cross_entropy, "logits"),  # softmax leaves probabilities as they are; the gradient keeps its digits
     "bce": (bce, "binary_probabilities"),
     "bce_logits": (bce_logits, "binary_logits"),
 }
@@ -79,6 +81,8 @@ TORCH: dict[Any, str] = {
     F.mse_loss: "mse",
     nn.CrossEntropyLoss: "cross_entropy",
     F.cross_entropy: "cross_entropy",
+    nn.NLLLoss: "nll",
+    F.nll_loss: "nll",
     nn.BCELoss: "bce",
     F.binary_cross_entropy: "bce",
     nn.BCEWithLogitsLoss: "bce_logits",
@@ -88,6 +92,20 @@ TORCH: dict[Any, str] = {
 
 NAMED = frozenset(function for function, _ in LOSSES.values())
 """Losses whose value on a batch is the mean over its examples, and whose gradient is known in closed form."""
+
+
+NORMALIZED = 1e-2
+"""How far the logarithm of a sum of probabilities may be from 0, in any precision."""
+
+
+def check_log_probabilities(outputs: Tensor) -> None:
+    """Raise a ValueError where outputs [b, k, …] are not logarithms of probabilities, as `nll` reads them."""
+    off = outputs.detach().float().logsumexp(1).abs().amax() if outputs.ndim > 1 else torch.zeros(())
+    if bool(off > NORMALIZED):
+        raise ValueError(
+            "loss: nll needs log-probabilities, but the exponentials of the outputs do not add up to 1; end the model "
+            'with nn.LogSoftmax(1), or pass "cross_entropy" for logits'
+        )
 
 
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:

@@ -75,7 +75,7 @@ class Problem:
 
         Args:
             model: any `nn.Module`, or a plain function `f(params, inputs)` together with `params={"w": tensor, …}`.
-            loss: `"mse"`, `"half_mse"`, `"cross_entropy"`, `"bce"`, `"bce_logits"`, or a callable
+            loss: `"mse"`, `"half_mse"`, `"cross_entropy"`, `"nll"`, `"bce"`, `"bce_logits"`, or a callable
                 (outputs, labels) → scalar such as `torch.nn.CrossEntropyLoss()`, which is known to be the same.
             output: turns whatever the model returns into one tensor [b, …], for example `lambda out: out.logits`.
             params: which parameters step: a regular expression searched in their names, or a predicate

@@ -31,7 +31,7 @@ from local_elasticity.report.run import (
     side_for,
 )
 from local_elasticity.report.summary import tell, tell_clusters, tell_missing
-from local_elasticity.statistics.change_point import half_life
+from local_elasticity.statistics.change_point import FEWEST, half_life
 
 SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
 """Our own JavaScript, in the order in which it is put together."""
@@ -112,7 +112,7 @@ def _match(side: Side) -> Matched | None:
 
 
 def _told(run: Run, panel: Panel, pairs: Pairs | None, match: Matched | None) -> list[str]:
-    half = half_life(panel.steps, pairs.ratio) if pairs is not None and len(panel.steps) > 1 else None
+    half = half_life(panel.steps, pairs.ratio) if pairs is not None and len(panel.steps) >= FEWEST else None
     sentences = tell(run, panel, pairs, half)
     return [*sentences, *tell_clusters(run.sources, match)]
 

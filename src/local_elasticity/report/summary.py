@@ -12,6 +12,7 @@ from local_elasticity.report.examples import is_picture
 from local_elasticity.report.pairs import Pairs, locality_of
 from local_elasticity.report.run import Panel, Run, Side, in_order
 from local_elasticity.report.words import number, percent
+from local_elasticity.statistics.change_point import FEWEST
 from local_elasticity.statistics.locality import LOCAL, Locality
 
 CLUSTERS_NAMED = 12
@@ -138,6 +139,8 @@ def _development(panel: Panel, pairs: Pairs, half: float | None, *, local: bool)
         f"the ratio of other classes to its own went from {number(ratio[first])} at step {steps[first]} to "
         f"{number(ratio[last])} at step {steps[last]}"
     )
+    if len(known) < FEWEST:
+        return [f"{text[0].upper()}{text[1:]}; {len(known)} probes are too few to conclude how learning developed."]
     if not local or ratio[last] >= LOCAL or ratio[last] >= ratio[first]:
         return [f"{text[0].upper()}{text[1:]}."]
     drop = "" if half is None or not np.isfinite(half) else f", and half of the drop had happened by step {half:.0f}"

@@ -17,6 +17,9 @@ Series = Sequence[float] | np.ndarray
 LATE = 0.25
 """The last share of the probes, whose median stands for the end of training."""
 
+FEWEST = 4
+"""Probes below which nothing is concluded about how a run developed."""
+
 MEMORIES = np.linspace(0.0, 0.95, 20)
 """How much noise may remember of itself from one probe to the next: φ in x_t = φ x_{t−1} + e_t."""
 

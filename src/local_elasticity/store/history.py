@@ -28,10 +28,15 @@ NOT_WRITTEN = -1
 
 FORMAT = "local elasticity history 1"
 
-FACTS = ("step_size", "nonlinearity")
-"""Numbers about a probe that are not measured; a store of an earlier version lacks them."""
+OF_STEP = ("step_size", "nonlinearity")
+"""Numbers about the step of a probe, an array each; a store of an earlier version lacks them."""
 
-ORDER = ("seconds", *FACTS, "numbers", "similarity", "step")
+OF_SOURCES = ("source_loss", "source_accuracy", "sources_measured")
+"""Numbers about the sources of a probe, in the array `sources`: one file more for a probe, and not three."""
+
+FACTS = (*OF_STEP, *OF_SOURCES)
+
+ORDER = ("seconds", *OF_STEP, "sources", "numbers", "similarity", "step")
 """In which a probe's arrays are written."""
 
 DESCRIPTION = "zarr.json"
@@ -128,8 +133,9 @@ class HistoryStore:
                 name, shape=shape, chunks=chunk, dtype=kind, fill_value=fill, dimension_names=dims, compressors=None
             )
 
-        for name in ("seconds", *FACTS):
+        for name in ("seconds", *OF_STEP):
             array(name, (0,), "float64", np.nan, ("probe",))
+        array("sources", (0, len(OF_SOURCES)), "float64", np.nan, ("probe", "fact"))
         array("numbers", (0, len(attributes["numbers"])), "float64", np.nan, ("probe", "number"))
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
@@ -158,7 +164,11 @@ class HistoryStore:
 
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
         """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
-        wanted: dict[str, tuple[int, ...]] = {"numbers": (numbers,), "similarity": (measures, n, m)}
+        wanted: dict[str, tuple[int, ...]] = {
+            "numbers": (numbers,),
+            "sources": (len(OF_SOURCES),),
+            "similarity": (measures, n, m),
+        }
         try:
             for name in {*self._names, "similarity", "step", "seconds"}:
                 array = self._array(name)
@@ -189,9 +199,10 @@ class HistoryStore:
         facts: Mapping[str, float] | None = None,
     ) -> None:
         """Add a probe; its step is written last."""
+        known = {**dict.fromkeys(FACTS, np.nan), **(facts or {})}
         values: dict[str, Any] = {
-            **dict.fromkeys(FACTS, np.nan),
-            **(facts or {}),
+            **{name: known[name] for name in OF_STEP},
+            "sources": [known[name] for name in OF_SOURCES],
             "seconds": seconds,
             "numbers": list((numbers or {}).values()),
             "similarity": list(similarity.values()),
@@ -246,7 +257,9 @@ class HistoryStore:
         for place, step in enumerate(self.steps()):
             self._check_chunks(arrays, place)
             numbers = arrays["numbers"][place].tolist() if "numbers" in arrays else []
-            facts = {name: float(arrays[name][place]) for name in FACTS if name in arrays}
+            facts = {name: float(arrays[name][place]) for name in OF_STEP if name in arrays}
+            if "sources" in arrays:
+                facts |= dict(zip(OF_SOURCES, arrays["sources"][place].tolist(), strict=True))
             yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers, facts
 
     def _check_chunks(self, arrays: Mapping[str, Any], place: int) -> None:

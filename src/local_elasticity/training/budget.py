@@ -35,13 +35,18 @@ class Budget:
     last_seconds: float = 0.0
     earlier_seconds: float = 0.0
     skipped: list[int] = field(default_factory=list)
+    refused: int = 0
 
     def __post_init__(self) -> None:
         share = self.share
         if share is not None and not (isinstance(share, (int, float)) and share > 0):
             raise ValueError(f"budget: expected a positive share of the training time, or None, got {share!r}")
-        self._began = self.clock()
         self._told = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Count training time from now on."""
+        self._began = self.clock()
 
     @property
     def training_seconds(self) -> float:
@@ -55,8 +60,14 @@ class Budget:
             return True
         if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds and not busy:
             return True
-        if not asked:
-            return False
+        self.leave_out(step, busy=busy, asked=asked)
+        return False
+
+    def leave_out(self, step: int, *, busy: bool = False, asked: bool = True) -> None:
+        """Count a due step whose probe does not fit; one that was `asked` for is listed, and reported once."""
+        self.refused += 1
+        if not asked or self.share is None:
+            return
         if not (self._told or busy):
             self._told = True
             logger.warning(
@@ -67,7 +78,6 @@ class Budget:
                 self.last_seconds,
             )
         self.skipped.append(step)
-        return False
 
     @contextmanager
     def probing(self) -> Iterator[None]:
@@ -112,5 +122,5 @@ class Budget:
         self.probing_seconds, self.last_seconds = float(state["probing_seconds"]), float(state["last_seconds"])
         self.skipped = [int(step) for step in state["skipped"]]
         self._told = bool(self.skipped)
-        self._began = self.clock()
+        self.restart()
         self.earlier_seconds = float(state["training_seconds"]) + self.probing_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from local_elasticity.engine.supported import refuse_unsupported
 from local_elasticity.training.monitor import Monitor
+
+ARGUMENT = "CHECKPOINTS"
+"""What errors of `watch` begin with."""
 
 NESTED = ("state_dict", "model_state_dict", "model", "net", "module")
 """Where checkpoints keep the weights, when not at their top."""
@@ -64,41 +67,62 @@ def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **o
 
 
 def _load(model: nn.Module, file: Path) -> None:
-    weights = read_checkpoint(file, model)[1]
+    _put(model, read_checkpoint(file, model)[1], file, ARGUMENT)
+
+
+def load_weights(model: nn.Module, file: Path, argument: str) -> None:
+    """Put the weights of a file, or of a folder of Hugging Face's Trainer, into a model; nothing is unpickled.
+
+    Raises:
+        ValueError, OSError: if they cannot be read or do not fit the model; the message begins with `argument`.
+    """
+    if not file.exists():
+        raise FileNotFoundError(f"{argument}: there is no {file}")
+    file = _weights_file(file, argument)
+    _put(model, _read_weights(file, model, argument)[1], file, argument)
+
+
+def _put(model: nn.Module, weights: Mapping[str, Tensor], file: Path, argument: str) -> None:
     try:
         model.load_state_dict(weights)
     except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, quantised or without values
         reason = str(error).splitlines()[-1].strip()
-        raise ValueError(f"CHECKPOINTS: the weights of {file} do not fit the model ({reason})") from error
+        raise ValueError(f"{argument}: the weights of {file} do not fit the model ({reason})") from error
 
 
 def read_checkpoint(file: Path, model: nn.Module) -> tuple[int, Mapping[str, Tensor]]:
     """The step and the weights of a checkpoint, under the names that the model gives them."""
+    content, weights = _read_weights(file, model, ARGUMENT)
+    return _step(file, content), weights
+
+
+def _read_weights(file: Path, model: nn.Module, argument: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """All that a file holds, and its weights under the names that the model gives them."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError("--model: it has no parameters, so that no step can be taken")
     refuse_unsupported(model, dict(model.named_parameters()), ())
-    content = _content(file, parameter.device)
+    content = _content(file, parameter.device, argument)
     if not isinstance(content, Mapping):
-        raise ValueError(f"CHECKPOINTS: {file} holds a {type(content).__name__}, not weights; save a state_dict")
+        raise ValueError(f"{argument}: {file} holds a {type(content).__name__}, not weights; save a state_dict")
     weights = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
-    return _step(file, content), _renamed(file, weights, model)
+    return content, _renamed(file, weights, model, argument)
 
 
-def _weights_file(file: Path) -> Path:
+def _weights_file(file: Path, argument: str = ARGUMENT) -> Path:
     """The file itself, or the one in a folder that holds the weights."""
     if not file.is_dir():
         return file
     for name in IN_FOLDERS:
         if (file / name).exists():
             return file / name
-    raise ValueError(f"CHECKPOINTS: the folder {file} holds no {' or '.join(IN_FOLDERS)}; name the file with weights")
+    raise ValueError(f"{argument}: the folder {file} holds no {' or '.join(IN_FOLDERS)}; name the file with weights")
 
 
-def _content(file: Path, device: torch.device) -> Any:
+def _content(file: Path, device: torch.device, argument: str) -> Any:
     """What was saved; a large file is mapped and not read whole. No pickled object is ever made."""
     if file.exists() and not file.is_file():
-        raise ValueError(f"CHECKPOINTS: {file} is not a regular file")
+        raise ValueError(f"{argument}: {file} is not a regular file")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -108,26 +132,29 @@ def _content(file: Path, device: torch.device) -> Any:
     except FileNotFoundError:
         raise
     except ImportError as error:
-        raise ValueError(f"CHECKPOINTS: {file} needs the package safetensors: pip install safetensors") from error
+        raise ValueError(f"{argument}: {file} needs the package safetensors: pip install safetensors") from error
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "it is empty or cut off")
-        raise ValueError(
-            f"CHECKPOINTS: {file} cannot be read as weights alone ({reason}); save a state_dict"
-        ) from error
+        raise ValueError(f"{argument}: {file} cannot be read as weights alone ({reason}); save a state_dict") from error
+
+
+def find(place: str, argument: str) -> Any:
+    """What `module:name` names; the working folder is looked in as well."""
+    module, _, name = place.partition(":")
+    if not name:
+        raise ValueError(f"{argument}: expected module:factory (for example my_project.nets:make_net), got {place!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{argument}: {place} is not there ({error})") from error
+    finally:
+        sys.path.pop(0)
 
 
 def find_model(place: str) -> nn.Module:
     """The model that `module:factory` makes; the working folder is looked in as well."""
-    module, _, name = place.partition(":")
-    if not name:
-        raise ValueError(f"--model: expected module:factory (for example my_project.nets:make_net), got {place!r}")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory: Callable[[], Any] = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--model: {place} is not there ({error})") from error
-    finally:
-        sys.path.pop(0)
+    factory = find(place, "--model")
     model = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
     if not isinstance(model, nn.Module):
         raise ValueError(f"--model: {place} makes a {type(model).__name__}, not an nn.Module")
@@ -154,19 +181,19 @@ def _step(file: Path, content: Mapping[str, Any]) -> int:
     )
 
 
-def _renamed(file: Path, weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+def _renamed(file: Path, weights: Mapping[str, Tensor], model: nn.Module, argument: str) -> Mapping[str, Tensor]:
     wanted = model.state_dict()
     weights = {str(name): value for name, value in weights.items()}
     while not set(wanted) <= set(weights):
         prefix = next((p for p in WRAPPERS if any(name.startswith(p) for name in weights)), None)
         if prefix is None:
             missing = ", ".join(sorted(set(wanted) - set(weights))[:3])
-            raise ValueError(f"CHECKPOINTS: {file} lacks {missing}, …; does --model make the model that was saved?")
+            raise ValueError(f"{argument}: {file} lacks {missing}, …; does --model make the model that was saved?")
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     for name, own in wanted.items():
         if (shape := getattr(weights[name], "shape", None)) != own.shape:
             raise ValueError(
-                f"CHECKPOINTS: {file}: {name} has the shape {shape and tuple(shape)}, in the model {tuple(own.shape)}; "
+                f"{argument}: {file}: {name} has the shape {shape and tuple(shape)}, in the model {tuple(own.shape)}; "
                 "does --model make the model that was saved?"
             )
     return {name: weights[name] for name in wanted}

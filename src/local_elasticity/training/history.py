@@ -17,6 +17,7 @@ from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
 from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
 from local_elasticity.store.provenance import Fingerprints, different, in_words
+from local_elasticity.training.plan import sampled_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,9 @@ ONE_CLASS = "all"
 class Probe:
     """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
     number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change (of an
-    optimizer with several, the largest), and the `nonlinearity` of the response."""
+    optimizer with several, the largest), the `nonlinearity` of the response, the mean loss of the sources
+    (`source_loss`), the share of them that is predicted as labelled (`source_accuracy`), and how many were measured
+    (`sources_measured`)."""
 
     step: int
     similarity: Mapping[str, np.ndarray]
@@ -289,8 +292,18 @@ class History:
         ]
         return pd.DataFrame(rows, columns=["step", "measure", *(field.name for field in fields(Locality))])
 
+    def measured(self, probe: Probe) -> dict[str, ReadPairs]:
+        """The pairs of a probe by measure, of the sources that it measured."""
+        return {name: self._pairs(probe, name) for name in self.measures}
+
     def _pairs(self, probe: Probe, measure: str) -> ReadPairs:
-        return read_pairs(probe.similarity[measure], self.source_classes, self.target_classes, square=self.square)
+        S, sources, targets = probe.similarity[measure], self.source_classes, self.target_classes
+        count = probe.facts.get("sources_measured", np.nan)
+        if count < len(sources):  # a budget left sources out; NaN in histories of earlier versions
+            rows = sampled_rows(sources, int(count))
+            sources = [sources[row] for row in rows]
+            S, targets = (S[np.ix_(rows, rows)], sources) if self.square else (S[rows], targets)
+        return read_pairs(S, sources, targets, square=self.square)
 
     def phases(self) -> pd.DataFrame:
         """For every measure: the locality ratio at the start and at the end, its half-life, and its change-point."""

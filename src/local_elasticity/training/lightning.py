@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
-from local_elasticity.training.monitor import Monitor, update_of
+from local_elasticity.training.monitor import Monitor, total_steps, update_of
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -58,7 +58,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
         if state is None and self.monitor is not None and self._told == trainer.global_step:  # the trainer continues
             state = self.monitor.state_dict()
         update = update_of(self.update, trainer.optimizers[0])
-        options = {"loggers": trainer.loggers, **self.options}
+        options = {"loggers": trainer.loggers, **total_steps(trainer.estimated_stepping_batches), **self.options}
         self.monitor = Monitor(
             self.problem(pl_module),
             tree_map(moved, self.sources),

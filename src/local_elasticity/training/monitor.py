@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from local_elasticity.checks import check_count
 from local_elasticity.emergence.feature_measures import FeatureMeasure
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
@@ -23,9 +24,11 @@ from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.store.provenance import of_probes
 from local_elasticity.training.budget import Budget
-from local_elasticity.training.distributed import decided, first
+from local_elasticity.training.distributed import alone, decided, first
+from local_elasticity.training.failures import tell
 from local_elasticity.training.history import ONE_CLASS, History
 from local_elasticity.training.loggers import Loggers
+from local_elasticity.training.plan import LEAST_PROBES, Planner, count_due, sampled_rows
 from local_elasticity.training.probe import Prober, sorted_measures
 from local_elasticity.training.probe_runner import ProbeRunner
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
@@ -65,6 +68,9 @@ class Monitor:
             Without either, as often as the budget allows.
         budget: the share of the training time that probes may take. Where the schedule asks for more, probes are left
             out, listed in `skipped`, and reported. None takes every probe.
+        total_steps: how many steps training will take. With it the probes of the whole run are planned, from the time
+            of the first probe and of the first steps. They are spread over the run. If fewer than eight would fit,
+            sources are left out, as even by class as they come (`history[i].facts["sources_measured"]`).
         loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
             log(values, step). One that raises is reported and left out from then on.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
@@ -104,6 +110,7 @@ class Monitor:
         every: int | None = None,
         schedule: Schedule | Iterable[int] | None = None,
         budget: float | None = 0.1,
+        total_steps: int | None = None,
         loggers: Iterable[Any] = (),
         store: str | Path | None = None,
         engine: str | Engine = "auto",
@@ -154,9 +161,33 @@ class Monitor:
         )
         self._runner = ProbeRunner(prober, history, Budget(budget), told)
         self._asked = every is not None or schedule is not None
+        self._planner = self._planner_of(total_steps, source_classes)
+        self._few_told = False
         self._resumed = len(history) == 0
         self._seen: int | None = None
         self._told = False
+
+    def _planner_of(self, total_steps: int | None, classes: Sequence[Any]) -> Planner | None:
+        """For a run whose length is known, under a budget; a schedule that looks at more than the step is not planned.
+        Several processes measure all sources."""
+        if total_steps is None:
+            return None
+        check_count("total_steps", total_steps)
+        if self.budget.share is None or not isinstance(self.schedule, OF_STEPS_ALONE):
+            return None
+        return Planner(total_steps, self.schedule, classes, asked=self._asked, samples=alone())
+
+    def __repr__(self) -> str:
+        history, asked = self._runner.history, self._runner.prober.measurement
+        measures = ", ".join((*history.measures, *history.numbers))
+        size = f"{len(history.source_classes)} sources × {len(history.target_classes)} targets"
+        when = repr(self.schedule) if self._asked else "as often as the budget allows"
+        share = "no budget" if self.budget.share is None else f"budget {self.budget.share:.3g} of the training time"
+        taken = f"{len(history)} probe{'s' * (len(history) != 1)}"
+        taken += f", the last at step {history[-1].step}" if len(history) else ""
+        taken += f", {len(self.skipped)} left out" if self.skipped else ""
+        words = [measures, size, *([repr(asked.update)] if asked.takes_steps else []), when, share, taken]
+        return f"<Monitor: {'; '.join([*words, *([self.stopped] if self.stopped else [])])}>"
 
     @property
     def history(self) -> History:
@@ -209,7 +240,67 @@ class Monitor:
 
     def _due(self, step: int) -> bool:
         due = bool(self.schedule.due(step))
-        return due and self.budget.affords(step, busy=self._runner.busy, asked=self._asked)
+        return due and self._fits(step)
+
+    def _fits(self, step: int) -> bool:
+        """Whether the budget has a probe for this due step: as planned where the length of the run is known, by what
+        was spent so far where not."""
+        runner, planner = self._runner, self._planner
+        if planner is None or runner.busy:
+            return self.budget.affords(step, busy=runner.busy, asked=self._asked)
+        history, last = runner.history, runner.last_step
+        measured = self._runner.prober.n if runner.rows is None else len(runner.rows)
+        if planner.look(step, self.budget, taken=len(history), last=last, measured=measured):
+            self._follow(step, planner)
+        if planner.plan is None:
+            return self.budget.affords(step, asked=self._asked)
+        if planner.takes(step, last):
+            return True
+        self.budget.leave_out(step, asked=self._asked)
+        return False
+
+    def _follow(self, step: int, planner: Planner) -> None:
+        """Measure as many sources as a new plan says, and say so, and where the plan has too few probes."""
+        plan, before = planner.plan, planner.sources if self._runner.rows is None else len(self._runner.rows)
+        assert plan is not None
+        if plan.sources != before:
+            kept = plan.sources < planner.sources
+            self._runner.rows = sampled_rows(self._runner.history.source_classes, plan.sources) if kept else None
+            words = f"{plan.sources} of the {planner.sources} sources are measured"
+            self._runner.history.note(step, words)
+            if kept:
+                tell(
+                    f"monitor: from step {step} on {words}, as even by class as they come, so that probes fit into "
+                    f"{self._allowance(planner.total)}. A larger budget= or fewer targets keep all"
+                )
+        if (
+            plan.probes < LEAST_PROBES
+            and not self._few_told
+            and count_due(self.schedule, 0, planner.total) != plan.probes
+        ):
+            self._few_told = True
+            tell(
+                f"monitor: {plan.probes} probe{'s' * (plan.probes != 1)} fit into {self._allowance(planner.total)}, "
+                f"fewer than {LEAST_PROBES}; one takes {self.budget.last_seconds:.2g} s. Pass a larger budget=, fewer "
+                "targets, or budget=None"
+            )
+
+    def _allowance(self, total: int | None = None) -> str:
+        what = "the training time" if total is None else f"the time of {total} steps"
+        return f"{100 * (self.budget.share or 0):.3g} % of {what}"
+
+    def _tell_if_few(self) -> None:
+        """Say once at the end that the budget left fewer than eight probes, and what to do."""
+        taken, last = len(self.history), self.budget.last_seconds
+        if self._few_told or not 0 < taken < LEAST_PROBES or not self.budget.refused or self.budget.share is None:
+            return
+        self._few_told = True
+        trained = self.budget.training_seconds
+        tell(
+            f"monitor: {taken} probe{'s' * (taken != 1)} fitted into {self._allowance()} ({trained:.2g} s), fewer than "
+            f"{LEAST_PROBES}; one takes {last:.2g} s. Pass total_steps= to have sources left out instead, fewer "
+            "sources or targets, a larger budget=, or budget=None"
+        )
 
     @untouched
     def probe(self, step: int) -> bool:
@@ -272,9 +363,11 @@ class Monitor:
         """For every measure: how local learning was at the start and at the end, and when that changed.
 
         Returns:
-            A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value.
+            A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value. From fewer than four
+            probes only the first value is told.
         """
         self._tell_if_silent()
+        self._tell_if_few()
         return self.history.phases()
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,6 +454,7 @@ class Monitor:
         """Write what the store lacks, and log at the end of training that nothing was measured, what was left out,
         or that probing stopped."""
         self._tell_if_silent()
+        self._tell_if_few()
         self.history.flush()
         if self.skipped:
             logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))
@@ -389,6 +483,15 @@ class Monitor:
             raise ValueError(f"step: {number} was given after step {last}; count steps over all epochs, not within one")
         self._resumed, self._seen = True, number
         return number
+
+
+def total_steps(last: float) -> dict[str, int]:
+    """The option of a monitor that probes from step 0 to the last step of a trainer; none where that is not known.
+
+    >>> total_steps(100), total_steps(float("inf")), total_steps(-1)
+    ({'total_steps': 101}, {}, {})
+    """
+    return {"total_steps": int(last) + 1} if 0 < last < float("inf") else {}
 
 
 def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Update:

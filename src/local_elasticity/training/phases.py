@@ -5,18 +5,21 @@ Dan et al. (Hypothesis 1.2) describe training as two phases, one in which S_rel 
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from local_elasticity.statistics.change_point import change_point, half_life, last_quarter
-from local_elasticity.statistics.class_pairs import read_pairs, summarized
+from local_elasticity.statistics.change_point import FEWEST, change_point, half_life, last_quarter
+from local_elasticity.statistics.class_pairs import ReadPairs, summarized
 from local_elasticity.statistics.locality import locality as locality_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+logger = logging.getLogger("local_elasticity")
 
 PAIRS_LOGGED = 25
 """Up to so many pairs of classes are logged one by one."""
@@ -50,31 +53,36 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
 def phases(table: pd.DataFrame) -> pd.DataFrame:
     """One row for every measure of `history.locality()`: the ratio first and late, its half-life, and its change-point.
 
-    Where there is one class only there is no ratio, and the value within it is described.
+    Where there is one class only there is no ratio, and the value within it is described. From fewer than four values
+    only the first is told; the rest is NaN, and a warning is logged.
     """
     import pandas as pd
 
     names = ["measure", "of", "first", "late", "half_life", "change_step", "before", "after", "p_value"]
-    rows = []
+    rows, few = [], {}
     for measure, part in table.groupby("measure", sort=False):
         what = "ratio" if part.ratio.notna().any() else "within"
         steps, values = part.step.to_numpy(float), part[what].to_numpy(float)
         found = change_point(steps, values)
         known = values[np.isfinite(values)]
-        late = float(np.median(last_quarter(known))) if len(known) else np.nan
         first = known[0] if len(known) else np.nan
+        if len(known) < FEWEST:
+            few[str(measure)] = len(known)
+            rows.append((measure, what, first, *[np.nan] * 6))
+            continue
+        late = float(np.median(last_quarter(known)))
         change = found.step, found.before, found.after, found.p_value
         rows.append((measure, what, first, late, half_life(steps, values), *change))
+    if few:
+        told = ", ".join(f"{name} has {count}" for name, count in few.items())
+        logger.warning("phases: nothing is concluded from fewer than %d probes with a value; %s", FEWEST, told)
     return pd.DataFrame(rows, columns=names)
 
 
-def logged_values(
-    similarity: Mapping[str, np.ndarray], source_classes: Sequence[Any], target_classes: Sequence[Any], *, square: bool
-) -> dict[str, float]:
+def logged_values(measured: Mapping[str, ReadPairs]) -> dict[str, float]:
     """What goes to loggers: medians of class pairs where they are few, within and between classes, and their ratio."""
     values: dict[str, float] = {}
-    for name, S in similarity.items():
-        read = read_pairs(S, source_classes, target_classes, square=square)
+    for name, read in measured.items():
         table = summarized(read, "median", "exclude", resamples=0)
         if len(table) <= PAIRS_LOGGED:
             each = zip(table.source_class, table.target_class, table.value, strict=True)

@@ -17,9 +17,12 @@ from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.choose import short
 from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
 from local_elasticity.engine.guard import interruption, isolated
+from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
+from local_elasticity.engine.loss import IGNORED
 from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.problem import BoundProblem
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.measurement import Measurement, causes_of
@@ -35,6 +38,9 @@ from local_elasticity.training.distributed import (
     shared,
     together,
 )
+
+AT_ONCE = 256
+"""Examples of one forward pass."""
 
 FEW = 2
 """Examples enough to see whether something can be measured."""
@@ -98,6 +104,11 @@ class Prober:
     def _with(self, **changes: Any) -> Prober:
         return replace(self, measurement=replace(self.measurement, **changes))
 
+    def sampled(self, rows: np.ndarray) -> Prober:
+        """The same for some of the sources."""
+        chosen = torch.as_tensor(rows, device=self.device)
+        return replace(self, measurement=self.measurement.sampled(chosen), replay=None)
+
     def at_present(self) -> Prober:
         """The same for the model as it is now: other parameters may step, on another device. A recording of what was
         there before is dropped."""
@@ -142,6 +153,27 @@ class Prober:
         if clear or not self.measurement.refine:
             return Found({name: _as_array(S) for name, S in similarity.items()}, "structured")
         return replace(self, measurement=self.measurement.at(self.replay.weights), replay=None)()
+
+    def state_of_sources(self) -> Tensor:
+        """The mean loss of the sources and the share that is predicted as labelled, from one forward pass. The share is
+        NaN where outputs are plain numbers or labels are no classes, and both are where the pass fails: a probe is not
+        lost because of them. The caller need not wait for a GPU."""
+        try:
+            with self.measurement.problem.bound() as bound, torch.no_grad():
+                return self._state_of_sources(bound)
+        except Exception as error:
+            if interruption(error):
+                raise
+            return torch.full((2,), torch.nan, dtype=torch.float64)
+
+    def _state_of_sources(self, bound: BoundProblem) -> Tensor:
+        inputs, labels = tree_map(
+            lambda leaf: leaf.to(bound.dtype) if leaf.is_floating_point() else leaf, self.measurement.sources
+        )
+        chunks = [slice(at, at + AT_ONCE) for at in range(0, count(inputs), AT_ONCE)]
+        outputs = torch.cat([bound.outputs(bound.params, take(inputs, rows)) for rows in chunks])
+        right = _predicted_right(outputs, labels, bound.problem.kind)
+        return torch.stack([bound.loss(outputs, labels).double(), right])
 
     def numbers(self) -> tuple[dict[str, float], dict[str, Exception]]:
         """The measures of features by name, NaN where one failed, and the errors. Each stream is gone through once, by
@@ -223,6 +255,18 @@ def _with_examples(change: Callable[[Tensor], Tensor], measurement: Measurement)
     examples = measurement.sources, measurement.targets, measurement.target_labels
     sources, targets, labels = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, examples)
     return replace(measurement, sources=sources, targets=targets, target_labels=labels)
+
+
+def _predicted_right(outputs: Tensor, labels: Tensor, kind: str) -> Tensor:
+    """The share of the labels that are predicted; places labelled −100 are left out."""
+    if kind in ("binary_logits", "binary_probabilities") and labels.numel() == outputs.numel():
+        positive = outputs > (0 if kind == "binary_logits" else 0.5)
+        return (positive == (labels.reshape(outputs.shape) > 0.5)).double().mean()
+    classes = kind in ("logits", "probabilities") and outputs.ndim > 1 and not labels.is_floating_point()
+    if not classes or labels.shape != (len(outputs), *outputs.shape[2:]):
+        return torch.full((), torch.nan, dtype=torch.float64, device=outputs.device)
+    known = labels != IGNORED
+    return ((outputs.argmax(1) == labels) & known).sum().double() / known.sum()
 
 
 def _as_array(S: Tensor) -> np.ndarray:

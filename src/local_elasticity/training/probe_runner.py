@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, unresolved_in_words
 from local_elasticity.engine.fast_paths.replay import Launched
@@ -32,11 +33,12 @@ logger = logging.getLogger("local_elasticity")
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A probe that a GPU is at, and the measures of features at its step."""
+    """A probe that a GPU is at, the measures of features at its step, and the state of its sources."""
 
     step: int
     launched: Launched
     numbers: dict[str, float]
+    state: Tensor
 
 
 class ProbeRunner:
@@ -48,6 +50,8 @@ class ProbeRunner:
     def __init__(self, prober: Prober, history: History, budget: Budget, loggers: Loggers) -> None:
         self.prober, self.history, self.budget, self.loggers = prober, history, budget, loggers
         self.failures = Failures()
+        self.rows: np.ndarray | None = None
+        """The sources that are measured; None for all."""
         self._under_way: UnderWay | None = None
         self._large_step_told = False
         self._unresolved_told: set[str] = set()
@@ -132,12 +136,14 @@ class ProbeRunner:
         wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
             numbers = self._numbers(step)
-            launched = self.prober.launched()
-            found = None if launched else self.prober()
+            asked = self.prober if self.rows is None else self.prober.sampled(self.rows)
+            launched = asked.launched()
+            found = None if launched else asked()
+            state = self.prober.state_of_sources()
         if found is not None:
-            self._record(step, found, numbers)
+            self._record(step, found, numbers, state)
         elif launched is not None:
-            self._under_way = UnderWay(step, launched, numbers)
+            self._under_way = UnderWay(step, launched, numbers, state)
             atexit.register(self.finish)
 
     def _end(self, one: UnderWay) -> None:
@@ -146,26 +152,41 @@ class ProbeRunner:
         self.budget.charge(one.launched.wait())
         with self.budget.recording():
             found = self.prober.found()
-        self._record(one.step, found, one.numbers)
+        self._record(one.step, found, one.numbers, one.state)
 
-    def _record(self, step: int, found: Found, numbers: dict[str, float]) -> None:
+    def _record(self, step: int, found: Found, numbers: dict[str, float], state: Tensor) -> None:
         with self.budget.recording():
-            failed = {name: np.full((self.prober.n, self.prober.m), np.nan) for name in found.errors}
-            similarity = {name: (found.similarity | failed)[name] for name in self.history.measures}
-            seconds, facts = self.budget.last_seconds, self._facts(found)
+            facts = self._facts(found, state)
+            similarity = {name: self._whole(found.similarity.get(name)) for name in self.history.measures}
+            seconds = self.budget.last_seconds
             self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
             self.failures.worked()
             if first() and self.loggers:
-                self._log(step, similarity, numbers)
+                self._log(step, numbers)
         self._tell_of_measures(step, found.errors)
         self._tell_of_large_step(step, found)
         self._tell_of_unresolved(step, found)
 
-    def _facts(self, found: Found) -> dict[str, float]:
+    def _whole(self, S: np.ndarray | None) -> np.ndarray:
+        """A similarity of all sources and targets, NaN where it was not measured or failed."""
+        whole = np.full((self.prober.n, self.prober.m), np.nan)
+        if S is not None:
+            rows = np.arange(self.prober.n) if self.rows is None else self.rows
+            whole[np.ix_(rows, rows if self.history.square else np.arange(self.prober.m))] = S
+        return whole
+
+    def _facts(self, found: Found, state: Tensor) -> dict[str, float]:
         """What is known of a probe besides its measures."""
+        loss, accuracy = state.tolist()
         update = self.prober.measurement.update
         rate = max(getattr(update, "step_sizes", [update.step_size]))
-        return {"step_size": rate, "nonlinearity": found.nonlinearity}
+        return {
+            "step_size": rate,
+            "nonlinearity": found.nonlinearity,
+            "source_loss": loss,
+            "source_accuracy": accuracy,
+            "sources_measured": float(self.prober.n if self.rows is None else len(self.rows)),
+        }
 
     def _tell_of_large_step(self, step: int, found: Found) -> None:
         """Say once, and keep it with the step, that changes are far from those of small steps."""
@@ -187,10 +208,9 @@ class ProbeRunner:
             words = unresolved_in_words(measure.name, share, cause, takes_steps=measure.takes_steps)
             tell(words, category=UnresolvedWarning)
 
-    def _log(self, step: int, similarity: dict[str, np.ndarray], numbers: dict[str, float]) -> None:
+    def _log(self, step: int, numbers: dict[str, float]) -> None:
         try:
-            classes = self.history.source_classes, self.history.target_classes
-            values = logged_values(similarity, *classes, square=self.history.square)
+            values = logged_values(self.history.measured(self.history[-1]))
         except Exception as error:
             message = f"loggers: nothing to log at step {step} ({first_line(error)}); training continues"
             self.failures.tell_once("loggers", message, error)

@@ -14,7 +14,7 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.training.distributed import first
 from local_elasticity.training.failures import first_line, tell
-from local_elasticity.training.monitor import Monitor, update_of
+from local_elasticity.training.monitor import Monitor, total_steps, update_of
 
 try:
     from transformers import TrainerCallback
@@ -71,7 +71,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
             tree_map(moved, self.sources),
             targets=tree_map(moved, self.targets),
             update=update_of(self.update, optimizer),
-            **self.options,
+            **{**total_steps(state.max_steps), **self.options},
         )
         if not state.global_step:
             self.monitor.step(0)

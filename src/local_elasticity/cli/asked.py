@@ -1,0 +1,170 @@
+"""Options that `measure` and `compare` share: model, data, step; and how what they find is written."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from local_elasticity.data.own import Examples
+
+LOSSES = "cross_entropy, nll, mse, half_mse, bce or bce_logits."
+
+Loss = Annotated[str, typer.Option(help=LOSSES)]
+Measure = Annotated[str, typer.Option(help="relative, relative_l1, kl, kernel, loss, stiffness_cos, …")]
+UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step: sgd or adam.")]
+StepSize = Annotated[
+    str | None,
+    typer.Option(help="η, or auto for the largest step of sgd that still acts as a small one.", show_default="0.001"),
+]
+Count = Annotated[int, typer.Option("-n", "--n", min=1, help="The most examples, as even by class as they come.")]
+Labels = Annotated[str, typer.Option(help="given, or predicted: the classes that the model predicts.")]
+ImageSize = Annotated[
+    str | None,
+    typer.Option(metavar="HEIGHT,WIDTH", help="Resize the images of a folder; by default all have one size."),
+]
+
+SAID_IN_PYTHON = (
+    ('pass update=le.SGD("auto") or approximate=True', "pass --step-size auto"),
+    ("; to measure this very step, ignore le.LargeStepWarning", ""),
+)
+"""What warnings advise in Python, and what it is here."""
+
+DATA = (
+    "An .npz or .safetensors file with x and y, a folder with a folder of images for each class, MODULE:FACTORY of a "
+    "Dataset, or a dataset as `data list` shows it."
+)
+
+
+def read_data(data: str, n: int, image_size: str | None, device: str, argument: str = "--data") -> Examples:
+    """The examples of a file, a folder, a Dataset factory or a dataset by name, on a device."""
+    from local_elasticity.cli.models import said
+    from local_elasticity.data.own import of_dataset, read_own
+    from local_elasticity.training.checkpoints import find
+
+    if ":" not in data or Path(data).exists():
+        return read_own(data, n, size=_two_sizes(image_size), argument=argument).to(device)
+    if image_size is not None:
+        raise ValueError(f"--image-size: {data} makes a Dataset, which gives its images one size; leave it out")
+    with said(argument, f"{data} makes no Dataset. Name a function that takes no arguments"):
+        factory = find(data, argument)
+        made = factory() if callable(factory) else factory
+    with said(argument, f"the Dataset of {data} cannot be read"):
+        return of_dataset(made, n, data, argument).to(device)
+
+
+def _two_sizes(image_size: str | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    from local_elasticity.cli.models import sizes
+
+    found = sizes(image_size, "--image-size", "224,224")
+    if len(found) != 2:
+        raise ValueError(f"--image-size: expected a height and a width, such as 224,224, got {image_size!r}")
+    return found[0], found[1]
+
+
+def made_update(rule: str, step_size: str | None) -> Any:
+    """`SGD` or `Adam`; None where nothing was said, so that measures that take no step accept it."""
+    from local_elasticity.checks import check_choice
+    from local_elasticity.engine.update import SGD, Adam
+
+    check_choice("--update", rule, ("sgd", "adam"))
+    if step_size is None:
+        return None if rule == "sgd" else Adam(1e-3)
+    if step_size == "auto":
+        if rule == "adam":
+            raise ValueError("--step-size: auto is for sgd; name a number for adam, such as 0.001")
+        return SGD("auto")
+    try:
+        size = float(step_size)
+    except ValueError:
+        raise ValueError(f"--step-size: expected a number or auto, got {step_size!r}") from None
+    return SGD(size) if rule == "sgd" else Adam(size)
+
+
+def question(
+    sources: Examples, targets: Examples | None, measure: str, update: Any, labels: str
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Sources, targets and options of `le.similarity`."""
+    from local_elasticity.checks import check_choice
+
+    check_choice("--labels", labels, ("given", "predicted"))
+    if sources.labels is None and labels == "given":
+        raise ValueError("--data: it has no labels (y); add them, or pass --labels predicted")
+    options: dict[str, Any] = {"measure": measure, "labels": labels, "progress": True}
+    options |= {} if update is None else {"update": update}
+    if sources.class_names is not None and labels == "given":
+        options["class_names"] = sources.class_names
+    asked = sources.inputs if labels == "predicted" else (sources.inputs, sources.labels)
+    if targets is None:
+        return asked, None, options
+    names = {one.class_names for one in (sources, targets)} - {None}
+    if labels == "given" and len(names) > 1:
+        raise ValueError(
+            f"--targets: its classes {targets.class_names} are not those of --data, {sources.class_names}; give both "
+            "the same folders"
+        )
+    return asked, (targets.inputs, None if labels == "predicted" else targets.labels), options
+
+
+def named(S: Any, sources: Examples, targets: Examples | None) -> Any:
+    """A similarity whose sources and targets are called by their rows in the data, with the files of images."""
+    for axis, one in (("source", sources), ("target", targets or sources)):
+        S = S.assign_coords({axis: one.rows})
+        if one.files is not None:
+            S = S.assign_coords({f"{axis}_file": (axis, list(one.files))})
+    return S
+
+
+def shown_examples(sources: Examples, targets: Examples | None) -> Any:
+    """What the page shows of each example, where it is numbers that can be drawn."""
+    from torch import Tensor
+
+    several = [one.inputs for one in (sources, targets) if one is not None]
+    if not all(isinstance(one, Tensor) and one.is_floating_point() and one.ndim in (2, 3, 4) for one in several):
+        return None
+    several = [one.cpu() for one in several]
+    return several[0] if targets is None else tuple(several)
+
+
+def in_words(frame: Any) -> Any:
+    """A frame whose column names can be broken into lines."""
+    return frame.rename(columns=lambda name: str(name).replace("_", " "))
+
+
+def check_out(out: Path | None, report: Path | None, endings: tuple[str, ...]) -> None:
+    """Raise where a result could not be written, before anything is measured."""
+    from local_elasticity.extras import extra
+    from local_elasticity.store.atomic import check_file, check_name
+
+    if out is not None:
+        check_name(out, "--out")
+        if out.suffix not in endings:
+            raise ValueError(f"--out: expected a name that ends with {' or '.join(endings)}, got {out}")
+        if out.exists():
+            raise FileExistsError(f"--out: {out} is there already; choose another name or remove it")
+    if report is not None:
+        check_file(report, "--report")
+        with extra("report"):
+            import jinja2  # noqa: F401
+
+
+@contextmanager
+def warnings_on_one_line() -> Iterator[None]:
+    """Show each warning as `warning: …` on stderr, without a line of code."""
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        words = " ".join(str(message).split())
+        for python, option in SAID_IN_PYTHON:
+            words = words.replace(python, option)
+        typer.echo(f"warning: {words}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,135 @@
+"""`compare`: what changed between two results, or between two sets of weights."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.asked import DATA, Count, ImageSize, Labels, Loss, StepSize, UpdateRule
+
+ROWS_SHOWN = 10
+
+ENDINGS = (".csv",)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A stored similarity or history; with --model, a file of weights.")],
+    after: Annotated[Path, typer.Argument(help="The same of the other moment.")],
+    model: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")] = None,
+    model_after: Annotated[
+        str | None, typer.Option(metavar="MODULE:FACTORY", help="Where the second model is another.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
+    loss: Loss = "cross_entropy",
+    measure: Annotated[
+        str | None, typer.Option(help="Of two models (by default kl), or which of a history's measures.")
+    ] = None,
+    update: UpdateRule = "sgd",
+    step_size: StepSize = None,
+    n: Count = 100,
+    labels: Labels = "given",
+    image_size: ImageSize = None,
+    by: Annotated[str, typer.Option(help="A row for each of: classes, pairs, sources or targets.")] = "classes",
+    top: Annotated[int, typer.Option(min=1, help="Rows that are printed: those that changed most.")] = ROWS_SHOWN,
+    out: Annotated[Path | None, typer.Option(help="Keep all rows, in a .csv file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with both sides.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """What changed from one result to another, or from one file of weights to another, pair by pair.
+
+    Examples: `local-elasticity compare monday.zarr friday.zarr`, and `local-elasticity compare epoch-1.pt epoch-9.pt
+    --model my_nets:make --data photos`.
+    """
+    from local_elasticity.api.compare import BY
+    from local_elasticity.checks import check_choice
+    from local_elasticity.cli import asked
+
+    check_choice("--by", by, BY)
+    asked.check_out(out, report, ENDINGS)
+    if model is None:
+        if data is not None or model_after is not None:
+            raise ValueError("--data, --model-after: they need --model MODULE:FACTORY; two results have their examples")
+        found = _of_results(before, after, measure)
+    else:
+        if data is None:
+            raise ValueError("--data: two models are measured at the same examples; name them")
+        step = asked.made_update(update, step_size)
+        sources = asked.read_data(data, n, image_size, device)
+        found = _of_models((model, before), (model_after or model, after), sources, loss, measure, step, labels, device)
+    screen = console()
+    screen.print(found, soft_wrap=True)
+    if by != "classes" or {"source_class", "target_class"} <= set(found.after.coords):
+        print_frame(screen, asked.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most")
+    _write(found, by, out, report)
+
+
+def _of_results(before: Path, after: Path, measure: str | None) -> Any:
+    from local_elasticity.api.compare import compare as compared
+
+    return compared(_opened(before, "BEFORE"), _opened(after, "AFTER"), measure=measure)
+
+
+def _opened(path: Path, argument: str) -> Any:
+    """A stored similarity or history."""
+    from local_elasticity.api.similarity import load
+    from local_elasticity.training.history import History
+
+    if not path.exists():
+        raise FileNotFoundError(f"{argument}: there is no {path}")
+    if not path.is_dir():
+        raise ValueError(f"{argument}: {path} is no stored result; to compare weights, name --model and --data")
+    try:
+        return load(path)
+    except ValueError as error:
+        try:
+            return History.open(path)
+        except (ValueError, OSError):
+            raise error from None
+
+
+def _of_models(
+    one: tuple[str, Path],
+    other: tuple[str, Path],
+    sources: Any,
+    loss: str,
+    measure: str | None,
+    step: Any,
+    labels: str,
+    device: str,
+) -> Any:
+    from dataclasses import replace
+
+    from local_elasticity.api.compare import compare as compared
+    from local_elasticity.cli import asked
+    from local_elasticity.cli.models import problem_of
+
+    problems = [
+        problem_of(model, weights, loss, device, sources, argument)
+        for (model, weights), argument in ((one, "BEFORE"), (other, "AFTER"))
+    ]
+    x, _, options = asked.question(sources, None, measure or "kl", step, labels)
+    with asked.warnings_on_one_line():
+        found = compared(*problems, sources=x, examples=asked.shown_examples(sources, None), **options)
+    return replace(
+        found, before=asked.named(found.before, sources, None), after=asked.named(found.after, sources, None)
+    )
+
+
+def _write(found: Any, by: str, out: Path | None, report: Path | None) -> None:
+    if out is not None:
+        from local_elasticity.store.atomic import write_whole
+
+        write_whole(out, found.frame(by).to_csv(index=False).encode(), "--out")
+        typer.echo(f"wrote {out}")
+    if report is not None:
+        from local_elasticity.report.write import write_report
+
+        both = {"before": found.before, "after": found.after}
+        page = write_report(both, report, command=shlex.join(["local-elasticity", *sys.argv[1:]]))
+        typer.echo(f"wrote {page}: open it in a browser")

@@ -1,0 +1,129 @@
+"""`measure`: the similarity of your own examples in your own model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.asked import DATA, Count, ImageSize, Labels, Loss, Measure, StepSize, UpdateRule
+
+PAIRS_SHOWN = 16
+"""Pairs of classes that are printed; of more, those with the largest values."""
+
+ENDINGS = (".zarr", ".npz")
+
+
+@app.command()
+def measure(
+    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    data: Annotated[str, typer.Option(help=DATA)],
+    weights: Annotated[
+        Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="Where predictions are read, given as --data is; by default at the sources.")
+    ] = None,
+    loss: Loss = "cross_entropy",
+    measure: Measure = "kl",
+    update: UpdateRule = "sgd",
+    step_size: StepSize = None,
+    n: Count = 100,
+    labels: Labels = "given",
+    image_size: ImageSize = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the matrix: .zarr (le.load reads it) or .npz (np.load does).")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page to explore, such as report.html.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Whose predictions move, and how far, when your model takes one step on each of your examples.
+
+    Example: `local-elasticity measure --model my_nets:make --weights best.pt --data photos --n 200 --out run.zarr
+    --report run.html`, where my_nets.py in this folder has a function make() that returns the model, and photos/ has a
+    folder of images for each class.
+    """
+    from local_elasticity import similarity
+    from local_elasticity.cli import asked
+    from local_elasticity.cli.models import problem_of
+
+    asked.check_out(out, report, ENDINGS)
+    step = asked.made_update(update, step_size)
+    sources = asked.read_data(data, n, image_size, device)
+    others = None if targets is None else asked.read_data(targets, n, image_size, device, "--targets")
+    problem = problem_of(model, weights, loss, device, sources)
+    x, at, options = asked.question(sources, others, measure, step, labels)
+    with asked.warnings_on_one_line():
+        S = similarity(problem, x, at, examples=asked.shown_examples(sources, others), **options)
+    S = asked.named(S, sources, others)
+    _show(S)
+    if out is not None:
+        _write(S, out)
+        typer.echo(f"wrote {out}")
+    if report is not None:
+        from local_elasticity.report.write import write_report
+
+        page = write_report({data: S}, report, command=shlex.join(["local-elasticity", *sys.argv[1:]]))
+        typer.echo(f"wrote {page}: open it in a browser")
+
+
+def _show(S: Any) -> None:
+    """Class pairs, how local the step is, and whether to believe it."""
+    from local_elasticity import locality
+    from local_elasticity.cli.asked import in_words
+
+    screen = console()
+    about = S.attrs
+    size = f"{S.shape[0]} sources × {S.shape[1]} targets"
+    if {"source_class", "target_class"} <= set(S.coords):
+        frame = S.le.classes()
+        kept = frame.sort_values("value", ascending=False, kind="stable").head(PAIRS_SHOWN).sort_index()
+        more = f"; {len(kept)} of {len(frame)} class pairs, the largest" if len(kept) < len(frame) else ""
+        print_frame(screen, in_words(kept), f"{about['measure']}: {size}{more}")
+        found = locality(S)
+        known = math.isfinite(found.ratio)
+        words = (
+            f"{found}: {found.verdict}" if known else f"median within {found.within:.3g}, between {found.between:.3g}"
+        )
+        screen.print(f"classes: {words}", soft_wrap=True)
+    else:
+        values = S.values
+        screen.print(f"{about['measure']}: {size}; median {_median(values):.4g}", soft_wrap=True)
+    told = [f"engine {about['engine']}"] if about.get("engine") else []
+    told += [f"update {about['update']}"] if about.get("update") else []
+    told.append(f"{about['unresolved']:.1%} of the pairs unresolved")
+    screen.print("; ".join(told), soft_wrap=True)
+
+
+def _median(values: Any) -> float:
+    import numpy as np
+
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _write(S: Any, out: Path) -> None:
+    """A zarr store, or an .npz file: `similarity`, every coordinate by name, and `about`, JSON of how it was made."""
+    if out.suffix == ".zarr":
+        S.le.save(out)
+        return
+    import io
+
+    import numpy as np
+
+    from local_elasticity.store.atomic import write_whole
+
+    coords = {str(name): _plain(one.values) for name, one in S.coords.items()}
+    file = io.BytesIO()
+    np.savez_compressed(file, similarity=S.values, about=json.dumps(S.attrs, default=str), **coords)
+    write_whole(out, file.getvalue(), "--out")
+
+
+def _plain(values: Any) -> Any:
+    """Without Python objects, so that `np.load` needs no pickle."""
+    return values.astype(str) if values.dtype.kind == "O" else values

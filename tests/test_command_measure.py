@@ -1,0 +1,249 @@
+"""`local-elasticity measure` and `compare`: the user's own model, weights and data."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import local_elasticity as le
+from local_elasticity.cli import main
+from local_elasticity.data.own import of_dataset, read_own
+
+NETS = """
+import torch
+from torch import nn
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+def deep():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+class Points(torch.utils.data.Dataset):
+    classes = ["a", "b", "c"]
+    def __init__(self):
+        self.x = torch.randn(30, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+        self.targets = [i // 10 for i in range(30)]
+    def __len__(self): return 30
+    def __getitem__(self, i): return self.x[i], self.targets[i]
+class Uneven(Points):
+    def __getitem__(self, i): return torch.zeros(i + 1), 0
+def fails(): raise RuntimeError("two\\nlines")
+def number(): return 3
+def tensors(): return torch.randn(8, 1, 4, 4), torch.arange(8) % 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a module, two sets of weights, and the same points as .npz, .safetensors and images."""
+    save_file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed").save_file
+    (tmp_path / "own_nets.py").write_text(NETS)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    torch.save(net.state_dict(), tmp_path / "early.pt")
+    torch.nn.init.normal_(net[1].weight)
+    save_file(net.state_dict(), tmp_path / "late.safetensors")
+    grey = np.random.default_rng(0).integers(0, 256, (12, 1, 4, 4), dtype=np.uint8)
+    x, y = grey.astype(np.float32) / 255, np.repeat(np.arange(3), 4)
+    np.savez(tmp_path / "points.npz", x=x, y=y)
+    np.savez(tmp_path / "unlabelled.npz", x=x)
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object), y=np.array([0]))
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, int))
+    save_file({"x": torch.tensor(x), "y": torch.tensor(y)}, tmp_path / "points.safetensors")
+    for number, (image, label) in enumerate(zip(grey, y, strict=True)):
+        folder = tmp_path / "photos" / "abc"[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).save(folder / f"{number:02}.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_nets", raising=False)
+    return tmp_path
+
+
+def run(monkeypatch, capsys, *arguments):
+    """Exit status, stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["local-elasticity", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return ended.value.code or 0, said.out, said.err
+
+
+def measure(data, *more, weights="late.safetensors", model="own_nets:make"):
+    return ["measure", "--model", model, "--weights", weights, "--data", data, *more]
+
+
+@pytest.mark.parametrize("data", ["points.npz", "points.safetensors", "photos"])
+def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, project, monkeypatch, capsys):
+    status, out, err = run(monkeypatch, capsys, *measure(data, "--out", "run.zarr", "--report", "run.html", "--n", "9"))
+    assert status == 0, err
+    S = le.load("run.zarr")
+    held = np.load("points.npz")
+    rows = [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    assert S.source.values.tolist() == rows
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    from safetensors.torch import load_file
+
+    net.load_state_dict(load_file("late.safetensors"))
+    x, y = torch.tensor(held["x"][rows]), torch.tensor(held["y"][rows])
+    expected = le.similarity(net, (x, y), loss="cross_entropy", measure="kl")
+    np.testing.assert_array_equal(S.values, expected.values)
+    assert "9 sources × 9 targets" in out
+    assert "engine" in out
+    assert "wrote run.zarr" in out
+    assert "run.html" in out
+    assert (project / "run.html").stat().st_size > 10_000
+    if data == "photos":
+        assert S.source_class.values.tolist() == list("aaabbbccc")
+        assert S.source_file.values[3] == "b/04.png"
+
+
+def test_measure_reads_a_dataset_and_writes_npz_without_pickle(project, monkeypatch, capsys):
+    arguments = measure("own_nets:Points", "--out", "run.npz", "--n", "6", "--measure", "loss", "--step-size", "auto")
+    status, _, err = run(monkeypatch, capsys, *arguments)
+    assert status == 0, err
+    with np.load("run.npz", allow_pickle=False) as held:
+        assert held["similarity"].shape == (6, 6)
+        assert held["source_class"].tolist() == list("aabbcc")
+        assert held["source"].tolist() == [0, 1, 10, 11, 20, 21]
+        assert '"measure": "loss"' in str(held["about"])
+
+
+def test_measure_takes_other_targets_predicted_labels_and_a_pair_of_tensors(project, monkeypatch, capsys):
+    more = ("--targets", "own_nets:tensors", "--labels", "predicted", "--out", "run.zarr", "--update", "adam")
+    status, out, err = run(monkeypatch, capsys, *measure("unlabelled.npz", *more))
+    assert status == 0, err
+    assert le.load("run.zarr").shape == (12, 8)
+    assert "Adam" in out
+
+
+@pytest.mark.filterwarnings("default:update. the step is so large:UserWarning")
+def test_a_large_step_is_one_line(project, monkeypatch, capsys):
+    arguments = ("--model", "own_nets:deep", "--data", "points.npz", "--step-size", "50", "--measure", "relative")
+    status, _, err = run(monkeypatch, capsys, "measure", *arguments)
+    assert status == 0
+    assert err.startswith("warning: update: the step is so large")
+    assert err.endswith("pass --step-size auto\n")
+    assert len(err.splitlines()) == 1
+
+
+def test_measure_help_has_an_example(project, monkeypatch, capsys):
+    for command in ("measure", "compare"):
+        status, out, _ = run(monkeypatch, capsys, command, "--help")
+        assert status == 0
+        assert f"local-elasticity {command} " in " ".join(out.split())
+
+
+def test_compare_weights_and_results(project, monkeypatch, capsys):
+    models = ("early.pt", "late.safetensors", "--model", "own_nets:make", "--data", "photos")
+    status, out, err = run(
+        monkeypatch, capsys, "compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2"
+    )
+    assert status == 0, err
+    assert "kl of 12 × 12 pairs: median" in out
+    assert len((project / "c.csv").read_text().splitlines()) == 1 + 9
+    assert (project / "c.html").exists()
+    for name in ("early.pt", "late.safetensors"):
+        run(monkeypatch, capsys, *measure("photos", "--out", f"{name}.zarr", weights=name))
+    status, again, err = run(monkeypatch, capsys, "compare", "early.pt.zarr", "late.safetensors.zarr", "--by", "pairs")
+    assert status == 0, err
+    assert again.splitlines()[:2] == out.splitlines()[:2]
+    assert "by pairs" in again
+
+
+def test_compare_takes_histories(project, monkeypatch, capsys):
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    for name in ("one.zarr", "two.zarr"):
+        monitor = le.Monitor(torch.nn.Linear(4, 2), (x, y), loss="cross_entropy", every=1, budget=None, store=name)
+        monitor.step(0)
+        monitor.close()
+    status, out, err = run(monkeypatch, capsys, "compare", "one.zarr", "two.zarr")
+    assert status == 0, err
+    assert "relative of 6 × 6 pairs" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (measure("missing.npz"), "--data: missing.npz cannot be read (No such file or directory)"),
+        (measure("missing"), "--data: there is no missing; expected an .npz or .safetensors file"),
+        (measure("notes.txt"), "--data: notes.txt cannot be read; expected an .npz"),
+        (measure("objects.npz"), "--data: objects.npz cannot be read as arrays"),
+        (measure("wide.npz"), "--data: own_nets:make does not take inputs of shape (4, 7)"),
+        (measure("empty"), "--data: the folder empty holds no images; expected one folder for each class"),
+        (measure("unlabelled.npz"), "--data: it has no labels (y); add them, or pass --labels predicted"),
+        (measure("own_nets:fails"), "--data: own_nets:fails makes no Dataset."),
+        (measure("own_nets:number"), "--data: own_nets:number makes a int, not a Dataset"),
+        (measure("own_nets:nothing"), "--data: own_nets:nothing is not there"),
+        (measure("own_nets:Uneven"), "--data: the items of own_nets:Uneven do not make one batch"),
+        (measure("points.npz", "--targets", "gone.npz"), "--targets: gone.npz cannot be read"),
+        (measure("points.npz", "--image-size", "8,8"), "--image-size: points.npz is not a folder of images"),
+        (measure("photos", "--image-size", "8"), "--image-size: expected a height and a width"),
+        (measure("photos", "--image-size", "8,8"), "--data: own_nets:make does not take inputs of shape (12, 1, 8, 8)"),
+        (measure("points.npz", weights="missing.pt"), "--weights: there is no missing.pt"),
+        (measure("points.npz", weights="points.npz"), "--weights: points.npz cannot be read as weights alone"),
+        (measure("points.npz", weights="points.safetensors"), "--weights: points.safetensors lacks 1.bias"),
+        (measure("points.npz", weights="empty"), "--weights: the folder empty holds no model.safetensors"),
+        (measure("points.npz", "--out", "run.txt"), "--out: expected a name that ends with .zarr or .npz"),
+        (measure("points.npz", "--out", "points.npz"), "--out: points.npz is there already"),
+        (measure("points.npz", "--report", "empty"), "--report: empty is a folder"),
+        (measure("points.npz", "--loss", "l3"), "loss: 'l3' is not one of"),
+        (measure("points.npz", "--measure", "kll"), "measure: "),
+        (measure("points.npz", "--update", "lion"), "--update: expected one of sgd, adam, got 'lion'"),
+        (measure("points.npz", "--step-size", "big"), "--step-size: expected a number or auto, got 'big'"),
+        (measure("points.npz", "--step-size", "auto", "--update", "adam"), "--step-size: auto is for sgd"),
+        (measure("points.npz", "--labels", "guessed"), "--labels: expected one of given, predicted"),
+        (["compare", "gone.zarr", "gone.zarr"], "BEFORE: there is no gone.zarr"),
+        (["compare", "early.pt", "early.pt"], "BEFORE: early.pt is no stored result; to compare weights, name --model"),
+        (["compare", "early.pt", "early.pt", "--data", "photos"], "--data, --model-after: they need --model"),
+        (
+            ["compare", "early.pt", "early.pt", "--model", "own_nets:make"],
+            "--data: two models are measured at the same",
+        ),
+        (["compare", "empty", "empty"], "path: empty is not a result"),
+        (["compare", "a.zarr", "b.zarr", "--by", "rows"], "--by: expected one of classes, pairs"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, words, project, monkeypatch, capsys):
+    before = sorted(project.rglob("*"))
+    status, _, err = run(monkeypatch, capsys, *arguments)
+    assert err.startswith(f"error: {words}")
+    assert len(err.splitlines()) == 1
+    assert status == 2
+    assert [file for file in sorted(project.rglob("*")) if "__pycache__" not in str(file)] == before
+
+
+def test_images_of_several_sizes_and_colours(tmp_path):
+    for name, size, mode in (("a/0.png", (6, 4), "RGB"), ("b/0.png", (8, 8), "L")):
+        (tmp_path / name).parent.mkdir()
+        Image.new(mode, size, 255 if mode == "L" else (255, 0, 0)).save(tmp_path / name)
+    with pytest.raises(ValueError, match="--data: images are from 4 × 6 to 8 × 8; pass --image-size 4,6"):
+        read_own(str(tmp_path), 5)
+    both = read_own(str(tmp_path), 5, size=(4, 6))
+    assert both.inputs.shape == (2, 3, 4, 6)
+    assert both.inputs[0, :, 0, 0].tolist() == [1, 0, 0]
+    assert both.inputs[1, :, 0, 0].tolist() == [1, 1, 1]
+    assert both.class_names == ("a", "b")
+
+
+def test_sixteen_bits_of_grey_become_numbers_up_to_one(tmp_path):
+    Image.fromarray(np.array([[0, 65535]], dtype=np.uint16)).save(tmp_path / "0.png")
+    found = read_own(str(tmp_path), 1)
+    assert found.inputs.flatten().tolist() == [0, 1]
+    assert found.labels is None
+
+
+def test_a_dataset_without_labels_that_are_known_is_read_at_even_distances():
+    class Plain:
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, place):
+            return {"ids": torch.tensor([place]), "labels": place % 2}
+
+    few = of_dataset(Plain(), 5, "Plain")
+    assert few.rows.tolist() == [0, 25, 50, 74, 99]
+    assert few.labels.tolist() == [0, 1, 0, 0, 1]
+    assert few.inputs["ids"].flatten().tolist() == few.rows.tolist()
