@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from local_elasticity.api.compare import compare as compare
     from local_elasticity.api.estimate import Estimate as Estimate
     from local_elasticity.api.estimate import estimate as estimate
+    from local_elasticity.api.forecast import Forecast as Forecast
+    from local_elasticity.api.forecast import ForecastCheck as ForecastCheck
+    from local_elasticity.api.forecast import forecast as forecast
     from local_elasticity.api.similarity import as_similarity as as_similarity
     from local_elasticity.api.similarity import load as load
     from local_elasticity.api.similarity import similarity as similarity
@@ -86,6 +89,7 @@ _PLACES = {
     "measures.registry": "measure",
     "api.compare": "compare Compared",
     "api.estimate": "estimate Estimate",
+    "api.forecast": "forecast Forecast ForecastCheck",
     "api.similarity": "similarity as_similarity load",
     "report.write": "write_report",
     "scale.workers": "workers",

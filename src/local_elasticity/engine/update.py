@@ -75,7 +75,11 @@ def stepped_by(update: Update, problem: Problem) -> tuple[str, ...]:
 
 def rule_of(update: Update, bound: BoundProblem) -> Rule:
     """The update's rule, after the hooks that the user registered on parameters have seen the gradient."""
-    rule = update.rule(bound.problem)
+    return hooked(update.rule(bound.problem), bound)
+
+
+def hooked(rule: Rule, bound: BoundProblem) -> Rule:
+    """A rule after the hooks that the user registered on parameters have seen the gradient."""
     if not bound.hooks:
         return rule
 
@@ -85,6 +89,40 @@ def rule_of(update: Update, bound: BoundProblem) -> Rule:
         return rule(params, seen)
 
     return displacement
+
+
+@dataclass(frozen=True)
+class RulePair:
+    """A rule for steps one after another: `step` moves the state of the optimizer along, `ahead` leaves it as it is."""
+
+    step: Rule
+    ahead: Rule
+
+
+def walking_rule(update: Update, bound: BoundProblem) -> RulePair:
+    """The update's rule for steps one after another. Moments and counters move along in a copy: those of `le.Adam`
+    begin fresh, those of a live optimizer where they are now."""
+    if not isinstance(update, (Adam, FromOptimizer)):
+        rule = rule_of(update, bound)
+        return RulePair(rule, rule)
+    if isinstance(update, Adam):
+        names = list(bound.params)
+        made = [bound.params[name].detach().clone().requires_grad_() for name in names]
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            made, lr=update.step_size, eps=update.eps, weight_decay=update.weight_decay
+        )
+        places, norm, value = {name: (0, j) for j, name in enumerate(names)}, None, None
+    else:
+        places = {name: place for name, (place, _, _) in update._settings(bound.problem).items()}
+        optimizer, norm, value = _copied(update.optimizer), update.clip_norm, update.clip_value
+
+    def step(params: Params, gradient: Params) -> Params:
+        return _stepped(optimizer, places, params, _clipped(gradient, norm, value))
+
+    def ahead(params: Params, gradient: Params) -> Params:
+        return _stepped(_copied(optimizer), places, params, _clipped(gradient, norm, value))
+
+    return RulePair(hooked(step, bound), hooked(ahead, bound))
 
 
 def without_gradient(rule: Rule) -> Rule:
@@ -418,25 +456,30 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
-    def displacement(params: Params, gradient: Params) -> Params:
-        moving = _copied(optimizer)
-        after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
-        for name, p in after.items():
-            if name not in gradient:
-                continue
-            stored = torch.view_as_complex if p.is_complex() else Tensor.clone
-            p.data, p.grad = stored(params[name].clone()), stored(gradient[name].clone())
-            moving.state[p] = {key: _cast_state(value, p.dtype) for key, value in moving.state[p].items()}
-        try:
-            type(moving).step(moving)
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(
-                f"optimizer: {type(optimizer).__name__} cannot step on a dense gradient alone ({error}); "
-                "use le.SGD, le.Adam or another optimizer"
-            ) from error
-        return {name: as_real(p.detach()) - params[name] for name, p in after.items() if name in gradient}
+    return lambda params, gradient: _stepped(_copied(optimizer), places, params, gradient)
 
-    return displacement
+
+def _stepped(
+    moving: torch.optim.Optimizer, places: dict[str, tuple[int, int]], params: Params, gradient: Params
+) -> Params:
+    """The displacement by a step of this optimizer, whose state moves."""
+    after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
+    for name, p in after.items():
+        p.grad = None
+        if name not in gradient:
+            continue
+        stored = torch.view_as_complex if p.is_complex() else Tensor.clone
+        p.data = stored(params[name].clone())
+        p.grad = stored(gradient[name].clone())
+        moving.state[p] = {key: _cast_state(value, p.dtype) for key, value in moving.state[p].items()}
+    try:
+        type(moving).step(moving)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"optimizer: {type(moving).__name__} cannot step on a dense gradient alone ({error}); "
+            "use le.SGD, le.Adam or another optimizer"
+        ) from error
+    return {name: as_real(p.detach()) - params[name] for name, p in after.items() if name in gradient}
 
 
 def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -87,6 +87,24 @@ def comparison_figure(before: xr.DataArray, after: xr.DataArray, difference: xr.
     return made
 
 
+def forecast_figure(before: np.ndarray, forecast: np.ndarray, right: np.ndarray, columns: int = 1) -> Figure:
+    """Margins before and as forecast, one dot for each example; those that were wrong before are grey."""
+    width = width_of(columns)
+    with mpl.rc_context(STYLE):
+        made = figure(width, 0.8 * width)
+        axes = made.subplots()
+        lost = right & ~(forecast > 0)
+        groups = (("wrong before", ~right, "0.7"), ("kept", right & ~lost, COLOURS[0]), ("lost", lost, COLOURS[1]))
+        for name, rows, colour in groups:
+            if rows.any():
+                axes.plot(before[rows], forecast[rows], ".", markersize=3, color=colour, label=f"{name}: {rows.sum()}")
+        axes.axhline(0, color="0.4", linewidth=0.6)
+        axes.axline((0, 0), slope=1, color="0.4", linewidth=0.6, linestyle=":")
+        axes.set(xlabel="margin before", ylabel="margin forecast")
+        axes.legend()
+    return made
+
+
 def draw_similarity(axes: Any, S: xr.DataArray, title: str) -> None:
     """The matrix on given axes, with its colour bar. Where 1 is the source itself, what is beyond it is drawn as 1."""
     rows, row_edges, row_names = _by_class(S, "source")

@@ -1,0 +1,412 @@
+"""The forecast against a fine-tune that is really run: copy the model, step it with torch.optim, predict."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.api.forecast import Outlook
+from local_elasticity.measures.margin import losses, margins
+from local_elasticity.statistics.ranking import auroc, auroc_interval
+from tests.tolerances import ROUNDING, SAME_IN_FLOAT64
+
+
+def images(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 6, generator=generator, dtype=torch.float64)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3)).double()
+
+
+def examples(net, n=5, m=30):
+    """New examples with labels that the network gets wrong, and old ones, some of which it gets wrong."""
+    new, old = images(n, seed=1), images(m, seed=2)
+    with torch.no_grad():
+        wrong, labels = (net(new).argmax(1) + 1) % 3, net(old).argmax(1)
+    labels[:4] = (labels[:4] + 1) % 3
+    return (new, wrong), (old, labels)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+    "nesterov and decay": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.003),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.02),
+}
+
+
+def fine_tuned(net, optimizer, new, steps, batch_size, clip=None):
+    """The oracle: a deep copy that torch.optim steps, batch after batch."""
+    moved = copy.deepcopy(net)
+    made = type(optimizer)(list(moved.parameters()), lr=1.0)
+    made.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    x, y = new
+    size = batch_size or len(y)
+    parts = [slice(i, i + size) for i in range(0, len(y), size)]
+    for step in range(steps):
+        rows = parts[step % len(parts)]
+        made.zero_grad()
+        F.cross_entropy(moved(x[rows]), y[rows]).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(moved.parameters(), clip)
+        made.step()
+    return moved
+
+
+def same(forecast, moved, old):
+    x, y = old
+    with torch.no_grad():
+        outputs = moved(x)
+    assert np.allclose(forecast.old.after, outputs.numpy(), rtol=0, atol=SAME_IN_FLOAT64)
+    frame = forecast.frame()
+    expected = F.cross_entropy(outputs, y, reduction="none").numpy()
+    assert np.allclose(frame["loss_forecast"], expected, rtol=0, atol=SAME_IN_FLOAT64)
+    assert (frame["lost"] == (~frame["wrong_before"] & (outputs.argmax(1) != y).numpy())).all()
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_taking_every_step_is_the_fine_tune(name, live, batch_size):
+    net = network()
+    new, old = examples(net)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    for _ in range(3 * live):
+        optimizer.zero_grad()
+        F.cross_entropy(net(old[0]), old[1]).backward()
+        optimizer.step()
+    found = le.forecast(
+        net,
+        new,
+        old,
+        loss="cross_entropy",
+        update=le.FromOptimizer(optimizer),
+        steps=5,
+        batch_size=batch_size,
+        virtual=5,
+    )
+    same(found, fine_tuned(net, optimizer, new, 5, batch_size), old)
+    assert np.isnan(found.nonlinearity)
+
+
+@pytest.mark.parametrize("virtual", [1, 3, 5])
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    ("update", "name"), [(le.SGD(0.05), "sgd"), (le.Adam(0.01), "adam")], ids=lambda value: str(value)[:4]
+)
+def test_virtual_steps_then_one_that_is_extrapolated_are_exact(update, name, batch_size, virtual):
+    """From any number of steps on, one more is no extrapolation."""
+    net = network()
+    new, old = examples(net)
+    found = le.forecast(
+        net, new, old, loss="cross_entropy", update=update, steps=virtual + 1, batch_size=batch_size, virtual=virtual
+    )
+    same(found, fine_tuned(net, OPTIMIZERS[name](net.parameters()), new, virtual + 1, batch_size), old)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_is_exact(name):
+    net = network()
+    new, old = examples(net)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.FromOptimizer(optimizer), steps=1)
+    same(found, fine_tuned(net, optimizer, new, 1, None), old)
+
+
+def test_clipping_is_part_of_every_step():
+    net = network()
+    new, old = examples(net)
+    optimizer = OPTIMIZERS["momentum"](net.parameters())
+    update = le.FromOptimizer(optimizer, clip_norm=0.1)
+    found = le.forecast(net, new, old, loss="cross_entropy", update=update, steps=4, virtual=4)
+    same(found, fine_tuned(net, optimizer, new, 4, None, clip=0.1), old)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("virtual", [0, 2])
+def test_it_is_exact_where_outputs_are_linear_in_the_weights(batch_size, momentum, virtual):
+    """One linear output under the squared loss: transfer does not change, and the residual is all of the gradient."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 1).double()
+    new, old = (images(5, 1), 10 + images(5, 3)[:, 0]), (images(20, 2), images(20, 4)[:, 0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=momentum)
+    options = {"update": le.FromOptimizer(optimizer), "steps": 12, "batch_size": batch_size, "virtual": virtual}
+    found = le.forecast(net, new, old, loss="half_mse", drop=1.0, **options)
+    moved = copy.deepcopy(net)
+    made, size = torch.optim.SGD(moved.parameters(), lr=0.01, momentum=momentum), batch_size or 5
+    parts = [slice(i, i + size) for i in range(0, 5, size)]
+    for step in range(12):
+        x, y = (part[parts[step % len(parts)]] for part in new)
+        made.zero_grad()
+        (0.5 * (moved(x)[:, 0] - y).square().mean()).backward()
+        made.step()
+    assert np.allclose(found.old.after, moved(old[0]).detach().numpy(), rtol=0, atol=SAME_IN_FLOAT64)
+    rise = found.old.loss_after - found.old.loss_before
+    assert np.allclose(found.old.margin_after, 1 - rise, rtol=0, atol=ROUNDING)
+    assert (found.frame()["lost"] == (rise >= 1)).all()
+
+
+def test_it_beats_the_margin_and_virtual_steps_help():
+    net = network()
+    new, old = examples(net, n=6, m=200)
+    found = [
+        le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.05), steps=15, virtual=v, simulate=True)
+        for v in (0, 5)
+    ]
+    checks = [le.ForecastCheck.of(one.old, one.simulated.old) for one in found]
+    assert checks[0].auroc > checks[0].margin_auroc + 0.1
+    assert checks[1].auroc >= checks[0].auroc
+    assert checks[1].rank_correlation > checks[0].rank_correlation > 0.8
+    assert found[0].simulated.seconds > 0
+
+
+def test_more_new_examples_than_rows_are_taken_batch_by_batch():
+    net = network()
+    new, old = examples(net, n=70, m=40)
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.05), steps=9, batch_size=32, simulate=True)
+    assert le.ForecastCheck.of(found.old, found.simulated.old).rank_correlation > 0.8
+
+
+def test_nothing_is_changed():
+    net = network().train()
+    new, old = examples(net)
+    optimizer = OPTIMIZERS["adam"](net.parameters())
+    F.cross_entropy(net(old[0]), old[1]).backward()
+    optimizer.step()
+
+    def everything():
+        state = copy.deepcopy((net.state_dict(), optimizer.state_dict(), [p.grad for p in net.parameters()]))
+        return state, net.training, torch.get_rng_state(), torch.is_grad_enabled()
+
+    before = everything()
+    found = le.forecast(
+        net,
+        new,
+        old,
+        loss="cross_entropy",
+        update=le.FromOptimizer(optimizer),
+        steps=8,
+        virtual=2,
+        batch_size=2,
+        simulate=True,
+    )
+    found.check(net)
+    torch.testing.assert_close(everything()[0], before[0], rtol=0, atol=0)
+    assert everything()[1] == before[1]
+    assert torch.equal(everything()[2], before[2])
+    assert everything()[3] == before[3]
+
+
+def test_examples_that_are_wrong_already_are_counted_apart():
+    net = network()
+    new, old = examples(net)
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.05), steps=10, simulate=True)
+    frame = found.frame()
+    assert frame["wrong_before"].tolist() == [True] * 4 + [False] * 26
+    assert frame["risk"].isna().tolist() == frame["wrong_before"].tolist()
+    assert not frame["lost"][:4].any()
+    assert set(found.at_risk(100)) == set(range(4, 30))
+    top = found.at_risk(3)
+    assert frame["risk"][top].tolist() == sorted(frame["risk"].dropna(), reverse=True)[:3]
+    assert "4 of 30 are wrong already" in repr(found)
+    assert {"margin_simulated", "lost_simulated", "label"} <= set(frame)
+
+
+def test_a_check_reads_the_model_after():
+    net = network()
+    new, old = examples(net, n=6, m=100)
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.05), steps=10)
+    moved = fine_tuned(net, OPTIMIZERS["sgd"](net.parameters()), new, 10, None)
+    check = found.check(moved)
+    for same_thing in (moved.state_dict(), le.Problem.of(moved, "cross_entropy")):
+        assert repr(found.check(same_thing)) == repr(check)
+    net.load_state_dict(moved.state_dict())
+    assert repr(found.check(net)) == repr(check)
+    assert check.lost == int((~found.frame()["wrong_before"] & (moved(old[0]).argmax(1) != old[1]).numpy()).sum())
+    assert check.low <= check.auroc <= check.high
+    with pytest.raises(TypeError, match="model_after: expected the model"):
+        found.check(3)
+    with pytest.raises(ValueError, match="model_after: it gives 2 outputs"):
+        found.check(nn.Linear(6, 2).double())
+
+
+def test_a_check_by_hand():
+    before = np.zeros((5, 1))
+    margin_before = np.array([1.0, 2.0, 3.0, 4.0, -1.0])
+    loss_before = np.array([0.5, 0.4, 0.3, 0.2, 2.0])
+    forecast = Outlook(
+        before, np.array([[1.0], [2.0], [3.0], [4.0], [0.0]]), loss_before, loss_before + np.array([1, 2, 3, 4, 0]),
+        margin_before, np.array([-1.0, 1.0, -2.0, 3.0, -1.0]),
+    )  # fmt: skip
+    real = Outlook(
+        before, np.array([[2.0], [4.0], [6.0], [8.0], [0.0]]), loss_before, loss_before + np.array([1, 3, 2, 4, 0]),
+        margin_before, np.array([2.0, -1.0, -2.0, 3.0, -1.0]),
+    )  # fmt: skip
+    check = le.ForecastCheck.of(forecast, real)
+    assert (check.right, check.lost, check.forecast_lost, check.both) == (4, 2, 2, 1)
+    assert check.auroc == 0.75  # risks 1, -1, 2, -3; the second and third are lost: 3 of 4 pairs in order
+    assert check.margin_auroc == 0.5
+    assert check.slope == pytest.approx(2)
+    assert check.rank_correlation == pytest.approx(1)
+    assert check.loss_rank_correlation == pytest.approx(0.9)  # one exchange of neighbours: 1 - 6·2/(5·24)
+    assert check.calibration["examples"].sum() == 4
+    assert "real changes are 2.00 times those forecast" in repr(check)
+
+
+def test_auroc_by_hand():
+    assert auroc(np.array([1.0, 2.0, 2.0, 3.0]), np.array([0, 1, 0, 1])) == 0.875
+    assert np.isnan(auroc(np.arange(3.0), np.ones(3, dtype=bool)))
+    low, high = auroc_interval(np.arange(50.0), np.arange(50) > 25)
+    assert low == high == 1
+    assert np.isnan(auroc_interval(np.array([]), np.array([], dtype=bool))).all()
+
+
+def test_margins_by_hand():
+    by_place = torch.tensor([[[3.0, 0.0, 9.0], [1.0, 2.0, 0.0]]])  # two classes at three places
+    assert margins(by_place, torch.tensor([[0, 1, -100]]), "logits").tolist() == [2.0]
+    assert margins(by_place, torch.tensor([[0, 0, -100]]), "logits").tolist() == [-2.0]
+    assert margins(torch.tensor([[2.0], [-1.0]]), torch.tensor([1.0, 1.0]), "binary_logits").tolist() == [2.0, -1.0]
+    assert margins(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]), "binary_probabilities").tolist() == [0.25, -0.25]
+    soft = torch.tensor([[0.2, 0.8]])
+    assert margins(torch.tensor([[1.0, 3.0]]), soft, "logits").tolist() == [2.0]
+    assert margins(torch.ones(2, 1), torch.ones(2), "numbers") is None
+    own = losses(lambda f, y: (f - y).abs().mean(), torch.tensor([[1.0], [5.0]]), torch.tensor([[0.0], [1.0]]))
+    assert own.tolist() == [1.0, 4.0]
+
+
+def test_a_loss_of_tokens_is_lost_when_an_answer_changes():
+    """Logits of several places: the smallest margin counts."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 15), nn.Unflatten(1, (5, 3))).double()
+    x = torch.randn(20, 4).double()
+    y = net(x).argmax(1)
+    found = le.forecast(
+        net, (x[:3], (y[:3] + 1) % 5), (x[3:], y[3:]), loss="cross_entropy", update=le.SGD(0.3), steps=4, virtual=4
+    )
+    moved = fine_tuned(net, torch.optim.SGD(net.parameters(), lr=0.3), (x[:3], (y[:3] + 1) % 5), 4, None)
+    assert (found.frame()["lost"] == (moved(x[3:]).argmax(1) != y[3:]).any(1).numpy()).all()
+
+
+def test_sequences_are_lost_when_they_become_less_likely():
+    from local_elasticity.training.language import sequence_problem, sequences
+
+    torch.manual_seed(0)
+    problem = sequence_problem(nn.Sequential(nn.Embedding(6, 8), nn.Linear(8, 6)))
+    new, old = sequences(torch.randint(0, 6, (4, 5))), sequences(torch.randint(0, 6, (12, 5)))
+    found = le.forecast(problem, new, old, update=le.SGD(0.1), steps=5, drop=0.1, simulate=True)
+    rise = found.simulated.old.loss_after - found.simulated.old.loss_before
+    assert (found.simulated.old.lost == (rise >= 0.1)).all()
+    assert le.ForecastCheck.of(found.old, found.simulated.old).loss_rank_correlation > 0.9
+
+
+def test_a_fine_tune_that_wrecks_the_network_is_refused():
+    net = network()
+    new, old = examples(net)
+    options = {"loss": "cross_entropy", "update": le.SGD(1e3), "steps": 5}
+    with pytest.raises(ValueError, match="so violent that no forecast holds: one step is .* Take a smaller step size"):
+        le.forecast(net, new, old, **options)
+    assert le.forecast(net, new, old, virtual=5, **options).virtual == 5
+    linear = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3)).double()
+    with pytest.raises(ValueError, match="predictions become infinite or NaN"):
+        le.forecast(linear, new, old, loss="cross_entropy", update=le.SGD(1e300), steps=3, virtual=3)
+
+
+def conflicting():
+    """A network, new examples whose labels have nothing to do with their inputs, and old ones."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3)).double()
+    new, old = 4 * images(16, seed=1), 4 * images(30, seed=2)
+    return net, (new, torch.arange(16) % 3), (old, net(old).argmax(1))
+
+
+def test_steps_that_overshoot_are_refused():
+    net, new, old = conflicting()
+    with pytest.raises(ValueError, match="the steps overshoot, and the loss of the new examples would rise from 1.1"):
+        le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(1.0), steps=20)
+
+
+def test_the_automatic_step_and_batch_norm():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    new, old = examples(net.eval())
+    found = le.forecast(net.train(), new, old, loss="cross_entropy", update=le.SGD("auto"), steps=3, virtual=3)
+    same(found, fine_tuned(net.eval(), torch.optim.SGD(net.parameters(), found.update.step_size), new, 3, None), old)
+
+
+def test_it_says_how_far_it_extrapolates():
+    net, new, old = conflicting()
+    near, far = (le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.3), steps=steps) for steps in (1, 60))
+    assert near.total_nonlinearity == pytest.approx(near.nonlinearity)
+    assert far.total_nonlinearity > 0.5 > near.total_nonlinearity
+    assert "trust the ranking more than the sizes" in repr(far)
+    assert "trust the ranking" not in repr(near)
+
+
+def test_moments_of_earlier_steps_are_told_of():
+    net = network()
+    new, old = examples(net)
+    optimizer = OPTIMIZERS["adam"](net.parameters())
+    F.cross_entropy(net(old[0]), old[1]).backward()
+    optimizer.step()
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.FromOptimizer(optimizer), steps=3)
+    assert "moments of earlier steps" in repr(found)
+    assert "Adam, step size 0.01" in repr(found)
+
+
+def test_it_is_drawn_and_told():
+    net = network()
+    new, old = examples(net)
+    found = le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.05), steps=10, virtual=2)
+    assert repr(found).splitlines()[0].startswith("Forecast of 10 steps on all new examples (SGD(step_size=0.05")
+    assert "from 2 virtual steps" in repr(found)
+    assert repr(found).splitlines()[1] in found._repr_html_().replace("<br>", "\n")
+    assert found.plot().axes[0].get_xlabel() == "margin before"
+
+
+x, y = images(6), torch.arange(6) % 3
+BAD = {
+    "empty new": ({"new": (x[:0], y[:0])}, "new: there are no examples"),
+    "no new": ({"new": ()}, "new: there are no examples"),
+    "empty old": ({"old": (x[:0], y[:0])}, "old: there are no examples"),
+    "new without labels": ({"new": x}, r"new: expected a pair \(inputs, labels\)"),
+    "old without labels": ({"old": x}, r"old: expected a pair \(inputs, labels\)"),
+    "labels that are none": ({"old": (x, None)}, "old: labels must be a tensor"),
+    "fewer labels": ({"old": (x, y[:4])}, "old: 6 inputs but labels of shape"),
+    "another class": ({"old": (x, y + 7)}, "old: "),
+    "a class of new": ({"new": (x, y + 7)}, "new: "),
+    "other inputs": ({"old": (x[:, :4], y)}, "old: "),
+    "no steps": ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
+    "steps backwards": ({"steps": -3}, "steps: expected a whole number"),
+    "half a step": ({"steps": 2.5}, "steps: expected a whole number"),
+    "no batch": ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
+    "virtual below 0": ({"virtual": -1}, "virtual: expected a whole number of at least 0"),
+    "too many virtual steps": ({"virtual": 6, "steps": 40}, "virtual: expected at most 5, got 6"),
+    "an optimizer": ({"update": torch.optim.SGD([torch.ones(1)], lr=1.0)}, "update: an optimizer was given; wrap it"),
+    "a negative drop": ({"drop": -1.0}, "drop: expected a positive number"),
+    "numbers": ({"loss": "mse", "new": (x, x[:, :3]), "old": (x, x[:, :3])}, "drop: the outputs decide for no class"),
+    "drift": (
+        {"update": lambda net: le.FromOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), drift="remove")},
+        "update: a fine-tune takes whole steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name):
+    net = network()
+    options, words = BAD[name]
+    given = {"new": (x, y), "old": (x, y), "loss": "cross_entropy", "update": le.SGD(0.01), "steps": 4, **options}
+    given["update"] = given["update"](net) if name == "drift" else given["update"]
+    with pytest.raises((ValueError, TypeError), match=words):
+        le.forecast(net, **given)
