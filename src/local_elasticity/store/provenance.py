@@ -84,7 +84,9 @@ def of_probes(
     *,
     approximate: bool = False,
 ) -> Fingerprints:
-    """What all probes of a training run share: examples, measures by name, update, loss, and how outputs are read. What changes along the run is left out: weights, precision, the learning rate, state and
+    """What all probes of a training run share: examples, measures by name, update, loss, and how outputs are read.
+
+    What changes along the run is left out: weights, precision, the parameters that step, the learning rate, state and
     groups of a live optimizer, and what functions of the user's refer to.
 
     >>> import torch, local_elasticity as le
