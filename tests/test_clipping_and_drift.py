@@ -202,3 +202,22 @@ def test_a_store_knows_the_options(tmp_path):
     le.similarity(net, update=le.FromOptimizer(optimizer, clip_norm=0.1), **call)
     with pytest.raises(ValueError, match="update"):
         le.similarity(net, update=le.FromOptimizer(optimizer, clip_norm=0.2), **call)
+
+
+def test_a_drift_that_differs_between_sources_is_refused():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.cat([(self.a if float(one[0]) > 0 else self.b)(one[None]) for one in x])
+
+    torch.manual_seed(0)
+    net, inputs, labels = Experts(), torch.randn(8, 4), torch.arange(8) % 3
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    nn.functional.cross_entropy(net(inputs), labels).backward()
+    optimizer.step()
+    update = le.FromOptimizer(optimizer, drift="remove")
+    with pytest.raises(ValueError, match="reaches other parameters than the first"):
+        le.respond(net, (inputs, labels), loss="cross_entropy", update=update)

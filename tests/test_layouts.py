@@ -56,6 +56,33 @@ class Unpadded(nn.Module):
         return self.head(out.sum(1) / lengths[:, None])
 
 
+class SortedInPython(Sorted):
+    """The same order, found by comparing numbers."""
+
+    def forward(self, ids, lengths):
+        order = torch.tensor(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
+        return super().forward(ids[order], lengths[order])[order.argsort()]
+
+
+class Ranked(nn.Module):
+    """By ranks, which no sorting function finds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(20, 8), nn.Linear(8, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, ids, lengths):
+        keys = torch.arange(len(lengths)) - 1000 * lengths
+        order = torch.empty_like(keys)
+        order[(keys[:, None] > keys).sum(1)] = torch.arange(len(keys))
+        x = torch.tanh(self.hidden(self.embed(ids[order])))
+        counts = (torch.arange(ids.shape[1]) < lengths[order][:, None]).to(x.dtype)[:, :, None]
+        found = self.head((x * counts).sum(1) / lengths[order][:, None])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return found[back]
+
+
 def few_are_shorter():
     """Lengths of which the examples that a layout is found on have the greatest; 200 tokens, as many as N times 5."""
     lengths = torch.full((N,), LENGTH)
@@ -70,6 +97,9 @@ def few_are_shorter():
     [
         (Sorted, "structured"),
         (Sorted, "linearized"),
+        (SortedInPython, "structured"),
+        (Ranked, "structured"),
+        (Ranked, "linearized"),
         (Packed, "auto"),
         (Packed, "linearized"),
         (Unpadded, "structured"),
@@ -141,27 +171,28 @@ def _jacobian(net, one):
 
 
 class Masked(nn.Module):
-    """Attention with masks of the least number there is, which absorb what is added to them."""
+    """Attention with masks of a number, by default the least there is, which absorb what is added to them."""
 
-    def __init__(self):
+    def __init__(self, least=None):
         super().__init__()
         self.embed, self.qkv, self.head = nn.Embedding(20, 8), nn.Linear(8, 24), nn.Linear(8, CLASSES)
+        self.least = least
 
     def forward(self, ids, mask):
         q, k, v = self.qkv(self.embed(ids)).chunk(3, -1)
         scores = q @ k.transpose(1, 2) / 8**0.5
-        least = torch.zeros(mask.shape, dtype=v.dtype).masked_fill(mask == 0, torch.finfo(v.dtype).min)
+        least = torch.zeros(mask.shape, dtype=v.dtype).masked_fill(mask == 0, self.least or torch.finfo(v.dtype).min)
         scores = scores + least[:, None]
         return self.head((scores.softmax(-1) @ v).mean(1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_masks_that_absorb_changes(dtype):
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, None), (torch.float64, None), (torch.float32, -1e9)])
+def test_masks_that_absorb_changes(dtype, least):
     """Of an example that is masked altogether, and is not among those that are looked at first."""
     torch.manual_seed(0)
     mask = torch.ones(N, LENGTH, dtype=torch.long)
     mask[3] = 0
-    problem = le.Problem.of(Masked().to(dtype), "cross_entropy")
+    problem = le.Problem.of(Masked(least).to(dtype), "cross_entropy")
     sources = (torch.randint(20, (N, LENGTH)), mask), torch.arange(N) % CLASSES
     found = le.respond(problem, sources, update=le.SGD(0.1), engine="structured").target_change
     truth = le.respond(problem, sources, update=le.SGD(0.1), engine="looped").target_change

@@ -371,3 +371,19 @@ def test_the_rounding_of_a_decay_that_the_network_undoes_is_not_called_resolved(
     known = found.isfinite() & (truth > 0.1)
     assert 0.2 < known.double().mean() < 1
     assert ((found - truth).abs() / truth)[known].max() < RESOLVED_ERROR
+
+
+def test_the_rounding_of_a_decay_is_measured_again_where_weights_have_changed():
+    torch.manual_seed(0)
+    net, x = Cosine(), torch.randn(30, 8)
+    y = (x[:, 0] > 0).long()
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(0.1, weight_decay=0.1)
+    le.respond(problem, (x, y), update=update, engine="structured")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    again = le.respond(problem, (x, y), update=update, engine="structured").source_noise
+    alone = le.respond(le.Problem.of(copy.deepcopy(net), "cross_entropy"), (x, y), update=update, engine="structured")
+    assert torch.allclose(again, alone.source_noise, rtol=0.5)
