@@ -1,12 +1,14 @@
 """The history on disk: it grows, survives being killed, and goes on where a checkpoint stopped."""
 
 import json
+import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -346,6 +348,11 @@ OTHERS = {
     "update by the optimizer": lambda by: live(SGD if by == 1 else torch.optim.AdamW, lr=0.1),
     "update by a setting": lambda by: live(SGD, lr=0.1, momentum=by / 4),
     "update by an attribute": lambda by: live(Clipping, 0.1, by),
+    "update by its clipping": lambda by: lambda net: {"update": le.FromOptimizer(SGD(net.parameters(), 0.1), by)},
+    "update by its drift": lambda by: (
+        lambda net: {"update": le.FromOptimizer(SGD(net.parameters(), 0.1, 0.9), drift=["keep", "remove"][by - 1])}
+    ),
+    "response": lambda by: lambda net: {"approximate": by == 2},
     "loss": lambda by: lambda net: {"loss": smoothed(by), "measures": ("relative",)},
     "output": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", output=lambda out: out / by)},
     "mode": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", mode=["eval", "train"][by - 1])},
@@ -477,3 +484,50 @@ def test_a_checkpoint_without_its_store_is_told_of(tmp_path, caplog):
     assert not caplog.records
     Run(store=tmp_path / "another.zarr").load(tmp_path / "checkpoint.pt")
     assert "had taken 3 probes, of which 0 are here" in caplog.text
+
+
+class Surrounding:
+    """What changes while a network trains, and is named by functions of the user's."""
+
+    def __init__(self):
+        self.epoch, self.logger, self.folder = 0, logging.getLogger(f"run {id(self)}"), str(id(self))
+
+    def loss(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs, labels) + 0 * self.epoch
+
+
+def of_a_run(run):
+    def measured(response):
+        run.logger.debug(run.folder)
+        return le.relative(response)
+
+    return measured
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["checkpoint", "store"])
+def test_the_same_run_goes_on_whatever_its_functions_refer_to(stored, tmp_path):
+    path, state = tmp_path / "history.zarr" if stored else None, None
+    for first in (0, 2):
+        run, net = Surrounding(), nn.Linear(4, 3)
+        run.epoch = first
+        options = {"every": 1, "budget": None, "store": path, "update": le.SGD(1e-3)}
+        monitor = le.Monitor(net, (x, y), loss=run.loss, measures=(of_a_run(run),), source_labels=y, **options)
+        if state is not None:
+            monitor.load_state_dict(state)
+        for step in (first, first + 1):
+            monitor.step(step)
+        state = monitor.state_dict()
+    assert monitor.history.steps == [0, 1, 2, 3]
+
+
+def test_large_steps_do_not_end_a_run_where_warnings_are_errors():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor = le.Monitor(net, (x, y), loss="cross_entropy", every=1, budget=None, update=le.SGD(50.0))
+        assert monitor.step(0)
+        warnings.simplefilter("error", le.LargeStepWarning)
+        again = le.Monitor(net, (x, y), loss="cross_entropy", every=1, budget=None, update=le.SGD(50.0))
+        with pytest.raises(le.LargeStepWarning):
+            again.step(0)
