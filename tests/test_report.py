@@ -647,10 +647,14 @@ def test_the_story_says_when_it_became_local(tmp_path):
 def test_the_story_says_where_it_was_local_all_along():
     side = Side(np.arange(24), np.repeat(["cat", "dog", "fox", "owl"], 6))
     for ratio, told in (
-        ([0.7, 0.5, 0.3], "Learning was local from the first probe on, and became more so: the ratio"),
+        ([0.7, 0.6, 0.5, 0.3], "Learning was local from the first probe on, and became more so: the ratio"),
         ([0.9, 0.7, 0.85, 0.6, 0.5], "Learning became local by step 30 (below 0.8 from there on): the ratio"),
-        ([0.5, 0.6, 0.7], "The ratio of other classes to its own went from 0.5"),
-        ([0.9, 0.95, 0.9], "The ratio"),
+        ([0.5, 0.6, 0.6, 0.7], "The ratio of other classes to its own went from 0.5"),
+        ([0.9, 0.95, 0.9, 0.9], "The ratio"),
+        (
+            [0.7, 0.5, 0.3],
+            "The ratio of other classes to its own went from 0.7 at step 0 to 0.3 at step 20; 3 probes are",
+        ),
     ):
         values = np.stack([np.kron(np.where(np.eye(4), 1, r), np.ones((6, 6))) for r in ratio])
         run = Run("run", "history", (Panel("kl", values, tuple(range(0, 10 * len(ratio), 10))),), side, side, True)

@@ -424,9 +424,20 @@ def as_predictions(outputs: Tensor) -> Tensor:
 
 def sizes_of(tensors: Iterable[Tensor]) -> list[float]:
     """The norm of each, in one look at the device."""
-    norms = [tensor.detach().double().norm() for tensor in tensors if not tensor.is_complex()]
+    norms = [torch.linalg.vector_norm(_numbers(tensor)) for tensor in tensors if tensor.numel()]
     found: list[float] = torch.stack(norms).tolist() if norms else []
     return found
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor holds, those of a sparse one that are not zero, in a precision that keeps them."""
+    tensor = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout != torch.strided:
+        tensor = tensor.values()
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.float() if tensor.device.type == "mps" else tensor.double()
 
 
 def gradient(
