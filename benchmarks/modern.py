@@ -407,11 +407,11 @@ def main() -> None:
             write(results, options)
 
 
-def write(results: dict[str, Any], options: argparse.Namespace) -> None:
+def write(results: dict[str, Any], options: argparse.Namespace, name: str = "modern") -> None:
     """What is known so far, after every network."""
     machine = options.machine or platform.processor() or platform.machine()
     versions = {"torch": torch.__version__, "local_elasticity": le.__version__}
-    path = RESULTS / f"modern-{options.device}.json"
+    path = RESULTS / f"{name}-{options.device}.json"
     path.write_text(json.dumps({"machine": machine, "versions": versions, "networks": results}, indent=1))
 
 

@@ -9,11 +9,8 @@ Segmentation, audio, graphs, diffusion and tables. Loops and figures are those o
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import local_elasticity as le
-from modern import Job, measured
-
-RESULTS = Path(__file__).parent / "results"
+from modern import Job, measured, write
 
 
 def block(channels: int, out: int) -> nn.Sequential:
@@ -187,10 +182,7 @@ def main() -> None:
         work = lambda make=make: make(options.n)
         with torch.backends.cudnn.flags(enabled="GRU" not in name):  # which has no gradients in evaluation mode
             results[name] = measured(name, work, options.device, linear=True, engine="auto")
-    machine = options.machine or platform.processor() or platform.machine()
-    versions = {"torch": torch.__version__, "local_elasticity": le.__version__}
-    path = RESULTS / f"unseen-{options.device}.json"
-    path.write_text(json.dumps({"machine": machine, "versions": versions, "networks": results}, indent=1))
+        write(results, options, "unseen")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from local_elasticity.checks import check_count, check_positive
-from local_elasticity.engine.fine_tune import FineTune, batches, carries_moments, is_linear, predictions
+from local_elasticity.engine.fine_tune import AT_ONCE, FineTune, batches, carries_moments, is_linear
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
-from local_elasticity.engine.job import check_labels, check_network
+from local_elasticity.engine.job import check_labels, check_network, predictions
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, as_problem
 from local_elasticity.engine.update import SGD, FromOptimizer, Update, check_update
@@ -279,7 +279,7 @@ class Forecast:
         assert self._examples is not None
         problem = _problem_after(self._examples.problem, model_after)
         with problem.bound() as bound:
-            after = predictions(bound, bound.params, self._examples.inputs)
+            after = predictions(bound, bound.params, self._examples.inputs, AT_ONCE)
         before = torch.from_numpy(self.old.before).to(after)
         if after.shape != before.shape:
             raise ValueError(

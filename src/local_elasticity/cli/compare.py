@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from local_elasticity.cli.app import Device, app, console, print_frame
-from local_elasticity.cli.asked import DATA, Count, ImageSize, Labels, Loss, StepSize, UpdateRule
+from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, StepSize, UpdateRule
 
 ROWS_SHOWN = 10
 
@@ -48,10 +48,10 @@ def compare(
     """
     from local_elasticity.api.compare import BY
     from local_elasticity.checks import check_choice
-    from local_elasticity.cli import asked
+    from local_elasticity.cli import common_options
 
     check_choice("--by", by, BY)
-    asked.check_out(out, report, ENDINGS)
+    common_options.check_out(out, report, ENDINGS)
     if model is None:
         if data is not None or model_after is not None:
             raise ValueError("--data, --model-after: they need --model MODULE:FACTORY; two results have their examples")
@@ -59,13 +59,15 @@ def compare(
     else:
         if data is None:
             raise ValueError("--data: two models are measured at the same examples; name them")
-        step = asked.made_update(update, step_size)
-        sources = asked.read_data(data, n, image_size, device)
+        step = common_options.made_update(update, step_size)
+        sources = common_options.read_data(data, n, image_size, device)
         found = _of_models((model, before), (model_after or model, after), sources, loss, measure, step, labels, device)
     screen = console()
     screen.print(found, soft_wrap=True)
     if by != "classes" or {"source_class", "target_class"} <= set(found.after.coords):
-        print_frame(screen, asked.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most")
+        print_frame(
+            screen, common_options.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most"
+        )
     _write(found, by, out, report)
 
 
@@ -106,18 +108,20 @@ def _of_models(
     from dataclasses import replace
 
     from local_elasticity.api.compare import compare as compared
-    from local_elasticity.cli import asked
+    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
     problems = [
         problem_of(model, weights, loss, device, sources, argument)
         for (model, weights), argument in ((one, "BEFORE"), (other, "AFTER"))
     ]
-    x, _, options = asked.question(sources, None, measure or "kl", step, labels)
-    with asked.warnings_on_one_line():
-        found = compared(*problems, sources=x, examples=asked.shown_examples(sources, None), **options)
+    x, _, options = common_options.question(sources, None, measure or "kl", step, labels)
+    with common_options.warnings_on_one_line():
+        found = compared(*problems, sources=x, examples=common_options.shown_examples(sources, None), **options)
     return replace(
-        found, before=asked.named(found.before, sources, None), after=asked.named(found.after, sources, None)
+        found,
+        before=common_options.named(found.before, sources, None),
+        after=common_options.named(found.after, sources, None),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from local_elasticity.cli.app import Device, app, console, print_frame
-from local_elasticity.cli.asked import DATA, Count, ImageSize, Labels, Loss, Measure, StepSize, UpdateRule
+from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, Measure, StepSize, UpdateRule
 
 PAIRS_SHOWN = 16
 """Pairs of classes that are printed; of more, those with the largest values."""
@@ -50,18 +50,18 @@ def measure(
     folder of images for each class.
     """
     from local_elasticity import similarity
-    from local_elasticity.cli import asked
+    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
-    asked.check_out(out, report, ENDINGS)
-    step = asked.made_update(update, step_size)
-    sources = asked.read_data(data, n, image_size, device)
-    others = None if targets is None else asked.read_data(targets, n, image_size, device, "--targets")
+    common_options.check_out(out, report, ENDINGS)
+    step = common_options.made_update(update, step_size)
+    sources = common_options.read_data(data, n, image_size, device)
+    others = None if targets is None else common_options.read_data(targets, n, image_size, device, "--targets")
     problem = problem_of(model, weights, loss, device, sources)
-    x, at, options = asked.question(sources, others, measure, step, labels)
-    with asked.warnings_on_one_line():
-        S = similarity(problem, x, at, examples=asked.shown_examples(sources, others), **options)
-    S = asked.named(S, sources, others)
+    x, at, options = common_options.question(sources, others, measure, step, labels)
+    with common_options.warnings_on_one_line():
+        S = similarity(problem, x, at, examples=common_options.shown_examples(sources, others), **options)
+    S = common_options.named(S, sources, others)
     _show(S)
     if out is not None:
         _write(S, out)
@@ -76,7 +76,7 @@ def measure(
 def _show(S: Any) -> None:
     """Class pairs, how local the step is, and whether to believe it."""
     from local_elasticity import locality
-    from local_elasticity.cli.asked import in_words
+    from local_elasticity.cli.common_options import in_words
 
     screen = console()
     about = S.attrs

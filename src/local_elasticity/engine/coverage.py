@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import ReusedParameterError, Tape, leaves_of, record
+from local_elasticity.engine.tape import ReusedParameterError, Tape, record
 from local_elasticity.engine.uses import Meeting, Placement, Use
 
 T = TypeVar("T")

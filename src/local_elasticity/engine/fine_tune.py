@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import count, spread, take
+from local_elasticity.engine.job import predictions
 from local_elasticity.engine.nonlinearity import derivative_along
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.update import SGD, FromOptimizer, Update, stepped_by, walking_rule
 
@@ -36,14 +37,6 @@ def batches(n: int, batch_size: int | None, steps: int) -> list[slice]:
     size = n if batch_size is None else min(batch_size, n)
     once = [slice(i, min(i + size, n)) for i in range(0, n, size)]
     return [once[step % len(once)] for step in range(steps)]
-
-
-def predictions(bound: BoundProblem, params: Params, inputs: Inputs) -> Tensor:
-    """Predictions [b, k] at these weights, some examples at a time."""
-    with torch.no_grad():
-        starts = range(0, count(inputs), AT_ONCE)
-        parts = [bound.predict(params, take(inputs, slice(i, i + AT_ONCE))) for i in starts]
-    return torch.cat(parts).detach()
 
 
 class FineTune:
@@ -78,7 +71,7 @@ class FineTune:
         moved = moved or {}
         with torch.no_grad():
             params = {name: p + moved[name] if name in moved else p for name, p in self.params.items()}
-        return predictions(self.bound, params, inputs)
+        return predictions(self.bound, params, inputs, AT_ONCE)
 
     def nonlinearity(self, inputs: Inputs, moved: Params) -> float:
         """‖R − JΔ‖ / ‖JΔ‖ of a displacement, read at a few of the inputs; NaN where the network has no such derivative
@@ -145,11 +138,7 @@ class FineTune:
         return self.bound.loss_gradients(outputs, labels[:, None])[:, 0]
 
     def _gradient(self, inputs: Inputs, labels: Tensor) -> Params:
-        leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
-        with torch.enable_grad():
-            outputs = self.bound.outputs(leaves, inputs)
-            along = self.bound.loss_gradients(outputs, labels[None])[0]
-            return gradient(outputs, leaves, along.view_as(outputs), reached=self._reached)
+        return self.bound.step_gradient(leaves_of(self.params), inputs, labels, reached=self._reached)[2]
 
 
 def _share(now: Tensor, measured: Tensor) -> Tensor:

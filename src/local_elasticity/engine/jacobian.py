@@ -22,7 +22,7 @@ from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Tape
 from local_elasticity.engine.uses import Matrices, outer_sums
@@ -293,7 +293,7 @@ def _left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inp
         return rows
 
     def plainly(one: Inputs) -> Params:
-        leaves = {name: p.detach().requires_grad_() for name, p in some.items()}
+        leaves = leaves_of(some)
         rows = [
             gradient(output, leaves, torch.ones_like(output), retain=True)
             if output.requires_grad
@@ -321,7 +321,7 @@ def left_over_gradients(
         return found
 
     def plainly(one: Inputs) -> Params:
-        leaves = {name: p.detach().requires_grad_() for name, p in some.items()}
+        leaves = leaves_of(some)
         with torch.enable_grad():
             value = along(leaves, one)
         return (

@@ -17,7 +17,7 @@ from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -135,12 +135,8 @@ class Job:
     def unreached_by(self, row: int) -> list[str]:
         """The parameters that no gradient of this source arrives at, not even a zero."""
         inputs, labels = self.source(row)
-        leaves = {name: p.detach().requires_grad_() for name, p in self.bound.params.items()}
-        with torch.enable_grad():
-            outputs = self.bound.outputs(leaves, inputs)
-        along = self.bound.loss_gradients(outputs, labels[None])[0].view_as(outputs)
-        found = gradient(outputs, leaves, along, reached=True)
-        return [name for name in leaves if name not in found]
+        _, _, found = self.bound.step_gradient(leaves_of(self.bound.params), inputs, labels, reached=True)
+        return [name for name in self.bound.params if name not in found]
 
     def displacements(self, gradients: Params, start: int) -> Params:
         """What the rule makes of the gradients of the sources from `start` on, name → [c, …]. An
@@ -184,12 +180,7 @@ class Job:
 
     def predict(self, params: Params, inputs: Inputs, at_once: int) -> Float[Tensor, "b k"]:
         """Predictions without gradients, at most `at_once` examples in a pass."""
-        with torch.no_grad():
-            parts = [
-                self.bound.predict(params, take(inputs, slice(i, i + at_once)))
-                for i in range(0, count(inputs), at_once)
-            ]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+        return predictions(self.bound, params, inputs, at_once)
 
     def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
         """Raise a ValueError where the first or last target's prediction among the others is not the one it has
@@ -238,6 +229,14 @@ class Job:
         plain = isinstance(update, SGD) and update.plain
         few = replace(self, update=update, plain=plain).again(bound, rows)
         return replace(few, target_inputs=take(few.target_inputs, targets))
+
+
+def predictions(bound: BoundProblem, params: Params, inputs: Inputs, at_once: int) -> Float[Tensor, "b k"]:
+    """Predictions without gradients, at most `at_once` examples in a pass."""
+    with torch.no_grad():
+        starts = range(0, count(inputs), at_once)
+        parts = [bound.predict(params, take(inputs, slice(i, i + at_once))) for i in starts]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
 
 
 class Runner(ABC):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
-from local_elasticity.engine.problem import as_predictions, gradient
+from local_elasticity.engine.problem import as_predictions, leaves_of
 from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -58,7 +58,7 @@ class LoopedRunner(Runner):
         fitting = (job.memory - self.fixed) // job.footprint.forward()
         self.at_once = max(1, min(job.m, fitting, at_once or job.m))
         self.params = {name: _laid_out(p, channels_last) for name, p in job.bound.params.items()}
-        self.leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        self.leaves = leaves_of(self.params)
         self.after = {name: torch.empty_like(p) for name, p in self.params.items()}
         self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
         self.target_before = job.predict(self.params, self.target_inputs, self.at_once)
@@ -102,15 +102,9 @@ class LoopedRunner(Runner):
 
     def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
         """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
-        inputs, labels = self.job.source(row)
         bound = self.job.bound
-        outputs = bound.outputs(self.leaves, inputs)
-        loss_gradient = bound.loss_gradients(outputs, labels[None])[0]
-        return (
-            as_predictions(outputs.detach()),
-            loss_gradient,
-            gradient(outputs, self.leaves, loss_gradient.view_as(outputs), reached=self.skips),
-        )
+        outputs, along, found = bound.step_gradient(self.leaves, *self.job.source(row), reached=self.skips)
+        return as_predictions(outputs), along, found
 
 
 def seconds_of_a_row(job: Job) -> float:

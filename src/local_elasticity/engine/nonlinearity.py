@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from local_elasticity.engine.drift import removes_drift
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.structured import limits_of
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -92,7 +92,7 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     rows, changes, noise = rows[told], changes[told], noise[told]
     reads = response.engine == "structured" and not removes_drift(job)
     limits = _by_differences(job, rows, columns) if reads else None
-    limits = _by_derivatives(job, rows, columns, response.loss_gradient) if limits is None else limits
+    limits = _by_derivatives(job, rows, columns) if limits is None else limits
     if limits is None:
         return math.nan
     off = ((changes - limits.to(changes)).square() - noise.square()).flatten(1).sum(1).clamp_min(0).sqrt()
@@ -111,11 +111,11 @@ def _by_differences(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
     return found if bool(found.isfinite().all()) else None
 
 
-def _by_derivatives(job: Job, rows: Tensor, columns: Tensor, loss_gradient: Tensor | None) -> Tensor | None:
+def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
     """The same by derivatives along the displacement of each source."""
     inputs, found = take(job.target_inputs, columns), []
     for row in rows.tolist():
-        start, moved = _displacement(job, row, loss_gradient)
+        start, moved = _displacement(job, row)
         limit = derivative_along(job.bound, start, moved, inputs)
         if limit is None:
             return None
@@ -195,15 +195,10 @@ def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float]
     return deviation
 
 
-def _displacement(job: Job, row: int, loss_gradient: Tensor | None = None) -> tuple[Params, Params]:
+def _displacement(job: Job, row: int) -> tuple[Params, Params]:
     """Where changes are counted from, and the displacement from there that the update makes of one source."""
-    inputs, labels = job.source(row)
-    bound, params = job.bound, job.bound.params
-    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-    with torch.enable_grad():
-        outputs = bound.outputs(leaves, inputs)
-    known = bound.loss_gradients(outputs, labels[None])[0] if loss_gradient is None else loss_gradient[row].to(outputs)
-    found = gradient(outputs, leaves, known.reshape(outputs.shape), reached=isinstance(job.update, FromOptimizer))
+    params, skips = job.bound.params, isinstance(job.update, FromOptimizer)
+    _, _, found = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=skips)
     with torch.no_grad():
         moved = job.rule(params, found)
         if not removes_drift(job):
@@ -230,7 +225,7 @@ def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs:
 
 def _two_backward_passes(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
     """vᵀJ is linear in v, and its derivative along Δ is JΔ."""
-    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    leaves = leaves_of(params)
     with torch.enable_grad():
         outputs = bound.predict(leaves, inputs)
         v = torch.zeros_like(outputs, requires_grad=True)

@@ -378,6 +378,16 @@ class BoundProblem:
         """The outputs as k numbers for each example."""
         return as_predictions(self.outputs(params, inputs))
 
+    def step_gradient(
+        self, leaves: Params, inputs: Inputs, labels: Tensor, *, reached: bool = False
+    ) -> tuple[Tensor, Float[Tensor, "batch k"], Params]:
+        """What a step on one batch follows from: the outputs, ∂ℓ/∂f there, and ∇ℓ of the `leaves`; of all, or of those
+        that it reaches."""
+        with torch.enable_grad():
+            outputs = self.outputs(leaves, inputs)
+        along = self.loss_gradients(outputs, labels[None])[0]
+        return outputs.detach(), along, gradient(outputs, leaves, along.view_as(outputs), reached=reached)
+
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.problem.loss(outputs, labels if self.problem.loss_is_named else labels.clone())
 
@@ -420,6 +430,11 @@ def as_problem(problem: Any, loss: str | LossFunction | None = None) -> Problem:
 def as_predictions(outputs: Tensor) -> Tensor:
     """Outputs [b, …] as [b, k]."""
     return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
+
+
+def leaves_of(params: Params) -> Params:
+    """Tensors of the same values that gradients end at."""
+    return {name: p.detach().requires_grad_() for name, p in params.items()}
 
 
 def sizes_of(tensors: Iterable[Tensor]) -> list[float]:

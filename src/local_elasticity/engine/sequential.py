@@ -21,7 +21,7 @@ from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner, realized_step
 from local_elasticity.engine.loss import LossFunction, gradient_cancels
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.problem import Problem, as_predictions, as_problem
+from local_elasticity.engine.problem import Problem, as_predictions, as_problem, leaves_of
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows
@@ -113,9 +113,8 @@ def _plain_steps(job: Job, runner: LoopedRunner, recorded: Tensor) -> Iterator[W
     params = runner.params
     before: Tensor | None = runner.target_before
     for row in range(job.n):
-        runner.leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        with torch.enable_grad():
-            at_source, loss_gradient, gradient = runner.gradient(row)
+        runner.leaves = leaves_of(params)
+        at_source, loss_gradient, gradient = runner.gradient(row)
         if recorded[row] and before is None:
             before = job.predict(params, job.target_inputs, runner.at_once)
         moved = job.rule(params, gradient)

@@ -298,11 +298,6 @@ def _may_move_examples(func: Any, args: Any, examples: int) -> bool:
     return func in _BY_INDEX
 
 
-def leaves_of(params: Params) -> Params:
-    """Tensors of the same values that gradients end at."""
-    return {name: p.detach().requires_grad_() for name, p in params.items()}
-
-
 def record(
     bound: BoundProblem,
     leaves: Params,

@@ -85,7 +85,7 @@ def load_weights(model: nn.Module, file: Path, argument: str) -> None:
 def _put(model: nn.Module, weights: Mapping[str, Tensor], file: Path, argument: str) -> None:
     try:
         model.load_state_dict(weights)
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, quantised or without values
+    except (RuntimeError, TypeError) as error:  # sparse, quantised or without values
         reason = str(error).splitlines()[-1].strip()
         raise ValueError(f"{argument}: the weights of {file} do not fit the model ({reason})") from error
 
