@@ -1,5 +1,6 @@
 """Networks whose examples lie elsewhere, or meet other parameters, than the few that a layout was found on."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,6 +116,97 @@ def test_values_that_decide_where_examples_lie(net, engine):
     found = le.respond(problem, sources, update=update, engine=engine)
     truth = le.respond(problem, sources, update=update, engine="looped")
     assert_same_rows(found.target_change, truth.target_change, 1e-4 if engine == "linearized" else 1e-9)
+
+
+PERMUTATIONS = {
+    "embedding": lambda P, h: F.embedding(P.argmax(1), h),
+    "einsum": lambda P, h: torch.einsum("ij,jk->ik", P, h),
+    "bmm": lambda P, h: torch.bmm(P[None], h[None])[0],
+    "addmm": lambda P, h: torch.addmm(torch.zeros((), dtype=h.dtype), P, h),
+    "linear": lambda P, h: F.linear(h.T, P).T,
+    "convolution": lambda P, h: F.conv1d(h[None], P[:, :, None])[0],
+    "broadcast": lambda P, h: (P[:, :, None] * h).sum(1),
+    "vectors": lambda P, h: torch.stack([torch.mv(P, column) for column in h.T], 1),
+    "slices by NumPy": lambda P, h: torch.cat([h[i : i + 1] for i in np.asarray(P.detach()).argmax(1)]),
+    "pieces by NumPy": lambda P, h: torch.cat([h.split(1)[i] for i in np.asarray(P.detach()).argmax(1)]),
+}
+
+
+class Permuted(Sorted):
+    """The batch in the order of lengths, put there by a function that does not look like sorting."""
+
+    def __init__(self, permute):
+        super().__init__()
+        self.permute = permute
+
+    def forward(self, ids, lengths):
+        P = F.one_hot(lengths.argsort(descending=True, stable=True), len(lengths)).to(self.head.weight.dtype)
+        both = self.permute(P, torch.cat([ids, lengths[:, None]], 1).to(P.dtype)).round().long()
+        ids, lengths = both[:, :-1], both[:, -1]
+        x = torch.tanh(self.hidden(self.embed(ids)))
+        counts = (torch.arange(ids.shape[1]) < lengths[:, None]).to(x.dtype)[:, :, None]
+        return self.permute(P.T, self.head((x * counts).sum(1) / lengths[:, None]))
+
+
+@pytest.mark.parametrize("name", PERMUTATIONS)
+def test_batches_that_any_function_permutes(name):
+    torch.manual_seed(0)
+    problem = le.Problem.of(Permuted(PERMUTATIONS[name]).double(), "cross_entropy")
+    ids, labels, lengths = torch.randint(20, (N, LENGTH)), torch.arange(N) % CLASSES, few_are_shorter()
+    sources, update = ((ids, lengths), labels), le.SGD(0.1)
+    found = le.respond(problem, sources, update=update, engine="structured")
+    truth = le.respond(problem, sources, update=update, engine="looped")
+    assert_same_rows(found.target_change, truth.target_change, 1e-9)
+    alone = le.ntk(problem, (ids[1:2], lengths[1:2]))
+    torch.testing.assert_close(le.ntk(problem, (ids, lengths))[1:2, 1:2], alone)
+
+
+class TwoHeads(nn.Module):
+    """The first output passes by the part that sorts."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain, self.sorted = nn.Linear(LENGTH, 1), Sorted()
+
+    def forward(self, ids, lengths):
+        return torch.cat([self.plain(ids.to(self.plain.weight.dtype)), self.sorted(ids, lengths)], 1)
+
+
+def test_every_output_is_asked_where_examples_lie():
+    torch.manual_seed(0)
+    problem = le.Problem.of(TwoHeads().double(), "cross_entropy")
+    ids, lengths = torch.randint(20, (N, LENGTH)), few_are_shorter()
+    K = le.ntk(problem, (ids, lengths), reduce=None)
+    i = int((lengths < LENGTH).nonzero()[0])
+    torch.testing.assert_close(K[i, i], le.ntk(problem, (ids[i : i + 1], lengths[i : i + 1]), reduce=None)[0, 0])
+
+
+class Gated(nn.Module):
+    """A sequence with time first, which most examples do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.main, self.side, self.head = nn.Linear(5, 8), nn.Linear(4, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x, side, present):
+        flat = side.transpose(0, 1).flatten(0, 1)
+        h = torch.tanh(self.side(flat)).unflatten(0, (3, len(x))).mean(0)
+        return self.head(torch.tanh(self.main(x)) + present[:, None] * h)
+
+
+def test_places_that_the_examples_looked_at_do_not_tell_apart():
+    torch.manual_seed(0)
+    problem = le.Problem.of(Gated().double(), "cross_entropy")
+    present = torch.tensor([float(i not in LOOKED_AT) for i in range(N)], dtype=torch.float64)
+    side = torch.randn(N, 3, 4, dtype=torch.float64) * present[:, None, None]
+    inputs = torch.randn(N, 5, dtype=torch.float64), side, present
+    sources, update = (inputs, torch.arange(N) % CLASSES), le.SGD(0.1)
+    found = le.respond(problem, sources, update=update, engine="structured")
+    assert_same_rows(
+        found.target_change, le.respond(problem, sources, update=update, engine="looped").target_change, 1e-9
+    )
+    alone = le.ntk(problem, tuple(part[1:2] for part in inputs))
+    torch.testing.assert_close(le.ntk(problem, inputs)[1:2, 1:2], alone)
 
 
 class Product(torch.autograd.Function):

@@ -47,6 +47,8 @@ class Coverage:
     """Where the outputs of uses have their examples."""
     constants: frozenset[Meeting]
     """Uses whose outputs are the same for all examples."""
+    ambiguous: bool = False
+    """Whether a use may have its examples in several places, since those that were looked at have zeros there."""
 
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
@@ -82,7 +84,7 @@ class Coverage:
                 "pass problem.to(torch.float64), which autocast leaves alone"
             )
         some = _finite(bound, inputs)
-        placements, constants = _placements(bound, inputs, some)
+        placements, constants, ambiguous = _placements(bound, inputs, some)
         leaves = leaves_of(bound.params)
         tape = record(bound, leaves, take(inputs, _three(some)), constants=constants)
         tape = replace(tape, uses=tuple(replace(use, placement=placements.get(use.meeting)) for use in tape.uses))
@@ -103,7 +105,7 @@ class Coverage:
             for name in use.names
         ]
         unsupported = tuple(name for name in leaves if name not in understood)
-        return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants)
+        return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants, ambiguous)
 
     def without(self, names: frozenset[str]) -> Coverage:
         """The same with some parameters left over."""
@@ -123,7 +125,8 @@ class Coverage:
         otherwise |= tape.reaches([name for name in self.understood if name not in used])
         if otherwise:
             raise ReusedParameterError(frozenset(otherwise))
-        return replace(tape, uses=tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses))
+        uses = tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses)
+        return replace(tape, uses=uses, moves=tape.moves or self.ambiguous)
 
     def _places(self, use: Use) -> bool:
         """Whether a use was met when the network was read, and has room for its examples."""
@@ -166,21 +169,24 @@ def _three(some: Tensor) -> Tensor:
 
 def _placements(
     bound: BoundProblem, inputs: Inputs, some: Tensor
-) -> tuple[dict[Meeting, Placement], frozenset[Meeting]]:
+) -> tuple[dict[Meeting, Placement], frozenset[Meeting], bool]:
     """Where every use has its examples, from a few of them together and each alone; nothing for those of which an
     example's part is not the same in company. And the uses that have no examples, because they are the same for all:
-    what comes out of those is followed like a parameter, where it may be met by examples."""
+    what comes out of those is followed like a parameter, where it may be met by examples. And whether a use may have
+    its examples in several places."""
     constants: frozenset[Meeting] = frozenset()
     while True:
         found, same = _placements_beside(bound, inputs, some, constants)
         if not same or same <= constants:
-            return found, constants
+            placed = {meeting: left[0] for meeting, left in found.items()}
+            return placed, constants, any(len(left) > 1 for left in found.values())
         constants |= same
 
 
 def _placements_beside(
     bound: BoundProblem, inputs: Inputs, some: Tensor, constants: frozenset[Meeting]
-) -> tuple[dict[Meeting, Placement], frozenset[Meeting]]:
+) -> tuple[dict[Meeting, list[Placement]], frozenset[Meeting]]:
+    """The places where each use may have its examples, and the uses that are the same for all."""
     leaves = leaves_of(bound.params)
     together = record(bound, leaves, take(inputs, some), constants=constants, keep=True).uses
     found: dict[Meeting, list[Placement]] = {}
@@ -194,7 +200,7 @@ def _placements_beside(
             found[use.meeting] = [at for at in left or [] if one is not None and _holds(use, at, place, one)]
             if one is None or not _like(use.output, one.output):
                 same.discard(use.meeting)
-    placed = {meeting: left[0] for meeting, left in found.items() if left}
+    placed = {meeting: left for meeting, left in found.items() if left}
     return placed, frozenset(same - placed.keys())
 
 
@@ -206,7 +212,7 @@ def _candidates(use: Use, alone: Use | None) -> list[Placement]:
     axes = [
         i for i in range(len(one)) if many[i] == b * one[i] and many[:i] == one[:i] and many[i + 1 :] == one[i + 1 :]
     ]
-    return [Placement(axis, inner) for axis in axes for inner in (False, True)]
+    return [Placement(axis, inner) for axis in axes for inner in ((False, True) if one[axis] > 1 else (False,))]
 
 
 def _holds(use: Use, at: Placement, place: int, alone: Use) -> bool:

@@ -21,6 +21,7 @@ from local_elasticity.engine.composites import inside
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.order import is_ragged, may_move
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params, flatten_tree
 from local_elasticity.engine.uses import (
@@ -91,7 +92,9 @@ class Tape:
             return []
         found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
         if self.moves:
-            self._check_places(cotangents[:, 0], [q[0] for q in found])
+            weights = _far_apart(cotangents.shape[1], cotangents)
+            summed = [torch.tensordot(weights, q, 1) for q in found]
+            self._check_places(torch.einsum("r,brk->bk", weights, cotangents), summed)
         return found
 
     def _at_uses(self, cotangents: Tensor) -> list[Tensor]:
@@ -104,7 +107,7 @@ class Tape:
 
     def _check_places(self, cotangents: Tensor, found: list[Tensor]) -> None:
         """Each example's cotangent times a number of its own must give its part of q times that number."""
-        numbers = 1 + (GOLDEN * torch.arange(len(cotangents), device=cotangents.device, dtype=cotangents.dtype)) % 1
+        numbers = _far_apart(len(cotangents), cotangents)
         placed, off = [], []
         for use, q, other in zip(self.uses, found, self._at_uses(numbers[:, None] * cotangents), strict=True):
             if use.placement is not None:
@@ -157,6 +160,11 @@ class Tape:
         return {name: part.reshape(b, r, -1) for name, part in named if part is not None}
 
 
+def _far_apart(count: int, like: Tensor) -> Tensor:
+    """Numbers between 1 and 2, no two of them close."""
+    return 1 + (GOLDEN * torch.arange(count, device=like.device, dtype=like.dtype)) % 1
+
+
 def _roots(names: Collection[str], derived: dict[str, Derived]) -> set[str]:
     """The parameters that these are, or are derived from."""
     return {root for name in names for root in (derived[name].roots if name in derived else (name,))}
@@ -180,16 +188,16 @@ class _Recorder(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
-        self.ragged |= _is_ragged(func, args, kwargs)
-        self.moves |= _may_move_examples(func, args, self.examples)
+        self.ragged |= is_ragged(func, args, kwargs)
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
-        if not names:
-            return func(*args, **kwargs)
-        body = None if func in _READERS else inside(func)
+        body = inside(func) if names and func not in _READERS else None
         if body is not None:
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
+        self.moves = self.moves or may_move(func, (args, kwargs), result, self.examples, self.name)
+        if not names:
+            return result
         out = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         if out and not torch.is_grad_enabled():  # inside of an autograd function, whose gradients nobody sees
             self.met.update(names)
@@ -241,61 +249,6 @@ class _Recorder(FunctionMode):
         """What every use has."""
         output = result.detach() if self.keep else None
         return {"edge": get_gradient_edge(result), "output": output, "shape": result.shape}
-
-
-_RAGGED = {
-    *(torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.unique_consecutive, torch.bincount),
-    torch._pack_padded_sequence,
-    *(getattr(Tensor, name) for name in ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")),
-    Tensor.bincount,
-    *(getattr(Tensor, name) for name in ("item", "tolist", "__int__", "__index__", "numpy")),
-}
-"""Functions whose results have a shape that depends on values, or that make Python numbers of them."""
-
-_REPEATS = {torch.repeat_interleave, Tensor.repeat_interleave}
-
-
-def _is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the shape of a result depends on values, as with a mask or with a number of repeats for each entry."""
-    if func in _REPEATS:
-        return not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int)
-    if func is Tensor.__getitem__:
-        index = [one for one in flatten_tree(args[1]) if isinstance(one, Tensor)]
-        return any(one.dtype in (torch.bool, torch.uint8) for one in index)
-    if func is torch.where:
-        return len(args) + len(kwargs) == 1
-    return func in _RAGGED
-
-
-_BY_INDEX = {
-    *(getattr(torch, name) for name in ("index_select", "gather", "take_along_dim", "take", "scatter", "scatter_add")),
-    *(getattr(torch, name) for name in ("index_add", "index_copy", "index_put", "flip", "roll", "sort", "msort")),
-    *(
-        getattr(Tensor, name)
-        for name in ("index_select", "gather", "take_along_dim", "take", "index_put", "flip", "roll")
-    ),
-    *(getattr(Tensor, name) for name in ("scatter", "scatter_", "scatter_add", "scatter_add_", "index_put_", "sort")),
-    *(getattr(Tensor, name) for name in ("index_add", "index_add_", "index_copy", "index_copy_", "__iter__", "unbind")),
-    torch.unbind,
-}
-"""Functions that may put examples into another order."""
-
-_PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
-
-
-def _may_move_examples(func: Any, args: Any, examples: int) -> bool:
-    """Whether examples may come out in an order that depends on values, as of their lengths: where entries are chosen
-    by numbers that were computed, one by one, or by a product with a matrix that is as wide as there are examples."""
-    if examples == 1 or not args or not isinstance(args[0], Tensor):
-        return False
-    shape = args[0].shape
-    if func in (Tensor.__getitem__, Tensor.__setitem__):
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        chosen = any(isinstance(one, (Tensor, list)) for one in index)
-        return chosen or (isinstance(index[0], int) and bool(shape) and shape[0] % examples == 0)
-    if func in _PRODUCTS:
-        return len(shape) == 2 and shape[1] % examples == 0
-    return func in _BY_INDEX
 
 
 def record(

@@ -1,0 +1,143 @@
+"""Whether a forward pass may have put the examples of its batch into another order, or taken shares of different sizes.
+
+The tape finds an example's part of a tensor by its place. Some networks choose places by values: they sort their batch
+by length, pack it, or multiply by a permutation. What only looks at shapes is listed here; after anything else, places
+are checked by a second backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from local_elasticity.engine.replica import flatten_tree
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    return name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"
+
+
+def _named(names: str) -> Iterator[Any]:
+    """The functions of these names, wherever torch has them, and those that write in place."""
+    for name in names.split():
+        for home in (torch, Tensor, F, torch.special):
+            for found in (getattr(home, one, None) for one in _spellings(name)):
+                if callable(found):
+                    yield found
+
+
+_BY_ENTRY = frozenset(
+    _named(
+        "abs add addcdiv addcmul and bitwise_and bitwise_not bitwise_or ceil celu clamp clamp_max clamp_min clip cos "
+        "cosh div divide dropout dropout1d dropout2d dropout3d elu eq erf erfc exp exp2 expm1 fill float_power floor "
+        "floor_divide floordiv fmod ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh invert isfinite isinf "
+        "isnan le leaky_relu lerp log log10 log1p log2 log_sigmoid logaddexp logical_and logical_not logical_or logit "
+        "logsigmoid lt masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative or pow prelu "
+        "reciprocal relu relu6 remainder round rrelu rsqrt rsub selu sigmoid sign silu sin sinh softplus softshrink "
+        "softsign sqrt square sub subtract tan tanh threshold true_divide truediv trunc where xor zero "
+        "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor "
+        "bool clone contiguous copy detach double float half bfloat16 int long requires_grad to type type_as cpu cuda "
+        "dim get_device is_complex is_contiguous is_floating_point ndimension nelement numel size stride "
+        "element_size len"
+    )
+)
+"""Functions of each entry, and those that ask for no values."""
+
+_BY_SHAPE = frozenset(
+    _named(
+        "adjoint as_strided broadcast_tensors broadcast_to cat channel_shuffle chunk concat concatenate diagonal "
+        "expand expand_as flatten fold hstack interpolate moveaxis movedim narrow native_channel_shuffle pad permute "
+        "pixel_shuffle pixel_unshuffle ravel repeat reshape reshape_as split squeeze stack swapaxes swapdims t "
+        "tensor_split tile transpose tril triu unflatten unfold unsqueeze upsample view view_as vstack "
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+        "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d lp_pool1d lp_pool2d "
+        "batch_norm group_norm instance_norm layer_norm rms_norm normalize local_response_norm"
+    )
+)
+"""Functions that put entries where shapes alone say. Pooling and normalisation stay within an example."""
+
+_ALONG_AXES = frozenset(
+    _named("all amax amin any argmax argmin cumsum log_softmax logsumexp max mean min norm prod softmax std sum var")
+)
+"""Functions that see all entries along some axes; harmless where the first axis is not among them."""
+
+_WITH_WEIGHTS = frozenset(
+    _named(
+        "addmm baddbmm bilinear bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding "
+        "linear matmul mm"
+    )
+)
+"""Products, which are a layer where one of the factors is a parameter. With another matrix that is as long as there are
+examples they may be a permutation."""
+
+_RAGGED = frozenset(
+    _named(
+        "argwhere array bincount float index int item masked_select nonzero numpy tolist unique unique_consecutive "
+        "_pack_padded_sequence"
+    )
+) - {Tensor.float, Tensor.int}
+"""Functions whose results have a shape that depends on values, or that make Python numbers of them."""
+
+_REPEATS = frozenset(_named("repeat_interleave"))
+
+
+def is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the shape of a result depends on values, as with a mask or with a number of repeats for each entry."""
+    if func in _REPEATS:
+        return not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int)
+    if func is Tensor.__getitem__:
+        index = [one for one in flatten_tree(args[1]) if isinstance(one, Tensor)]
+        return any(one.dtype in (torch.bool, torch.uint8) for one in index)
+    if func is torch.where:
+        return len(args) + len(kwargs) == 1
+    return func in _RAGGED
+
+
+def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Callable[[Any], Any]) -> bool:
+    """Whether examples may come out of a function in an order that depends on values."""
+    if examples == 1 or func in _BY_ENTRY or func in _BY_SHAPE or getattr(func, "__name__", "") == "__get__":
+        return False
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        return _chooses(given[0][0], given[0][1], examples)
+    tensors = [one for one in flatten_tree(given) if isinstance(one, Tensor)]
+    made = next((one for one in flatten_tree(result) if isinstance(one, Tensor)), None)
+    if made is None or all(is_parameter(one) for one in tensors):
+        return False
+    if func in _ALONG_AXES:
+        return not _keeps_first(tensors[0], made, examples)
+    if func in _WITH_WEIGHTS:
+        return not any(is_parameter(one) for one in tensors) and _may_permute(tensors, examples)
+    return func is not F.scaled_dot_product_attention or not _apart(tensors[:3], examples)
+
+
+def _chooses(given: Tensor, index: Any, examples: int) -> bool:
+    """Whether entries are chosen by numbers that were computed, or examples one by one."""
+    index = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(one, (Tensor, list)) for one in index):
+        return True
+    return isinstance(index[0], int) and given.ndim > 0 and given.shape[0] % examples == 0
+
+
+def _keeps_first(given: Tensor, made: Tensor, examples: int) -> bool:
+    """Whether the first axis alone is as long as there are examples, and is still there."""
+    long = [size % examples == 0 for size in given.shape]
+    return made.shape == given.shape or (sum(long) == 1 and long[0] and made.shape[:1] == given.shape[:1])
+
+
+def _may_permute(factors: list[Tensor], examples: int) -> bool:
+    """Whether one of the factors may be a table of examples or a matrix that permutes them."""
+    if _apart(factors, examples):
+        return False
+    if any(not one.is_floating_point() for one in factors):  # an embedding
+        return any(one.is_floating_point() and len(one) % examples == 0 for one in factors)
+    sides = [pair for one in factors if one.ndim > 1 for pair in (one.shape[:2], one.shape[-2:])]
+    return any(rows % examples == 0 and columns % examples == 0 for rows, columns in sides)
+
+
+def _apart(factors: list[Tensor], examples: int) -> bool:
+    """Whether all have the examples on the first of at least three axes."""
+    return all(one.ndim >= 3 and one.shape[0] % examples == 0 for one in factors)
