@@ -3,6 +3,7 @@
     python benchmarks/modern.py --device cuda                      # all networks, figures to results/modern-cuda.json
     python benchmarks/modern.py --device cuda --only "ViT-B/16"    # one of them, printed
     python benchmarks/modern.py --device cuda --adamw              # transformers with a live AdamW alone
+    python benchmarks/modern.py --device cuda --large              # LoRA on 7B parameters alone
     python benchmarks/modern.py                                    # small networks on the CPU
 
 A loop takes one `torch.func.functional_call` with stepped parameters for each source, all targets in one pass; a naive
@@ -91,6 +92,27 @@ def llama(**shape: Any) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**shape))
 
 
+def lora(n: int, length: int, **shape: Any) -> Job:
+    """A Llama whose frozen weights are in bfloat16, with adapters of rank 8 at queries and values."""
+    from peft import LoraConfig, get_peft_model
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = llama(vocab_size=32000, **shape)
+    finally:
+        torch.set_default_dtype(before)
+    model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    for name, p in model.named_parameters():
+        if "lora_B" in name:  # zero at first, so that half of the adapters would not move
+            nn.init.normal_(p, std=0.02)
+    return text(model, 32000, n=n, length=length)
+
+
+SHAPE_1B = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
+SHAPE_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
 def bert() -> Job:
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -120,6 +142,7 @@ NETWORKS: dict[str, Callable[[], Job]] = {
         n=64,
         length=64,
     ),
+    "Llama 1.1B, LoRA": lambda: lora(16, 128, num_key_value_heads=4, **SHAPE_1B),
 }
 
 
@@ -201,15 +224,15 @@ def good_loop(job: Job, rows: range, dtype: torch.dtype = torch.float32) -> Tens
         before = outputs(params, inputs)
     changes = []
     for row in rows:
-        leaves = {name: p.requires_grad_() for name, p in params.items()}
+        leaves = {name: params[name].requires_grad_() for name in problem.stepped}
         one = tree_map(lambda leaf, row=row: leaf[row : row + 1], inputs)
-        loss = problem.loss(outputs(leaves, one), job.labels[row : row + 1])
+        loss = problem.loss(outputs({**params, **leaves}, one), job.labels[row : row + 1])
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             stepped = {
-                name: p if g is None else p - STEP_SIZE * g for (name, p), g in zip(params.items(), found, strict=True)
+                name: p if g is None else p - STEP_SIZE * g for (name, p), g in zip(leaves.items(), found, strict=True)
             }
-            changes.append(outputs(stepped, inputs) - before)
+            changes.append(outputs({**params, **stepped}, inputs) - before)
     return torch.stack(changes).flatten(2)
 
 
@@ -356,6 +379,30 @@ def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, e
     return found
 
 
+def measured_large(device: str) -> dict[str, Any]:
+    """LoRA on 7B parameters: all pairs of 64 sequences of 256 tokens, twice; a few pairs against a loop in float64."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        job = lora(64, 256, **SHAPE_7B)
+    update = le.SGD(STEP_SIZE)
+    torch.cuda.reset_peak_memory_stats()
+    runs = [timed(lambda: le.respond(job.problem, (job.inputs, job.labels), update=update), device) for _ in range(2)]
+    response, peak = runs[-1][1], torch.cuda.max_memory_allocated()
+    few = {name: part[:4] for name, part in job.inputs.items()}
+    exact = job.problem.to(torch.float64)
+    truth = le.respond(exact, (few, job.labels[:4]), update=update, engine=le.Looped(), progress=False)
+    error = (response.target_change[:4, :4].double() - truth.target_change).abs() / truth.target_change.abs()
+    return {
+        "first_s": runs[0][0],
+        "auto_s": runs[1][0],
+        "engine": response.engine,
+        "notes": list(response.notes),
+        "peak_GiB": peak / 2**30,
+        "worst": float(error.max()),
+        "median": float(error.median()),
+    }
+
+
 def agreement(job: Job, response: le.Response) -> dict[str, float]:
     """Resolved pairs of a few rows against a loop in float64: the worst and the median relative error."""
     truth = good_loop(job, range(SAMPLED_ROWS), torch.float64)
@@ -378,6 +425,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--no-linear", action="store_true")
     parser.add_argument("--adamw", action="store_true", help="measure AdamW alone, and put it into the results")
+    parser.add_argument("--large", action="store_true", help="measure LoRA on 7B parameters, and put it there too")
     options = parser.parse_args()
     networks = NETWORKS if options.device == "cuda" else SMALL
     if options.adamw:
@@ -386,6 +434,12 @@ def main() -> None:
             results[name]["adamw"] = measured_with_adamw(networks[name], options.device)
             print(name, "AdamW", json.dumps(results[name]["adamw"]), flush=True)
             torch.cuda.empty_cache()
+        write(results, options)
+        return
+    if options.large:
+        results = json.loads((RESULTS / f"modern-{options.device}.json").read_text())["networks"]
+        results["Llama 7B, LoRA"] = measured_large(options.device)
+        print(json.dumps(results["Llama 7B, LoRA"]), flush=True)
         write(results, options)
         return
     results = {}

@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from local_elasticity.engine.copying import unwrapped
 from local_elasticity.engine.guard import interruption, isolated
+from local_elasticity.engine.half_stored import HalfStored, keeps_half
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
 from local_elasticity.engine.model_cache import stand_in, traits
 from local_elasticity.engine.replica import Params, Reads, Replica
@@ -250,9 +251,9 @@ class Problem:
         )
         device = self.device
         with isolated(device, self.model):
-            parameters = {name: problem._cast(other.get(name, p).data) for name, p in own.items()}
-            params = {name: as_real(parameters[name]) for name in self.stepped}
-            constants = {name: p for name, p in parameters.items() if name not in params}
+            parameters = {name: other.get(name, p).data for name, p in own.items()}
+            params = {name: as_real(problem._cast(parameters[name])) for name in self.stepped}
+            constants = {name: problem._constant(p) for name, p in parameters.items() if name not in params}
             buffers = {name: other.get(name, b) for name, b in tensors.items() if name not in own}
             constants |= {name: problem._cast(b.data).clone() for name, b in buffers.items()}
             names = {id(tensor): name for name, tensor in tensors.items()}
@@ -265,6 +266,12 @@ class Problem:
             yield BoundProblem(
                 problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs, output
             )
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """A parameter that does not step: a layer's weight in half precision stays so in memory."""
+        if self.dtype is not None and keeps_half(tensor, self.dtype):
+            return HalfStored(tensor.clone() if tensor.is_inference() else tensor, self.dtype)
+        return self._cast(tensor)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""

@@ -9,7 +9,7 @@ three times as wide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.fast_paths.kernels import kernels_for
+from local_elasticity.engine.half_stored import HalfStored
+from local_elasticity.engine.replica import storage_of
 from local_elasticity.engine.uses import each_axis, patches
 
 SPLIT_ROUNDING = 2e-5
@@ -35,8 +37,37 @@ NARROW = 64
 FEW_ROWS = 1024
 """Rows of all sources together, below which splitting takes longer than it saves."""
 
-Splits = dict[tuple[int, ...], Tensor]
-"""Shared weights as right-hand sides, by where they are in memory."""
+
+class Splits:
+    """Shared weights as right-hand sides, by where they are in memory. Only those that stay there are kept: where a
+    weight is computed in every pass, another one may take its place in memory."""
+
+    def __init__(self, lasting: Iterable[Tensor]) -> None:
+        self._places = {storage_of(_numbers(tensor)).data_ptr() for tensor in lasting}
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+
+    def of(self, term: Term) -> Tensor:
+        """The right side [o, w] of a term as high and low parts."""
+        W = term.right if term.made_of is None else term.made_of
+        numbers = _numbers(W)
+        if numbers.untyped_storage().data_ptr() not in self._places:
+            return _split(term.right)
+        key = numbers.data_ptr(), *W.stride(), *term.right.shape
+        if key not in self._kept:
+            self._kept[key] = _split(term.right)
+        return self._kept[key]
+
+
+def _numbers(W: Tensor) -> Tensor:
+    return W.stored if isinstance(W, HalfStored) else W
+
+
+def _split(W: Tensor) -> Tensor:
+    W = F.pad(_numbers(W).to(W.dtype), (0, 0, 0, -len(W) % ALIGNED))
+    parts = torch.empty(len(W), 3 * W.shape[1], dtype=torch.bfloat16, device=W.device)
+    kernels_for(W).split_into(W.contiguous(), parts, 0, left=False)
+    return parts
+
 
 _splits: ContextVar[Splits | None] = ContextVar("splits", default=None)
 
@@ -103,11 +134,12 @@ class Windows:
 @dataclass(frozen=True)
 class Term:
     """left rightᵀ for each source: left [c, p, w], or [p, w] where it is the same for all; right [c, o, w] or [o, w].
-    `plus` [p, w] is added to the left side."""
+    `plus` [p, w] is added to the left side. `made_of` is the weight that a shared right side is a copy of."""
 
     left: Tensor | Windows
     right: Tensor
     plus: Tensor | None = None
+    made_of: Tensor | None = None
 
     @property
     def whole(self) -> Tensor:
@@ -162,12 +194,23 @@ def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Sp
         return total[:, :, :o] if shift is None else total[:, :, :o] + shift[:, None]
     left = _left(own, c, shift)
     if len(own) == 1 and shift is None and total is None and own[0].right.ndim == 2:
-        found = torch.mm(left.flatten(0, 1), _kept(own[0].right, splits).T, out_dtype=torch.float32)
+        found = _with_shared(left.flatten(0, 1), own[0], splits)
         return found.reshape(c, -1, found.shape[1])[:, :, :o]
     right = _right(own, c, shift, splits).transpose(1, 2)
     if total is None:
         return torch.bmm(left, right, out_dtype=torch.float32)[:, :, :o]
     return torch.baddbmm(total, left, right, out_dtype=torch.float32)[:, :, :o]
+
+
+def _with_shared(left: Tensor, term: Term, splits: Splits) -> Tensor:
+    """Parts of rows [p, 3 w] times a shared weight. One stored in bfloat16 has no low part: two products suffice,
+    and no copy of it."""
+    W = term.right
+    if not (isinstance(W, HalfStored) and W.stored.dtype is torch.bfloat16 and len(W) % ALIGNED == 0):
+        return torch.mm(left, splits.of(term).T, out_dtype=torch.float32)
+    w, stored = W.shape[1], W.stored.T
+    high = torch.mm(left[:, :w], stored, out_dtype=torch.float32)
+    return torch.addmm(high, left[:, w : 2 * w], stored, out_dtype=torch.float32)
 
 
 def _left(terms: list[Term], c: int, shift: Tensor | None) -> Tensor:
@@ -195,7 +238,7 @@ def _right(terms: list[Term], c: int, shift: Tensor | None, splits: Splits) -> T
     parts = torch.empty(c, o + odd, wide, dtype=torch.bfloat16, device=terms[0].right.device)
     for term, at, width in zip(terms, accumulate(widths, initial=0), widths, strict=False):
         if term.right.ndim == 2:
-            parts[:, :, at : at + width] = _kept(term.right, splits)
+            parts[:, :, at : at + width] = splits.of(term)
             continue
         right = F.pad(term.right, (0, 0, 0, odd)) if odd else term.right
         kernels.split_into(right.reshape(-1, right.shape[-1]), parts.view(-1, wide), at, left=False)
@@ -204,13 +247,3 @@ def _right(terms: list[Term], c: int, shift: Tensor | None, splits: Splits) -> T
         parts[:, :, -ALIGNED:] = 0
         parts[:, :o, -ALIGNED], parts[:, :o, 1 - ALIGNED] = high, (shift - high).bfloat16()
     return parts
-
-
-def _kept(W: Tensor, splits: Splits) -> Tensor:
-    """A shared weight [o, w] as a right-hand side."""
-    key = W.data_ptr(), *W.shape, *W.stride()
-    if key not in splits:
-        W = F.pad(W, (0, 0, 0, -len(W) % ALIGNED))
-        splits[key] = torch.empty(len(W), 3 * W.shape[1], dtype=torch.bfloat16, device=W.device)
-        kernels_for(W).split_into(W.contiguous(), splits[key], 0, left=False)
-    return splits[key]

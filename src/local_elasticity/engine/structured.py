@@ -73,8 +73,8 @@ TILE_BYTES = {"cpu": 1 << 27}
 """What a tile of pairs may take where caches are small; elsewhere half of the memory."""
 
 MOST_TARGETS = 64
-"""Targets of a tile. Where caches are small it has about as many of them as of sources, since either brings work that
-the others share."""
+"""Targets of a tile. Where caches are small, or memory is, it has about as many of them as of sources, since either
+brings work that the others share: the gradient of a source, and the values before the step at a target."""
 
 MOST_OUTPUTS = 256
 """Outputs up to which products by parts are precise enough to tell a change in all of them from its rounding."""
@@ -151,14 +151,17 @@ class StructuredRunner(Runner):
             raise UnsupportedModelError("engine: Structured cannot run backward hooks of modules; use engine='auto'")
         self.job = job
         by_default = "split_bf16" if job.bound.device.type == "cuda" and job.k <= MOST_OUTPUTS else "float32"
-        self.splits: Splits | None = {} if (precision or by_default) == "split_bf16" and _splits(job) else None
+        self.splits = None
+        if (precision or by_default) == "split_bf16" and _splits(job):
+            self.splits = Splits([*job.bound.params.values(), *job.bound.constants.values()])
         self.coverage = Coverage.of(job.bound, job.target_inputs)
         fitting = max(1, job.memory // job.footprint.forward())
         self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
-        few = max(pairs // job.n, math.isqrt(pairs)) if job.bound.device.type in TILE_BYTES else pairs
-        self.at_once = min(job.m, few, MOST_TARGETS)
+        most, balanced = min(job.m, pairs, MOST_TARGETS), max(pairs // job.n, math.isqrt(pairs))
+        scarce = job.bound.device.type in TILE_BYTES or pairs < 2 * most
+        self.at_once = min(most, balanced) if scarce else most
         written_out = not (job.plain or isinstance(job.update, SGD))
         self.fixed_bytes = 0
         self.row_bytes = self.at_once * pair + (WRITTEN_OUT * job.footprint.parameters if written_out else 0)

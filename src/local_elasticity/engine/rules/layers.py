@@ -218,7 +218,7 @@ def _at_patches(
     change = change_of(weight)
     vectors = None if change is None else _few_patches(change)
     if vectors is not None:
-        moved = _at_few_patches(vectors, flat, rows, at_d)
+        moved = _at_few_patches(vectors, W, rows, at_d)
     else:
         dense = delta_of(weight)
         assert dense is not None
@@ -241,7 +241,8 @@ def _at_few_patches(vectors: LowRank, W: Tensor, at_h: Tensor, at_d: Windows | N
     """Σ_l q_il (a_il·patch)."""
     c = len(vectors.a)
     met = total_of([Term(at_h, vectors.a)] + ([] if at_d is None else [Term(at_d, vectors.a)]), c)
-    return total_of([Term(met, vectors.q.transpose(1, 2))] + ([] if at_d is None else [Term(at_d, W)]), c)
+    through_weight = [] if at_d is None else [Term(at_d, W.movedim(1, -1).flatten(1), made_of=W)]
+    return total_of([Term(met, vectors.q.transpose(1, 2)), *through_weight], c)
 
 
 def _as_images(moved: Tensor, sizes: torch.Size) -> Tensor:
