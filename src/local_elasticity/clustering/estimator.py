@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from local_elasticity.checks import check_choice, check_count, check_device, check_positive
 from local_elasticity.clustering.approximate import COMPONENTS
-from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.fitted import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
+from local_elasticity.clustering.points import AsTheyAre, Scaling, auxiliary_points
 from local_elasticity.clustering.probe import SimilarityProbe
-from local_elasticity.clustering.scaling import AsTheyAre, Scaling
 from local_elasticity.clustering.warm_up import Training, WarmUpHistory, learn, stable_rate
 
 Array = np.ndarray

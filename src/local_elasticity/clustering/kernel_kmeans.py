@@ -11,8 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from local_elasticity.checks import check_choice, check_count
-from local_elasticity.clustering.hartigan import move_singly
-from local_elasticity.clustering.partition import Partitions
+from local_elasticity.clustering.partition import Partitions, move_singly
 
 Array = np.ndarray
 SYMMETRIC = 1e-4

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import IN_PLACE, Pair, base_of, delta_of, rule
+from local_elasticity.engine.difference import IN_PLACE, Pair, aligned, base_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
-from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 
 IN_PLACE.update(

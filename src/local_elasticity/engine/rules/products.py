@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
+from local_elasticity.engine.difference import Pair, added, aligned, base_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for, masked_below
 from local_elasticity.engine.products import splits_numbers
-from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.rules.layers import through
 from local_elasticity.engine.supported import UnsupportedModelError
 
