@@ -129,6 +129,8 @@ def raised_by_a_handler(error: BaseException) -> bool:
 
 def _code(handler: Any) -> types.CodeType | None:
     """What runs when a handler is called; None where it is not Python."""
+    if not callable(handler):  # the default of most signals
+        return None
     if isinstance(handler, partial):
         return _code(handler.func)
     found: types.CodeType | None = getattr(handler, "__code__", None)  # a method has that of its function
