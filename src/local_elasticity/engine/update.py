@@ -6,12 +6,14 @@ A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -152,6 +154,36 @@ def _hooked(gradient: Tensor, hooks: Iterable[Callable[[Tensor], Tensor | None]]
     return as_real(seen)
 
 
+Kind = TypeVar("Kind")
+
+
+def _explained(kind: type[Kind]) -> type[Kind]:
+    """A class whose errors about options say what to write: those of torch's optimizers have other names."""
+    made, name = kind.__init__, kind.__name__
+    signature = inspect.signature(made)
+    known = [option for option in signature.parameters if option != "self"]
+
+    @functools.wraps(made)
+    def checked(self: Kind, *args: Any, **options: Any) -> None:
+        if "lr" in options:
+            raise TypeError(f"lr: le.{name} calls it step_size; write le.{name}(step_size={options['lr']!r})")
+        for option in options:
+            if option not in known:
+                raise TypeError(
+                    f"{option}: le.{name} takes {', '.join(known)}. For other options of an optimizer, wrap it: "
+                    f"le.FromOptimizer(torch.optim.{name}(model.parameters(), lr=..., {option}=...))"
+                )
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"step_size: expected le.{name}({', '.join(known)}), such as le.{name}(1e-3)") from error
+        made(self, *args, **options)
+
+    kind.__init__ = checked  # type: ignore[method-assign, assignment]
+    return kind
+
+
+@_explained
 @dataclass(frozen=True, init=False)
 class SGD:
     """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).
@@ -205,6 +237,7 @@ class SGD:
         return displacement
 
 
+@_explained
 @dataclass(frozen=True)
 class Adam:
     """The first step of a fresh Adam: w⁺ = w − η g/(|g| + ε) with g = ∇ℓ + λw, nearly η·sign(g).
