@@ -43,7 +43,7 @@ def calls(folder: Path) -> dict[str, Callable[[], Any]]:
     layers = [part for a, b in pairwise(sizes) for part in (torch.nn.Linear(a, b), torch.nn.Tanh())]
     net, x, y = torch.nn.Sequential(*layers[:-1]), torch.randn(30, 5), torch.arange(30) % 3
     problem = le.Problem.of(net, "cross_entropy")
-    monitor = le.Monitor(problem, (x, y), measures=("kl",), every=1, budget=None)
+    monitor = le.Monitor(problem, (x, y), measure="kl", every=1, budget=None)
     steps, stores = iter(range(100)), iter(range(100))
     return {
         "similarity": lambda: le.similarity(problem, (x, y), measure="kl"),

@@ -149,7 +149,7 @@ def test_histories_are_compared_at_their_last_probes(tmp_path):
             net,
             (x, y),
             loss="cross_entropy",
-            measures=("relative", "kl"),
+            measure=("relative", "kl"),
             every=1,
             budget=None,
             store=tmp_path / f"{seed}.zarr",

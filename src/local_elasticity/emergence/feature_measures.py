@@ -44,7 +44,7 @@ class FeatureMeasure:
     >>> net, x, y = torch.nn.Linear(4, 3), torch.randn(12, 4), torch.arange(12) % 3
     >>> unseen = stream_features(net, [(torch.randn(10, 4), torch.arange(10) % 2)])
     >>> moved, recall = FeatureMeasure("elasticity", unseen), FeatureMeasure("recall_at_1", unseen)
-    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=("kl", recall, moved), every=1, budget=None)
+    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measure=("kl", recall, moved), every=1, budget=None)
     >>> monitor.step(0), monitor.history[0].numbers["elasticity"]
     (True, 0.0)
     """

@@ -14,10 +14,9 @@ import torch
 from local_elasticity.engine.causes import NO_STEP
 from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
-from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
+from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, sampled_rows, summarized, tell_of_unresolved
 from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
 from local_elasticity.store.provenance import Fingerprints, different, in_words
-from local_elasticity.training.plan import sampled_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -274,7 +274,7 @@ def _as_array(S: Tensor) -> np.ndarray:
 
 
 def sorted_measures(
-    measures: Iterable[AnyMeasure | FeatureMeasure],
+    measures: AnyMeasure | FeatureMeasure | Iterable[AnyMeasure | FeatureMeasure],
 ) -> tuple[tuple[Measure, ...], dict[str, FeatureMeasure]]:
     """Those that give similarities, and those of features by name."""
     several = list(measures) if isinstance(measures, Iterable) and not isinstance(measures, str) else [measures]
@@ -282,7 +282,7 @@ def sorted_measures(
     for one in several:
         if isinstance(one, str) and (one in OF_FEATURES or one in ALONG):
             raise ValueError(
-                f"measures: {one!r} is a measure of features; say of which: "
+                f"measure: {one!r} is a measure of features; say of which: "
                 f"le.emergence.FeatureMeasure({one!r}, le.emergence.stream_features(model, loader, layer=...))"
             )
     rest = [one for one in several if not isinstance(one, FeatureMeasure)]
@@ -290,5 +290,5 @@ def sorted_measures(
     names = [*(one.name for one in of_pairs), *(one.name for one in of_features)]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"measures: two are called {name!r}; FeatureMeasure(..., name=...) tells them apart")
+            raise ValueError(f"measure: two are called {name!r}; FeatureMeasure(..., name=...) tells them apart")
     return of_pairs, {one.name: one for one in of_features}

@@ -230,7 +230,7 @@ class ProbeRunner:
             return
         error = next(iter(errors.values()))
         message = (
-            f"measures: {', '.join(errors)} failed at step {step} ({first_line(error)}). The values are NaN wherever a "
+            f"measure: {', '.join(errors)} failed at step {step} ({first_line(error)}). The values are NaN wherever a "
             "measure fails; the other measures and training continue"
         )
         self.failures.tell_once(("measures", *errors), message, error)
