@@ -21,10 +21,11 @@ Coordinates = dict[str, Any]
 
 
 def labelled(
-    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, suffix: str = ""
+    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, several: bool = False
 ) -> xr.DataArray:
-    """The scores of a measure with their coordinates; a suffix tells the own values of several measures apart."""
-    own = {f"{name}{suffix}": ("source", values) for name, values in own_values(measure, scores).items()}
+    """The scores of a measure with their coordinates."""
+    found_own = own_values(measure, scores, own_suffix(measure, several))
+    own = {name: ("source", values) for name, values in found_own.items()}
     values = as_array(scores.values)
     found = xr.DataArray(values, coords={**coords, **own}, dims=("source", "target"), name="similarity")
     about_it = {"measure": measure.name, "words": measure.words, "reading": "as_defined"}
@@ -32,10 +33,15 @@ def labelled(
     return found
 
 
-def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
+def own_suffix(measure: Measure, several: bool) -> str:
+    """What tells the own values of several measures apart."""
+    return f"_{measure.name}" if several else ""
+
+
+def own_values(measure: Measure, scores: Scores, suffix: str = "") -> dict[str, np.ndarray]:
     """The sources' own values and the least that are resolved, by the names that results give them."""
     found = {measure.own_name: scores.own, "source_floor": scores.floor}
-    return {name: as_array(values) for name, values in found.items() if values is not None}
+    return {f"{name}{suffix}": as_array(values) for name, values in found.items() if values is not None}
 
 
 def about(

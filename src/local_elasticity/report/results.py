@@ -92,12 +92,13 @@ def _read_store(name: str, path: Path) -> Run:
     if "history" in str(attributes.get("format", "")):
         return _of_stored_history(name, HistoryStore.open(path))
     notes: list[str] = []
-    return _of_similarity(name, [read(path, part=lambda S: _part(S, notes))], notes)
+    S = read(path, part=lambda several: _part(several, notes))
+    return _of_similarity(name, [S] if isinstance(S, xr.DataArray) else list(S.data_vars.values()), notes)
 
 
-def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
+def _part(S: xr.Dataset, notes: list[str]) -> xr.Dataset:
     """At most LARGEST_SIDE rows and columns, before a large store is read."""
-    square = S.attrs.get("targets_are_sources") in (True, "true")  # attributes lie in the store as JSON
+    square = any(one.attrs.get("targets_are_sources") is True for one in S.data_vars.values())
     chosen: dict[str, np.ndarray] = {}
     for axis in ("source", "target"):
         classes = S[f"{axis}_class"].values if f"{axis}_class" in S.coords else None

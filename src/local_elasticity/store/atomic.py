@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 LONGEST_NAME = 40
 """Characters of a file's name that its unfinished copy repeats, so that the copy's name is never too long."""
@@ -147,3 +148,28 @@ def _remove(folder: Path) -> None:
             return
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(SECONDS_BETWEEN)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """The only writer of a store, for as long as the context lasts; the lock goes when its process does."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        _lock(fcntl, folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(fcntl: Any, folder: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"store: another process is writing to {path}; wait for it, or choose another path"
+        ) from error
