@@ -47,7 +47,7 @@ IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
 OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
-"""Function that wants its numbers in order in memory → the one that does not: rules may leave channels last."""
+"""Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""
 
 Written = TypeVar("Written", bound=Callable[..., Any])
 
@@ -94,9 +94,9 @@ class Difference(Tensor):
     _delta: Tensor | None
     change: WeightChange | None
     _seen: int
-    """How often its numbers had been written into when its difference was found."""
+    """The version counter of its values when the difference was computed."""
     _hidden = "a value that was written into by another name"
-    """What to say where its numbers are asked for and are not known."""
+    """The error message if its values are requested but unknown."""
 
     @staticmethod
     def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
@@ -106,7 +106,7 @@ class Difference(Tensor):
 
     @staticmethod
     def unknown(base: Tensor, what: str) -> Difference:
-        """Something whose difference is not followed: an error, should a function ask for it."""
+        """A value whose difference is not tracked; using it raises an error."""
         made = Difference.of(base, None)
         made._seen, made._hidden = -1, what
         return made

@@ -28,7 +28,7 @@ def removes_drift(job: Job) -> bool:
 
 
 def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
-    """The runner that `make` makes for a job, with the drift taken off its rows where that is asked for."""
+    """The runner that `make` creates for a job; if requested, the drift is subtracted from its rows."""
     runner = make(job)
     if not removes_drift(job):
         return runner
@@ -63,7 +63,7 @@ def _check_reach(job: Job) -> None:
 
 
 class DriftlessRunner(Runner):
-    """Takes the drift off the rows of another runner."""
+    """Subtracts the drift from the rows of another runner."""
 
     subtracts = True
 

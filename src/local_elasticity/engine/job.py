@@ -166,7 +166,7 @@ class Job:
 
     @property
     def kind_of_targets(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of one target: what is found of a model holds for targets like this."""
+        """The shapes of one target. Findings about a model are cached for targets of the same shape."""
         return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(self.target_inputs))
 
     def part(self, rows: int) -> Job:
@@ -305,7 +305,7 @@ def _check_batches(n: int, batch: int) -> None:
 def check_network(
     bound: BoundProblem, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
 ) -> tuple[Tensor, Footprint]:
-    """Run a few sources and targets through the network; say plainly what does not fit, by the arguments' names."""
+    """Run a few sources and targets through the network; errors name the argument that does not fit."""
     outputs, size = _taken(bound, sources, names[0])
     if targets is not None:
         expected, size = _taken(bound, targets, names[1])
@@ -326,7 +326,7 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
         together = bound.watched(take(inputs, some))
     except Exception as error:
         if may_be_passed_over(error):
-            _alone(bound, one, name)  # says what is wrong where the model does not take even one
+            _alone(bound, one, name)  # raises an error that explains why the model does not accept even one example
         raise
     outputs, size = _alone(bound, one, name)
     if len(together) != len(some):
@@ -407,7 +407,7 @@ def same_predictions(one: Tensor, other: Tensor) -> bool:
 
 
 def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
-    """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
+    """Check the labels of examples with these outputs; errors say what the loss does not accept."""
     _check_classes(bound, labels, outputs, name)
     try:
         _check_loss(bound, labels, outputs)

@@ -44,7 +44,7 @@ SOURCES_AN_OUTPUT = 10
 """Sources for each output, up to which differences on a GPU take less time than Jacobians."""
 
 ALLOWED = 0.01
-"""From which deviation of those pairs on it is said."""
+"""Deviations above this share are reported in the notes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Looped: the definition, word for word. Any module, any rule; the engine that all others answer to."""
+"""Looped: the definition, implemented directly. Any module, any rule; the reference for all other engines."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LoopedRunner(Runner):
 
 
 def seconds_of_a_row(job: Job) -> float:
-    """What a row takes the loop, once it is warm."""
+    """The seconds that the loop needs for a row after its warm-up."""
     runner = LoopedRunner(job)
     runner.rows(0, 1)
     began = now(job.bound.device)
