@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from local_elasticity.engine.response import Response
 
 SOURCES, TARGETS = 3, 4
-"""Pairs that are looked at."""
+"""The sources and targets that are sampled."""
 
 LARGE = 0.1
-"""From this nonlinearity on a result says so."""
+"""Above this nonlinearity a warning is given."""
 
 ALLOWED = 0.01
 """The nonlinearity of the step that `SGD("auto")` takes, at most."""
 
 LARGEST, SMALLEST = 1.0, 1e-12
-"""Between which it looks for that step."""
+"""The range in which that step is searched."""
 
 FINER = 8
-"""Steps that it tries in a factor of ten."""
+"""Steps tried per factor of ten."""
 
 HEARD = 0.05
-"""Rows whose rounding is above this share of their change tell nothing."""
+"""Rows whose rounding exceeds this share of their change are left out."""
 
 
 class LargeStepWarning(UserWarning):
@@ -140,8 +140,8 @@ def resolved_step(job: Job) -> SGD:
 
 
 def _largest(deviation: Callable[[float], float]) -> float:
-    """The largest step between two bounds that deviates by so little, on a grid of two digits; from above by factors of
-    ten, and then finer."""
+    """The largest step in the range whose deviation is allowed, to two digits: searched downwards by factors of ten,
+    then in finer steps."""
     size = LARGEST
     if deviation(size) <= ALLOWED:
         return size
@@ -214,7 +214,7 @@ def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs:
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 found = way(bound, params, moved, inputs)
-        except Exception as error:  # whatever torch raises of functions that it cannot differentiate so
+        except Exception as error:  # any error of torch for functions without such a derivative
             if not may_be_passed_over(error):
                 raise
             continue

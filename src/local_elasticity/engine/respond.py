@@ -45,7 +45,7 @@ ENGINES: dict[str, type] = {
 }
 
 SCOUTS = 8
-"""Where none of so many first rows is resolved, the others are not tried in the low precision."""
+"""If none of this many first rows is resolved, the others are not tried in the low precision."""
 
 
 def respond(
@@ -157,7 +157,7 @@ def response_of(
 
 
 def _chosen_step(asked: Update, taken: Update) -> list[str]:
-    """What to say of a step that was chosen."""
+    """The note about a step size that was chosen automatically."""
     if not (isinstance(asked, SGD) and asked.automatic):
         return []
     return [
@@ -180,7 +180,7 @@ def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
 
 
 def _overflows(response: Response) -> list[str]:
-    """What to say of predictions that are not finite, before or after the step."""
+    """Notes about predictions that are not finite, before or after the step."""
     known = [rows.isfinite().flatten(1).all(1) for rows in (response.source_change, response.target_before)]
     pairs = ~response.target_change.isfinite().flatten(2).all(2) & known[0][:, None] & known[1]
     sources, targets, others = torch.stack([(~known[0]).sum(), (~known[1]).sum(), pairs.sum()]).tolist()
@@ -190,7 +190,7 @@ def _overflows(response: Response) -> list[str]:
 
 
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
-    """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
+    """By the engine that was chosen before, if it still supports the model; else by the winner of a race."""
     notes: list[str] = []
     choice = _known(job, notes) if engine is None else Choice(engine, "")
     if choice is not None:
@@ -263,7 +263,7 @@ def _refined(
 
 
 def _hopeless(job: Job, runner: Runner, noise: Noise) -> Callable[[Rows], bool]:
-    """Whether none of the first rows is clear of the noise, where there is a higher precision to go to."""
+    """Whether none of the first rows is above the noise, provided that a higher precision is available."""
 
     def hopeless(rows: Rows) -> bool:
         if job.bound.dtype == torch.float64:
@@ -298,7 +298,8 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
 
 
 def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, bar: Progress) -> Response:
-    """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
+    """Rows that the rounding of two predictions hides, computed again without subtraction; unchanged if `Structured`
+    does not support the model."""
     if not len(rows):
         return response
     few, finer = job.again(job.bound, rows), noise.again(rows, job.bound.dtype)

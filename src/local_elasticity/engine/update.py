@@ -1,6 +1,6 @@
 """Updates: the rule that turns the gradient on one source into the step w⁺ − w.
 
-A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels when only the displacement is wanted.
+A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels when only the displacement is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ gradient does not move."""
 
 
 DRIFTS = ("keep", "remove")
-"""What may be done with what momentum and decay move."""
+"""What to do with the part of a step that momentum and decay cause."""
 
 CLIPPED_ABOVE = 1e-6
 """What torch adds to the norm that it divides by."""
@@ -52,7 +52,7 @@ class Update(Protocol):
         """Whether the rule is a pure function that vmap can take."""
 
     def rule(self, problem: Problem) -> Rule:
-        """The rule as it stands now, for this problem's parameters.
+        """The current rule for this problem's parameters.
 
         Args:
             problem: names the parameters that step.
@@ -95,7 +95,7 @@ def hooked(rule: Rule, bound: BoundProblem) -> Rule:
 
 @dataclass(frozen=True)
 class RulePair:
-    """A rule for steps one after another: `step` moves the state of the optimizer along, `ahead` leaves it as it is."""
+    """A rule for consecutive steps: `step` updates the state of the optimizer, `ahead` does not."""
 
     step: Rule
     ahead: Rule
@@ -474,9 +474,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 def _steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step is that of its class; the function that a scheduler of learning rates puts around it only counts
-    calls.
-    """
+    """Whether its `step` is the method of its class; the wrapper of a learning-rate scheduler only counts calls."""
     step = vars(optimizer).get("step", type(optimizer).step)
     if getattr(step, "__globals__", {}).get("__name__") == torch.optim.lr_scheduler.__name__:
         step = step.__wrapped__

@@ -1,4 +1,4 @@
-"""Vmapped: many sources at once, each with weights of its own, through `torch.func`."""
+"""Vmapped: many sources at once, each with its own weights, by `torch.func`."""
 
 from __future__ import annotations
 
