@@ -108,7 +108,7 @@ class BlockWork:
         return int(self.measurement.sources[1].is_cuda)
 
     def planned(self, side: int | None) -> BlockWork:
-        """With everything decided that the bits of a block depend on."""
+        """With all decisions made that the bits of a block depend on."""
         plan = Plan.make(self.measurement, side)
         work = self.resumed(plan.as_record(), plan.side)
         _, own = work._block(*work._corner((0, 0), TRIED))  # an error is raised before anything is written

@@ -29,7 +29,7 @@ class FeatureMeasure:
     """A measure of the features of some examples, asked again and again while their network trains.
 
     The examples need not be the monitor's: classes never trained on are what this is for. Streams that several
-    measures share are gone through once a probe.
+    measures share are read once per probe.
 
     Args:
         measure: a name of `OF_FEATURES`, or a function (features [n, p], labels [n]) → number; or `"elasticity"`, how

@@ -119,7 +119,7 @@ def whole_folder(path: Path, argument: str = "path") -> Iterator[Path]:
 
 
 def not_written(path: Path, argument: str, error: OSError) -> OSError:
-    """An error of the same kind that says in one sentence what was not written, why, and what to do."""
+    """An error of the same type that says in one sentence what was not written, why, and what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     advice = ADVICE.get(error.errno or 0, "choose another path")
     return plainly(error, f"{argument}: {path} could not be written ({reason}); {advice}")
@@ -133,7 +133,7 @@ def plainly(error: OSError, sentence: str) -> OSError:
 
 
 def _target(path: Path) -> Path:
-    """Where a path leads once links are followed, whether or not anything is there."""
+    """The target of a path after following links, whether or not it exists."""
     return Path(os.path.realpath(path))
 
 
@@ -142,7 +142,7 @@ def _beside(target: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder until it stays away: after an error, zarr's threads may still finish other files in it."""
+    """Remove a folder, repeatedly if needed: after an error, zarr's threads may still write files into it."""
     for _ in range(TRIES):
         if not folder.exists():
             return

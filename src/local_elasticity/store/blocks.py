@@ -57,7 +57,7 @@ class Grid:
 
     @classmethod
     def read(cls, record: Any) -> Grid:
-        """As a store declares it; a ValueError where that is not such a grid."""
+        """The grid that a store declares; a ValueError if it is not valid."""
         grid = cls(**record)
         numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side))
         kinds = isinstance(grid.square, bool) and isinstance(grid.symmetric, bool)
@@ -175,7 +175,7 @@ class BlockStore:
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> BlockStore:
-        """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
+        """Open a store and all of its arrays; a FileNotFoundError or ValueError says what is at the path instead."""
         check_name(path)
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")

@@ -194,8 +194,8 @@ def of_update(update: Update) -> str:
 
 
 def of_optimizer(update: Update, problem: Problem) -> Fingerprints:
-    """What the state of a live optimizer does not hold: which parameters are in each of its groups, since the state
-    only numbers them, and the attributes that its class adds to those of torch, such as a norm to clip to.
+    """What the state of a live optimizer does not contain: which parameters are in each group, since the state only
+    numbers them, and attributes that its class adds to torch's, such as a clipping norm.
     """
     if not isinstance(update, FromOptimizer):
         return {}

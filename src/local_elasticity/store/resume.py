@@ -32,7 +32,7 @@ Self = TypeVar("Self", bound="Work")
 
 
 class Work(Protocol):
-    """What blocks are computed from. A store knows no more of a measurement."""
+    """What blocks are computed from; all that a store needs to know of a measurement."""
 
     @property
     def grid(self) -> Grid: ...
@@ -59,7 +59,7 @@ class Work(Protocol):
     def gpus(self) -> int: ...
 
     def planned(self: Self, side: int | None) -> Self:
-        """With everything decided that the bits of a block depend on."""
+        """With all decisions made that the bits of a block depend on."""
 
     def record(self) -> dict[str, Any]:
         """What was decided, in plain values."""
@@ -164,7 +164,8 @@ def _resumed(store: BlockStore, work: Work) -> Work:
 
 
 def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
-    """What no fingerprint shows, such as a file that a function reads, shows in what is measured."""
+    """Measure a few stored pairs again: this detects changes that no fingerprint shows, such as a file that a function
+    reads."""
     first = next((at for at in store.grid.blocks() if store.state(at) == "finished"), None)
     if first is None:
         return

@@ -68,7 +68,7 @@ def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *,
 
 
 class RegularFiles(LocalStore):
-    """A folder as zarr reads it, each of its files looked at before it is read (`check_readable`)."""
+    """A folder as zarr reads it; each file is checked before it is read (`check_readable`)."""
 
     async def _open(self, *, mode: Any = None) -> None:
         if not self.root.is_dir():  # zarr would make it
@@ -95,7 +95,7 @@ def read_json(file: Path) -> Any:
 
 def check_readable(file: Path) -> None:
     """Raise a ValueError where a file of a store is a FIFO or a device, which reading would wait for, or is too large
-    for the memory. That it is missing, or a folder, is for the reader to say.
+    for the memory. Missing files and folders are left to the reader.
     """
     try:
         found = file.stat()

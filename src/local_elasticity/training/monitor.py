@@ -183,7 +183,7 @@ class Monitor:
 
     @property
     def history(self) -> History:
-        """All probes so far; one that a GPU is still at is waited for."""
+        """All probes so far; if a GPU is still computing one, this waits for it."""
         self._runner.finish()
         return self._runner.history
 
@@ -221,7 +221,7 @@ class Monitor:
         return self._runner.safely(number, lambda: self._wanted(number) and self._runner.take(number))
 
     def _wanted(self, step: int) -> bool:
-        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about.
+        """Whether to probe now, as rank 0 decides; ranks do not communicate at steps that all know not to be due.
 
         Rank 0 also decides when probing stops, and answers all the same, so that no rank waits for another.
         """
@@ -292,7 +292,7 @@ class Monitor:
 
         Returns:
             A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value. From fewer than four
-            probes only the first value is told.
+            probes only the first value is given.
         """
         self._tell_if_silent()
         self._pace.tell_if_few(len(self.history))

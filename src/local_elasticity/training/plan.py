@@ -19,7 +19,7 @@ LEAST_PROBES = 8
 """Probes that a run should have: sources are left out before there are fewer."""
 
 MOST_PROBES = 200
-"""Probes that are taken where no schedule was asked for; more tell nothing new and fill the memory."""
+"""The most probes without a schedule; more add little information and fill the memory."""
 
 SOURCES_OF_A_CLASS = 2
 """Sources of a class that are always kept: a class needs two for a pair."""
@@ -47,8 +47,8 @@ def planned(
     """The plan for what is left of a run, where a probe of `measured` sources took `price` seconds.
 
     Sources are left out where fewer than eight probes would fit otherwise. Of more due steps than fit, every second,
-    third, … is taken. Sources that were left out come back, twice as many at a time, where twice as many probes would
-    fit as are wanted: a probe costs at most in proportion to its sources.
+    third, … is taken. If twice as many probes would fit as are needed, the number of sources is doubled again: the cost
+    of a probe grows at most in proportion to its sources.
 
     Args:
         price: seconds of the last probe.
@@ -97,8 +97,8 @@ class Planner:
         self._planned_at = -1
 
     def look(self, step: int, budget: Budget, *, taken: int, last: int, measured: int) -> bool:
-        """Plan where a probe was taken since the last plan; whether there is a new one. `last` is the step of the last
-        probe, which was of `measured` sources."""
+        """Make a new plan if a probe was taken since the last plan; returns whether it did. `last` is the step of the
+        last probe, which was of `measured` sources."""
         if self._began is None:
             self._began = step, budget.training_seconds
         seen = step - self._began[0]
@@ -207,7 +207,7 @@ def _probes(count: int) -> str:
 
 
 def count_due(schedule: Schedule, start: int, stop: int) -> int | None:
-    """How many steps of [start, stop) are due; None where only asking for each would tell.
+    """How many steps of [start, stop) are due; None if the schedule would have to be asked for each step.
 
     >>> count_due(Every(10), 1, 101), count_due(LogSpaced(3), 0, 120), count_due(PerEpoch(2, 9), 0, 20)
     (10, 8, 5)

@@ -1,4 +1,4 @@
-"""One probe: every measure of the network as it stands, from one response; and those of its features."""
+"""One probe: every measure of the current network, from one response, and the measures of its features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AT_ONCE = 256
 """Examples of one forward pass."""
 
 FEW = 2
-"""Examples enough to see whether something can be measured."""
+"""Examples used to check whether something can be measured."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Prober:
         return self.replay.launched() if self.replay else None
 
     def found(self) -> Found:
-        """What was launched has found. Rows that rounding hides are computed again, at the weights of that moment."""
+        """The result of a launched probe. Rows that rounding hides are computed again, at the weights of that step."""
         assert self.replay is not None
         similarity, clear = self.replay.found()
         if clear or not self.measurement.refine:
@@ -176,8 +176,8 @@ class Prober:
         return torch.stack([bound.loss(outputs, labels).double(), right])
 
     def numbers(self) -> tuple[dict[str, float], dict[str, Exception]]:
-        """The measures of features by name, NaN where one failed, and the errors. Each stream is gone through once, by
-        every process."""
+        """The measures of features by name, NaN where one failed, and the errors. Each stream is read once, by every
+        process."""
         known: dict[int, Gathered] = {}
 
         def gathered(stream: FeatureStream) -> Gathered:
@@ -200,7 +200,7 @@ class Prober:
             return together(measured)
 
     def rehearse(self) -> None:
-        """Take every measure once, of two sources at two targets, so that what cannot be measured shows at once."""
+        """Take every measure once, for two sources and two targets, so that errors appear before training."""
         whole = self.measurement
         few = whole.part(slice(0, min(FEW, whole.n)), slice(0, min(FEW, whole.m)))
         few = replace(few, engine=Looped(), refine=False) if few.refine else few
