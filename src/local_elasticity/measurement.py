@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
-from local_elasticity.engine.predicted import labelled_sources, labelled_targets
+from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
@@ -88,7 +88,8 @@ class Measurement:
         labels: str = "given",
     ) -> Measurement:
         """Read and check what a user hands in; errors name the argument and say what to do."""
-        sources, targets = labelled_sources(problem, sources, labels), labelled_targets(problem, targets, labels)
+        if labels != "given":
+            sources, targets = with_predicted_labels(problem, sources, targets, labels)
         check_sources(sources)
         check_update(update)
         chosen = resolve_engine(engine, approximate)

@@ -13,9 +13,9 @@ import xarray as xr
 from torch import Tensor
 
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measured, Measurement, unresolved_share
 from local_elasticity.measures.measure import Measure, Scores
+from local_elasticity.store.provenance import versions
 
 Coordinates = dict[str, Any]
 

@@ -17,7 +17,6 @@ from local_elasticity.api.plan import LARGEST_SIDE, Plan
 from local_elasticity.engine.causes import MOSTLY
 from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.progress import ProgressOption
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measured, Measurement
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import is_ours
@@ -25,6 +24,7 @@ from local_elasticity.scale.workers import threads_set
 from local_elasticity.store import provenance
 from local_elasticity.store.blocks import ALONE, At, Block, Grid
 from local_elasticity.store.fingerprint import fingerprint
+from local_elasticity.store.provenance import versions
 from local_elasticity.store.result import as_stored, attrs_as_stored, read
 from local_elasticity.store.resume import fill
 

@@ -123,6 +123,11 @@ class Job:
         return self.source_labels.shape[1]
 
     @property
+    def removes_drift(self) -> bool:
+        """Whether changes are counted from the model after a step with zero gradient, which moves something."""
+        return isinstance(self.update, FromOptimizer) and self.update.drift == "remove" and not self.plain
+
+    @property
     def vectorizes(self) -> bool:
         """Whether vmap can take the rule."""
         return self.update.vectorizes and not (self.bound.hooks or self.bound.alters_gradients)

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from local_elasticity.engine.drift import removes_drift
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
@@ -90,7 +89,7 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     if not bool(told.any()):
         return math.nan
     rows, changes, noise = rows[told], changes[told], noise[told]
-    reads = response.engine == "structured" and not removes_drift(job)
+    reads = response.engine == "structured" and not job.removes_drift
     limits = _by_differences(job, rows, columns) if reads else None
     limits = _by_derivatives(job, rows, columns) if limits is None else limits
     if limits is None:
@@ -201,7 +200,7 @@ def _displacement(job: Job, row: int) -> tuple[Params, Params]:
     _, _, found = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=skips)
     with torch.no_grad():
         moved = job.rule(params, found)
-        if not removes_drift(job):
+        if not job.removes_drift:
             return params, moved
         drift = without_gradient(job.rule)(params, found)
     start = {name: p + drift[name] if name in drift else p for name, p in params.items()}

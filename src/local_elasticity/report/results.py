@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from local_elasticity.engine.versions import versions
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
@@ -19,6 +18,7 @@ from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown,
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
+from local_elasticity.store.provenance import versions
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import read_json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import platform
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import local_elasticity
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
@@ -242,3 +244,16 @@ def in_words(there: Mapping[str, str], here: Mapping[str, str]) -> str:
         f"{name} ({there.get(name)} there, {here.get(name)} here)" if name in readable else name
         for name in different(there, here)
     )
+
+
+def versions() -> dict[str, str]:
+    """The versions that matter to a number.
+
+    >>> sorted(versions())
+    ['local_elasticity', 'python', 'torch']
+    """
+    return {
+        "local_elasticity": local_elasticity.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

@@ -18,10 +18,9 @@ from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
-from local_elasticity.store.provenance import of_probes
+from local_elasticity.store.provenance import of_probes, versions
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
