@@ -56,7 +56,7 @@ class Measured:
 class Measurement:
     """One question: a network, sources, targets, a step, an engine, and the measures to take.
 
-    `targets` is None where they are the sources. `target_labels` are those that the user gave, if any. `engine` is None
+    `targets` is None if they are the sources. `target_labels` are those that the user gave, if any. `engine` is None
     where one is to be chosen; with `refine`, rows that rounding hides are computed again.
     """
 
@@ -167,7 +167,7 @@ class Measurement:
 
     @property
     def pair_of_targets(self) -> tuple[Inputs, Tensor | None] | None:
-        """(inputs, labels or None); None where the targets are the sources."""
+        """(inputs, labels or None); None if the targets are the sources."""
         return None if self.targets is None else (self.targets, self.target_labels)
 
     def classes(

@@ -263,7 +263,7 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
 
 
 def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
-    """Raise a ValueError where two similarities are not of the same examples and the same measure."""
+    """Raise a ValueError if two similarities are not of the same examples and the same measure."""
     one, other = (S.attrs.get("measure") for S in (A, B))
     if one != other:
         raise ValueError(f"A, B: two measures, {one} and {other}, have no common unit; compare the same measure")

@@ -117,7 +117,7 @@ class BlockWork:
         return replace(work, own=tuple(own))
 
     def resumed(self, record: dict[str, Any], side: int) -> BlockWork:
-        """By a plan that was written down; a ValueError where its numbers cannot be."""
+        """By a plan that was written down; a ValueError if its numbers cannot be."""
         plan = Plan.read(record, side)
         return replace(self, measurement=plan.applied(self.measurement), grid=replace(self.grid, side=side), plan=plan)
 

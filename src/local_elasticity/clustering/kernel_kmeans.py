@@ -136,7 +136,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
 
     def distances(self, X: ArrayLike, *, diagonal: ArrayLike) -> Array:
         """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
-        fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
+        fitted ones [m, n] and of each new point with itself [m]; 0 if an indefinite kernel has a negative square.
 
         Args:
             X: the kernel of new points with the fitted ones, [m, n].

@@ -33,7 +33,7 @@ class UnresolvedWarning(UserWarning):
 
 
 def warn_of_unresolved(measure: str, share: float, cause: str | None, *, takes_steps: bool = True) -> None:
-    """Warn where most pairs of a measure have no value."""
+    """Warn if most pairs of a measure have no value."""
     if share > MOSTLY:
         warn(unresolved_in_words(measure, share, cause, takes_steps=takes_steps), UnresolvedWarning)
 
@@ -61,7 +61,7 @@ def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | 
 
 
 def cause_of_rest(response: Response) -> str | None:
-    """Why most sources did not move at all, and what to do; None where they moved."""
+    """Why most sources did not move at all, and what to do; None if they moved."""
     rates = getattr(response.update, "step_sizes", [response.update.step_size])
     if all(rate == 0 for rate in rates):
         return NO_STEP

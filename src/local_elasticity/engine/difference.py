@@ -21,7 +21,7 @@ from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.supported import UnsupportedModelError
 
 Pair = tuple[Tensor, Tensor | None]
-"""h [t, …] and δ [c, t, …], None where nothing differs."""
+"""h [t, …] and δ [c, t, …], None if nothing differs."""
 
 RULES: dict[Any, Callable[..., Any]] = {}
 """Function → rule(*args, **kwargs), which returns a pair, or a `Difference` that it made of others."""
@@ -88,7 +88,7 @@ def rule(*functions: Any) -> Callable[[Written], Written]:
 
 
 class Difference(Tensor):
-    """h [t, …], with `.delta` δ [c, t, …], None where nothing differs. A weight has no axis t, and its `change` may be
+    """h [t, …], with `.delta` δ [c, t, …], None if nothing differs. A weight has no axis t, and its `change` may be
     made of vectors that are multiplied out only where a function asks for all of it."""
 
     _delta: Tensor | None

@@ -42,7 +42,7 @@ def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
 
 
 def _check_reach(job: Job) -> None:
-    """Raise a ValueError where a source reaches other parameters than the first: the optimizer skips those without a
+    """Raise a ValueError if a source reaches other parameters than the first: the optimizer skips those without a
     gradient, so that the drift is not the same for all."""
     missed = job.unreached_by(0)
     for row in range(1, job.n):

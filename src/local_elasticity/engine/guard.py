@@ -126,7 +126,7 @@ def raised_by_a_handler(error: BaseException) -> bool:
 
 
 def _code(handler: Any) -> types.CodeType | None:
-    """What runs when a handler is called; None where it is not Python."""
+    """What runs when a handler is called; None if it is not Python."""
     if not callable(handler):  # the default of most signals
         return None
     if isinstance(handler, partial):

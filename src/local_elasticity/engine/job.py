@@ -188,7 +188,7 @@ class Job:
         return predictions(self.bound, params, inputs, at_once)
 
     def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
-        """Raise a ValueError where the first or last target's prediction among the others is not the one it has
+        """Raise a ValueError if the first or last target's prediction among the others is not the one it has
         alone."""
         if self.m <= COMPANY:
             return
@@ -198,7 +198,7 @@ class Job:
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
-        """The unit of the coarsest numbers that the network rounds to in this precision, 0 where it keeps its digits; a
+        """The unit of the coarsest numbers that the network rounds to in this precision, 0 if it keeps its digits; a
         RuntimeError where it cannot be run in it."""
         replica = self.bound.replica
         replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
@@ -275,7 +275,7 @@ class Runner(ABC):
 
     @abstractmethod
     def shrink(self) -> bool:
-        """Use less memory from now on; False where that is not possible."""
+        """Use less memory from now on; False if that is not possible."""
 
 
 @runtime_checkable

@@ -246,7 +246,7 @@ _deviations: ModelCache[float] = ModelCache()
 
 
 def deviation_from_the_limit(job: Job) -> float:
-    """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 where there
+    """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 if there
     is no float64. Found once for a model."""
     what = job.kind_of_targets, job.batch, *job.bound.sizes
     found = _deviations.get(job.bound, what)

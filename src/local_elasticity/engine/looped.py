@@ -118,7 +118,7 @@ def seconds_of_a_row(job: Job) -> float:
 
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
-    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 where there is no step."""
+    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 if there is no step."""
     before, g, there, step = (
         torch.cat([_sampled(part[name]).reshape(-1) for name in params]) for part in (params, gradient, after, moved)
     )

@@ -59,7 +59,7 @@ class LargeStepWarning(UserWarning):
 
 
 def in_words(nonlinearity: float) -> str | None:
-    """What to say of a large step; None where it is not."""
+    """What to say of a large step; None if it is not."""
     if not nonlinearity > LARGE:
         return None
     return (
@@ -70,7 +70,7 @@ def in_words(nonlinearity: float) -> str | None:
 
 
 def warn_of_large_step(nonlinearity: float) -> None:
-    """Warn where a result is far from the limit of small steps."""
+    """Warn if a result is far from the limit of small steps."""
     words = in_words(nonlinearity)
     if words:
         warn(words, LargeStepWarning)
@@ -123,7 +123,7 @@ def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
 
 
 def resolved_step(job: Job) -> SGD:
-    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 where no step up
+    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 if no step up
     to there deviates by more. Steps are tried in float64 where the network takes that."""
     assert isinstance(job.update, SGD)
     decay = job.update.weight_decay
@@ -208,7 +208,7 @@ def _displacement(job: Job, row: int) -> tuple[Params, Params]:
 
 
 def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor | None:
-    """J(x′)Δ at these parameters, [b, k]; None where torch has no such derivative of the network."""
+    """J(x′)Δ at these parameters, [b, k]; None if torch has no such derivative of the network."""
     for way in (_two_backward_passes, _forward_mode):
         try:
             with sdpa_kernel(SDPBackend.MATH):

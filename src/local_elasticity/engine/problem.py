@@ -195,7 +195,7 @@ class Problem:
         return found
 
     def check(self) -> None:
-        """Raise a ValueError or TypeError where the model cannot be measured as it is now."""
+        """Raise a ValueError or TypeError if the model cannot be measured as it is now."""
         own = self.named_parameters()
         gone = [name for name in self.stepped if name not in own]
         if gone:
@@ -394,7 +394,7 @@ class BoundProblem:
         return self.problem.loss(outputs, labels if self.problem.loss_is_named else labels.clone())
 
     def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss; a ValueError where it reads parameters, whose gradient would not be seen."""
+        """The loss; a ValueError if it reads parameters, whose gradient would not be seen."""
         if self.problem.loss_is_named:
             return self.loss(outputs, labels)
         outside = {place: name for place, name in self.replica.names.items() if name in self.params}

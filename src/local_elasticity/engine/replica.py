@@ -126,7 +126,7 @@ class Replica:
 
     def watch(self, params: Params, inputs: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
         """Run the model on these inputs with gradients on, and what reads its result, and note what they write. Nothing
-        of it is written, so that the result is right only where `effects` is empty. Raises a ValueError where a
+        of it is written, so that the result is right only where `effects` is empty. Raises a ValueError if a
         parameter is read from a place that a step cannot reach.
         """
         tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}

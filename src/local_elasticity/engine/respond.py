@@ -292,7 +292,7 @@ def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
 
 
 def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
-    """Some rows in float64; a RuntimeError or TypeError where the network does not take that."""
+    """Some rows in float64; a RuntimeError or TypeError if the network does not take that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()

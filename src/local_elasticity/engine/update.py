@@ -63,7 +63,7 @@ class Update(Protocol):
 
 
 def check_update(update: Any) -> None:
-    """Raise a TypeError where something else, such as a bare optimizer, was given in place of an update."""
+    """Raise a TypeError if something else, such as a bare optimizer, was given in place of an update."""
     if isinstance(update, torch.optim.Optimizer):
         raise TypeError("update: an optimizer was given; wrap it: le.FromOptimizer(optimizer)")
     if not isinstance(update, Update):

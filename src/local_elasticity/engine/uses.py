@@ -52,7 +52,7 @@ def each_axis(value: Any, axes: int) -> tuple[int, ...]:
 
 
 def padding_of(padding: Any, kernel_size: Any, dilation: Any) -> tuple[int, ...] | None:
-    """Padding by name ("same", "valid") as numbers; None where it differs between the two sides."""
+    """Padding by name ("same", "valid") as numbers; None if it differs between the two sides."""
     axes = len(kernel_size)
     if not isinstance(padding, str):
         return each_axis(padding, axes)
@@ -89,7 +89,7 @@ class Use(ABC):
     """A weight and perhaps a bias that met one input, y = f(weight, a) + bias.
 
     Attributes:
-        weight, bias: names of the stepped parameters; None where there is none or it does not step.
+        weight, bias: names of the stepped parameters; None if there is none or it does not step.
         a: the input; for the affine part of a normalisation the normalised one.
         edge: where the gradient at the output arrives.
         output: the output, detached; None unless it was asked for.

@@ -31,7 +31,7 @@ ADVICE = {
 
 
 def check_name(path: Path, argument: str = "path") -> None:
-    """Raise a ValueError where nothing can have this path: it is too long, or holds a NUL character."""
+    """Raise a ValueError if nothing can have this path: it is too long, or holds a NUL character."""
     try:
         path.lstat()
     except (OSError, ValueError) as error:
@@ -43,7 +43,7 @@ def check_name(path: Path, argument: str = "path") -> None:
 
 
 def check_file(path: Path, argument: str = "path") -> None:
-    """Raise a FileExistsError where `path` exists and is not a regular file; call it before a long computation.
+    """Raise a FileExistsError if `path` exists and is not a regular file; call it before a long computation.
 
     A symlink counts as what it points to. A folder, a device, a FIFO or a socket is refused and left as it is.
     """

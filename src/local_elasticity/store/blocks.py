@@ -67,7 +67,7 @@ class Grid:
         return grid
 
     def check_count(self) -> None:
-        """Raise a ValueError where there are too many blocks to list."""
+        """Raise a ValueError if there are too many blocks to list."""
         if self.count > MOST_BLOCKS:
             raise ValueError(
                 f"block: {self.n:,} × {self.m:,} pairs in blocks of {self.side} are {self.count:.2g} blocks; a store "
@@ -297,7 +297,7 @@ class BlockStore:
 
 
 def _check_names(names: Sequence[str], taken: Sequence[str]) -> None:
-    """Raise a ValueError where a matrix cannot be called by the name of its measure."""
+    """Raise a ValueError if a matrix cannot be called by the name of its measure."""
     for name in names:
         if name in taken or not re.fullmatch(r"[\w<>-][\w<>. -]*", name) or name.startswith("__"):
             raise ValueError(

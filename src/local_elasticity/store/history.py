@@ -163,7 +163,7 @@ class HistoryStore:
             )
 
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
-        """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
+        """Raise a ValueError if the arrays are not those of the measures and classes, before they are read."""
         wanted: dict[str, tuple[int, ...]] = {
             "numbers": (numbers,),
             "sources": (len(OF_SOURCES),),

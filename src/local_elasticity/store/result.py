@@ -132,7 +132,7 @@ def _places(rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
 
 
 def _labels(store: BlockStore) -> dict[str, Any]:
-    """The coordinates; a ValueError where one is not what was written."""
+    """The coordinates; a ValueError if one is not what was written."""
     digests = store.record["labels"]
     try:
         large = (*store.matrices, "block_digest")

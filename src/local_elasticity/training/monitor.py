@@ -237,7 +237,7 @@ class Monitor:
             step: the step that training is at, counted over all epochs.
 
         Returns:
-            True, or False where memory did not suffice.
+            True, or False if memory did not suffice.
 
         Raises:
             Exception: any error of the model or a measure, and those of `step`.
@@ -342,7 +342,7 @@ class Monitor:
         self._seen, self._resumed = int(state["step"]), True
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise a ValueError where a state is damaged, before any of it is taken over."""
+        """Raise a ValueError if a state is damaged, before any of it is taken over."""
         prober = self._runner.prober
         try:
             int(state["step"])

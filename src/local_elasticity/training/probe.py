@@ -143,7 +143,7 @@ class Prober:
         return Found(found, response.engine, errors, response.nonlinearity, causes)
 
     def launched(self) -> Launched | None:
-        """The same on a GPU while the caller continues; None where that was not recorded, or is no longer right."""
+        """The same on a GPU while the caller continues; None if that was not recorded, or is no longer right."""
         return self.replay.launched() if self.replay else None
 
     def found(self) -> Found:

@@ -69,13 +69,13 @@ class ProbeRunner:
         return self.history[-1].step if len(self.history) else -1
 
     def take(self, step: int) -> bool:
-        """Probe now; False where memory did not suffice."""
+        """Probe now; False if memory did not suffice."""
         self.finish()
         taken = self._spared(step, lambda: self._begin(step))
         return taken if self._beside() else taken and self._finished()
 
     def safely(self, step: int, work: Callable[[], bool]) -> bool:
-        """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
+        """Do the work of a probe; False if it fails, which is reported, counted and listed as skipped."""
         try:
             return work()
         except (MonitorWarning, LargeStepWarning, UnresolvedWarning):  # the user has turned these into errors

@@ -305,7 +305,7 @@ def log1p(x: Any) -> Pair:
 
 @rule(torch.sqrt, Tensor.sqrt)
 def sqrt(x: Any) -> Pair:
-    """d / (√h + √(h + d)); 0 where both are 0."""
+    """d / (√h + √(h + d)); 0 if both are 0."""
     h, d = _parts(x)
     base, after = torch.sqrt(h), torch.sqrt(h + d)
     return base, torch.where(d == 0, 0, d / (base + after))

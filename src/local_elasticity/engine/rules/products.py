@@ -175,7 +175,7 @@ def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
 
 
 def _less_the_largest(h: Tensor, d: Tensor, axis: int) -> Tensor:
-    """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 where masked."""
+    """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 if masked."""
     at = h.argmax(axis - 1, keepdim=True)
     return (d - d.gather(axis, at.expand(len(d), *at.shape))).masked_fill_(h <= masked_below(h.dtype), 0)
 
