@@ -28,7 +28,7 @@ CANDIDATES = 8
 """Examples among which those that a layout is found on are chosen."""
 
 COMPARED = 1 << 20
-"""Entries of a weight's gradient that are compared with autograd before a layer counts as supported."""
+"""Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
 
 
 ROUNDING = 8
@@ -37,7 +37,7 @@ ROUNDING = 8
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which parameters of this network the tape supports, and which it does not. Found and checked on examples."""
+    """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
 
     understood: tuple[str, ...]
     unsupported: tuple[str, ...]
@@ -90,7 +90,7 @@ class Coverage:
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
-        tape = replace(tape, moves=False)  # the comparison below detects it
+        tape = replace(tape, moves=False)  # what is compared below shows it
         at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         known = () if tape.ragged else leaves
         understood = [name for name in known if _is_right(name, tape, at_uses, right[name])]
@@ -126,14 +126,13 @@ class Coverage:
         return replace(tape, uses=tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses))
 
     def _places(self, use: Use) -> bool:
-        """Whether a use was seen when the layout was found, and its shape still fits the examples."""
+        """Whether a use was met when the network was read, and has room for its examples."""
         at = self.placements.get(use.meeting)
         return at is not None and at.axis < len(use.shape) and use.shape[at.axis] % use.examples == 0
 
 
 def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage], T]) -> T:
-    """The result of `work` with the layout of this network; repeated with fewer parameters if it meets some of them in
-    pieces."""
+    """What `work` makes with the layout of this network; again with fewer parameters where it meets some in pieces."""
     coverage = Coverage.of(bound, inputs)
     while True:
         try:
@@ -241,7 +240,7 @@ def _is_right(name: str, tape: Tape, at_uses: Sequence[tuple[Use, Tensor]], want
         use, q = (use, q) if rows is None else use.some(q, rows)
         try:
             found = tape.pulled_back(use.only(part).gradients(q))[name][:, 0]
-        except (ValueError, RuntimeError) as error:  # the shapes do not fit: the axis was not the one of the examples
+        except (ValueError, RuntimeError) as error:  # shapes that do not fit, where an axis is not what it seemed
             if not may_be_passed_over(error):
                 raise
             return False

@@ -43,12 +43,12 @@ READERS = {"elementwise": elementwise, "layers": layers, "products": products, "
 
 
 def readable() -> dict[str, list[str]]:
-    """The supported functions, by the module of their rule; linear functions and composed functions are listed
-    separately."""
+    """The functions that can be read, by the module of their rule; those that are linear, and those that are made of
+    others, by themselves."""
     found: dict[str, list[str]] = {kind: [] for kind in (*READERS, "linear", "recurrent")}
     for function, written in RULES.items():
         package, _, kind = written.__module__.rpartition(".")
-        if package == elementwise.__package__:  # not a user's rule
+        if package == elementwise.__package__:  # and not a rule of a user's
             found[kind].append(_name(function))
     found["linear"] = [_name(function) for function in LINEAR]
     found["recurrent"] = [_name(function) for function in COMPOSITES]
@@ -64,21 +64,20 @@ TENSORS_A_PAIR = 16
 layer."""
 
 WRITTEN_OUT = 6
-"""How many copies of a source's full gradient are in memory when a rule other than SGD is applied."""
+"""How many times a source's gradient of all parameters is there, where a rule other than SGD's makes a step of it."""
 
 MEASURED_SHARE = 0.7
-"""The share of the memory that chunks may use, by the measured cost of a row; the rest is for workspaces."""
+"""Of the memory, how much chunks may take by what a row was seen to take; the rest is for workspaces."""
 
 TILE_BYTES = {"cpu": 1 << 27}
-"""The bytes of a tile of pairs on a CPU, whose caches are small; elsewhere half of the memory."""
+"""What a tile of pairs may take where caches are small; elsewhere half of the memory."""
 
 MOST_TARGETS = 64
 """Targets of a tile. Where caches are small it has about as many of them as of sources, since either brings work that
 the others share."""
 
 MOST_OUTPUTS = 256
-"""The number of outputs up to which products by parts are precise enough to separate a change in all of them from
-rounding."""
+"""Outputs up to which products by parts are precise enough to tell a change in all of them from its rounding."""
 
 PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 4, 8, 0.1
 """Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units. Sources and
@@ -89,15 +88,15 @@ PROVED, PROOF_ROUNDING = 1e-9, 1e-13
 where there is nothing finer, by as much more as its rounding is coarser, but not by more than a percent."""
 
 PROVED_AT_ITS_OWN = 1e-6
-"""The share of the row's norm by which they may differ at the requested step size, where a large step is hidden by its
-own rounding: the gradients of a net that is about to diverge are huge."""
+"""By how much of the row's norm they may differ for a step of the asked size, where a large one drowns in its own
+rounding: the gradients of a net that is about to diverge are huge."""
 
 
 @dataclass(frozen=True)
 class Structured:
     """Differences propagated layer by layer, for the steps of any update. Exact.
 
-    Two-layer nets take a fast path (`two_layer.py`). In both cases a few pairs are first compared with `Looped`.
+    Two-layer nets take a shorter way (`two_layer.py`). Whichever it is, a few pairs are compared with `Looped` first.
 
     Args:
         precision: of the products of differences in a float32 network: `"float32"`, or `"split_bf16"`, which a GPU
@@ -173,12 +172,12 @@ class StructuredRunner(Runner):
         return self.fixed_bytes + self.chunk * self.row_bytes
 
     def _fitting(self, memory: int) -> int:
-        """How many sources are computed at a time."""
+        """How many sources a time."""
         return max(1, min(self.job.n, (memory - self.fixed_bytes) // self.row_bytes))
 
     def _measured_bytes(self) -> tuple[int, int]:
-        """The memory of a few sources, as a constant and an amount for each. A pair takes 4 to 17 tensors, depending on
-        the number of patches; a bound that holds for all networks would make chunks too small for a GPU.
+        """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
+        or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
         """
         what = self.job.kind_of_targets, self.at_once, self.job.batch, self.job.bound.dtype
         known = _bytes_taken.get(self.job.bound, what)
@@ -325,8 +324,8 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: fl
 
 
 def _splits(job: Job) -> bool:
-    """Whether products by parts are available: on a GPU with tensor cores for bfloat16, and not while a graph is
-    recorded, since the parts of weights are cached."""
+    """Whether products by parts can be had: on a GPU with tensor cores for bfloat16, and not while it records, since
+    the parts of weights are kept."""
     if job.bound.dtype != torch.float32 or job.bound.device.type != "cuda" or torch.version.hip is not None:
         return False
     has_cores = torch.cuda.get_device_capability(job.bound.device) >= (8, 0)

@@ -36,10 +36,10 @@ from local_elasticity.engine.uses import (
 )
 
 GOLDEN = 0.6180339887498949
-"""A number whose multiples, modulo 1, are evenly spread: the golden ratio minus 1."""
+"""Whose multiples, modulo 1, are far apart."""
 
 DERIVED = "#"
-"""The prefix of names of tensors that are derived from parameters."""
+"""Names of what is derived from parameters begin so."""
 
 
 class ReusedParameterError(RuntimeError):
@@ -72,7 +72,7 @@ class Tape:
     leaves: Params
     derived: dict[str, Derived]
     met: frozenset[str]
-    """All parameters that went into a function, in a use or not."""
+    """Whatever went into a function, in a use or not."""
     unread: frozenset[str]
     """The parameters that went, or something made of them, into a function that is not a use."""
     ragged: bool
@@ -85,8 +85,8 @@ class Tape:
         return as_predictions(self.outputs)
 
     def gradients_at_uses(self, cotangents: Tensor) -> list[Tensor]:
-        """q of every use, [r, …], for r cotangents of the predictions, [b, r, k]. Raises a ReusedParameterError if
-        examples are not where the uses expect them."""
+        """q of every use, [r, …], for r cotangents of the predictions, [b, r, k]. A ReusedParameterError where examples
+        are elsewhere than their uses say."""
         if not self.uses:
             return []
         found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
@@ -118,7 +118,7 @@ class Tape:
             raise ReusedParameterError(frozenset(self.roots(strange)))
 
     def reaches(self, names: Collection[str]) -> set[str]:
-        """The parameters that gradients reach, including those whose gradient is zero."""
+        """Those of the parameters that gradients arrive at, be they zero."""
         leaves = {name: self.leaves[name] for name in names}
         if not leaves or not self.outputs.requires_grad:
             return set()
@@ -163,7 +163,7 @@ def _roots(names: Collection[str], derived: dict[str, Derived]) -> set[str]:
 
 
 class _Recorder(FunctionMode):
-    """Records every function that gets a parameter, or a tensor that was derived from parameters alone."""
+    """Notes every function that a parameter goes into, or something that was derived from parameters alone."""
 
     def __init__(self, params: Params, examples: int, constants: Collection[Meeting], *, keep: bool) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class _Recorder(FunctionMode):
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
         out = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if out and not torch.is_grad_enabled():  # inside an autograd function, whose gradients are not visible here
+        if out and not torch.is_grad_enabled():  # inside of an autograd function, whose gradients nobody sees
             self.met.update(names)
             return result
         made = [leaf for leaf in out if leaf.requires_grad]
@@ -219,7 +219,7 @@ class _Recorder(FunctionMode):
             self.uses.append(replace(use, meeting=meeting))
 
     def _derive(self, made: list[Tensor], names: list[str]) -> None:
-        """Track a tensor that was made of parameters alone as if it were a parameter."""
+        """Follow what was made of parameters alone as if it were one."""
         roots = _roots(names, self.derived)
         self.read.update(names)
         for tensor in made:
@@ -227,7 +227,7 @@ class _Recorder(FunctionMode):
             self.names[id(tensor)], self.derived[name] = name, Derived(tensor, tuple(names), tuple(roots))
 
     def understood(self) -> set[str]:
-        """The parameters that only occur in uses, together with everything that is derived from them."""
+        """What was met in uses alone, and so was all that is derived from it."""
         found = {name for name, times in self.met.items() if times == self.read[name]}
         for name, one in reversed(self.derived.items()):
             if self.met[name] and name not in found:
