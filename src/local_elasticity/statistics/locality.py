@@ -212,26 +212,23 @@ def _resampled(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """The ratio in every resample."""
-    drawn = [_counts(_redrawn(labels, resamples, rng)) for labels in (rows, columns)]
+    drawn = [_stratified(labels, resamples, rng) for labels in (rows, columns)]
     chosen = _pairs(rows, columns, square)
     within, between = (reduced(np.where(pairs, values, np.nan), "median", None, *drawn) for pairs in chosen)
     found: np.ndarray = quotient(between, within)
     return found
 
 
-def _redrawn(labels: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """The examples of resamples that have as many of every class, [r, n], each in a place of its class. Classes come in
-    the order in which they appear, so that their names do not matter."""
-    found = np.empty((resamples, len(labels)), dtype=int)
+def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """How often each example is in a resample that has as many of every class, [r, n]. Classes come in the order in
+    which they appear, so that their names do not matter."""
+    counts = np.zeros((resamples, len(labels)))
     for label in dict.fromkeys(labels.tolist()):
         members = np.flatnonzero(labels == label)
-        found[:, members] = members[rng.integers(len(members), size=(resamples, len(members)))]
-    return found
-
-
-def _counts(drawn: np.ndarray) -> np.ndarray:
-    """How often each example is in a resample, [r, n]."""
-    return np.array([np.bincount(one, minlength=drawn.shape[1]) for one in drawn], dtype=float)
+        chosen = rng.integers(len(members), size=(resamples, len(members)))
+        for i in range(resamples):
+            counts[i, members] = np.bincount(chosen[i], minlength=len(members))
+    return counts
 
 
 @dataclass(frozen=True)
@@ -281,9 +278,11 @@ class _Blocks:
 
     def resampled(self, resamples: int, rng: np.random.Generator) -> np.ndarray:
         """With sources and targets drawn again within their classes."""
-        drawn = (_redrawn(labels, resamples, rng) for labels in (self.rows, self.columns))
-        pairs = zip(*drawn, strict=True)
-        return np.array([self.balanced(self.rows, self.columns, self.logs[np.ix_(i, j)]) for i, j in pairs])
+        found = []
+        for _ in range(resamples):
+            i, j = _redrawn(self.rows, rng), _redrawn(self.columns, rng)
+            found.append(self.balanced(self.rows[i], self.columns[j], self.logs[np.ix_(i, j)]))
+        return np.array(found)
 
     def permuted(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
         """Those that are numbers, with classes permuted; an example keeps one class as a source and as a target."""
@@ -306,3 +305,11 @@ def _drawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         many = min(len(members), max(2, len(members) * MOST_EXAMPLES // len(classes)))
         chosen.append(rng.choice(members, many, replace=False))
     return np.sort(np.concatenate(chosen))
+
+
+def _redrawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    found = np.empty(len(classes), dtype=int)
+    for one in np.unique(classes):
+        members = np.flatnonzero(classes == one)
+        found[members] = rng.choice(members, len(members))
+    return found
