@@ -46,9 +46,9 @@ class Measured:
     engine: str
     notes: tuple[str, ...] = ()
     cause: str | None = None
-    """Why most sources did not move, where they did not."""
+    """Why most sources did not move, if they did not."""
     causes: Mapping[str, str] = field(default_factory=dict)
-    """Why most pairs of a measure are unresolved, where they are and it is known."""
+    """Why most pairs of a measure are unresolved, if so and if the cause is known."""
     nonlinearity: float = float("nan")
 
 
@@ -130,7 +130,7 @@ class Measurement:
         return measurement.with_step_size()
 
     def with_step_size(self) -> Measurement:
-        """With the step that `SGD("auto")` stands for, so that every part and every probe takes the same."""
+        """With the step size that `SGD("auto")` chooses, so that every part and every probe takes the same step."""
         if not (isinstance(self.update, SGD) and self.update.automatic and self.takes_steps):
             return self
         with self.problem.bound() as bound:
@@ -189,7 +189,8 @@ class Measurement:
         return _named(source_labels, class_names), _named(target_labels, class_names)
 
     def part(self, rows: slice, columns: slice) -> Measurement:
-        """Some of the rows and columns, their examples copied, so that they lie in memory as they would anywhere."""
+        """Some of the rows and columns. Their examples are copied, so that their memory layout does not depend on the
+        rest."""
         batch = self.source_batch_size or 1
         sources = _copied(self.sources, slice(rows.start * batch, rows.stop * batch))
         if self.targets is not None:
@@ -290,7 +291,7 @@ class Measurement:
 def causes_of(
     response: Response, measures: tuple[Measure, ...], values: Mapping[str, Tensor | np.ndarray]
 ) -> dict[str, str]:
-    """Why most pairs of a measure are unresolved, by its name, where they are and it is known."""
+    """Why most pairs of a measure are unresolved, by its name, if so and if the cause is known."""
     found: dict[str, str] = {}
     for measure in measures:
         if measure.takes_steps and measure.name in values and unresolved_share(values[measure.name]) > MOSTLY:
@@ -306,7 +307,7 @@ def unresolved_share(values: Tensor | np.ndarray) -> float:
 
 
 def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
-    """An option about steps is an error where no measure takes any."""
+    """An option about steps is an error if no measure takes a step."""
     if given and measures and not any(measure.takes_steps for measure in measures):
         names = " and ".join(measure.name for measure in measures)
         takes = "takes" if len(measures) == 1 else "take"

@@ -47,8 +47,8 @@ def own_values(measure: Measure, scores: Scores, suffix: str = "") -> dict[str, 
 def about(
     measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], found: Measured
 ) -> dict[str, Any]:
-    """How a result was made: the engine and the step where there were any, what was decided on the way, and why sources
-    did not move where they did not."""
+    """How a result was made: the engine and the step if there was one, the notes, and why sources did not move if they
+    did not."""
     update = measurement.update
     step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
     rates = getattr(update, "step_sizes", [])
@@ -91,7 +91,8 @@ def coordinates(shape: Sequence[int], source_labels: Any, target_labels: Any) ->
 
 
 def check_examples(examples: Any, n: int) -> None:
-    """Raise before anything is computed where examples cannot be shown, or there is not one for each of n sources."""
+    """Raise an error before anything is computed if examples cannot be shown, or if there is not one for each of n
+    sources."""
     from local_elasticity.report.examples import as_given, one_for_each
 
     sources, *targets = examples if isinstance(examples, tuple) else (examples,)
@@ -101,8 +102,8 @@ def check_examples(examples: Any, n: int) -> None:
 
 
 def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> Coordinates:
-    """A small copy of each source, and of each target, for reports, and how far apart they are where they are numbers;
-    examples are those of the sources, or both.
+    """A small copy of each source and each target for reports, and their distances if they are numbers. `examples` are
+    those of the sources, or a pair for sources and targets.
     """
     if examples is None:
         return {}

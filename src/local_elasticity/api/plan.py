@@ -50,7 +50,7 @@ class Plan:
 
     @classmethod
     def read(cls, record: dict[str, Any], side: int) -> Plan:
-        """As it was written down for blocks of this side; a ValueError if its numbers cannot be."""
+        """The recorded plan for blocks of this side; a ValueError if its numbers are not valid."""
         if set(record) != {"side", "settled", "memory", "threads", "notes"}:
             raise ValueError(f"it holds {', '.join(map(str, record))}")
         plan = cls(

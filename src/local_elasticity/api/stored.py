@@ -117,7 +117,7 @@ class BlockWork:
         return replace(work, own=tuple(own))
 
     def resumed(self, record: dict[str, Any], side: int) -> BlockWork:
-        """By a plan that was written down; a ValueError if its numbers cannot be."""
+        """With a recorded plan; a ValueError if its numbers are not valid."""
         plan = Plan.read(record, side)
         return replace(self, measurement=plan.applied(self.measurement), grid=replace(self.grid, side=side), plan=plan)
 
@@ -212,7 +212,7 @@ class BlockWork:
 
 
 def _engine(measurement: Measurement) -> str:
-    """The engine that was asked for, as version 0.1 wrote it down where none was."""
+    """The requested engine; if none was requested, the text that version 0.1 recorded."""
     return "Auto(settled=None)" if measurement.engine is None else provenance.of_rule(measurement.engine)
 
 

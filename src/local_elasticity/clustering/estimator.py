@@ -60,8 +60,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             1e-6), and in sequence the warm-up's rate or, if that is less, the largest stable one for single points.
         reading: `"as_defined"`, or `"as_released"`: labels 1 and 0 instead of ±1 with the squared loss, and one random
             start of kernel K-means with seed 0 instead of the best of `n_init`.
-        device: where the network lives.
-        random_state: a seed, a RandomState or None. Equal seeds give equal labels.
+        device: where the network is. random_state: a seed, a RandomState or None. Equal seeds give equal labels.
         verbose: show progress, by a bar on a terminal and by lines on stderr elsewhere; what is quick shows none.
 
     Attributes:

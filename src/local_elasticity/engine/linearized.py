@@ -196,7 +196,7 @@ class LinearizedRunner(Runner):
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
     def _arranged(self, layers: Iterable[Factors]) -> Iterable[Factors]:
-        """Layers as they come, or parameter by parameter, as those that are kept are."""
+        """Layer by layer, or parameter by parameter where the Jacobians are kept."""
         return Factors.of_layers(layers).by_layer() if self.keeps else layers
 
     def _layers_of(self, targets: slice) -> Iterable[Factors]:

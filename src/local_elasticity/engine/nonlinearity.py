@@ -59,7 +59,7 @@ class LargeStepWarning(UserWarning):
 
 
 def in_words(nonlinearity: float) -> str | None:
-    """What to say of a large step; None if it is not."""
+    """The warning about a large step; None if the step is not large."""
     if not nonlinearity > LARGE:
         return None
     return (
