@@ -70,7 +70,7 @@ def monitor_of(net: torch.nn.Module, device: str, engine: str = "auto", **option
         net,
         points(device),
         loss="cross_entropy",
-        measures=("kl", "relative_l1"),
+        measure=("kl", "relative_l1"),
         update=le.SGD(RATE),
         engine=engine,
         **{"every": 1, "budget": None, **options},

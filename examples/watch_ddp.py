@@ -18,7 +18,7 @@ def watched_training() -> le.Monitor:
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=30, sampler=DistributedSampler(data))
 
-    monitor = le.Monitor(parallel, points, loss="cross_entropy", measures=("relative",), every=3, budget=None)
+    monitor = le.Monitor(parallel, points, loss="cross_entropy", measure="relative", every=3, budget=None)
     step = 0
     for epoch in range(4):
         loader.sampler.set_epoch(epoch)

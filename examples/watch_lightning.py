@@ -35,7 +35,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 pl.seed_everything(0, verbose=False)
 x, y = images()
 points = torch.cat([torch.nonzero(y == label).flatten()[:4] for label in range(3)])
-watching = MonitorCallback((x[points], y[points]), loss="cross_entropy", measures=("kl",), every=5, budget=None)
+watching = MonitorCallback((x[points], y[points]), loss="cross_entropy", measure="kl", every=5, budget=None)
 trainer = pl.Trainer(
     max_epochs=2,
     accelerator="cpu",

@@ -11,7 +11,7 @@ net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 
 points = data.take([0, 1, 2], per_class=10, split="test")
-monitor = le.Monitor(net, points, loss="cross_entropy", measures=("kl",), every=10, budget=None)
+monitor = le.Monitor(net, points, loss="cross_entropy", measure="kl", every=10, budget=None)
 for step in range(101):
     monitor.step(step)
     rows = torch.randint(len(x), (64,))

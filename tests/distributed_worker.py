@@ -51,7 +51,7 @@ def train(store, *, budget=None, distract=False, sources=7, schedule=None):
         parallel,
         (x[:sources], y[:sources]),
         loss="cross_entropy",
-        measures=MEASURES,
+        measure=MEASURES,
         update=le.SGD(0.01),
         every=(2 if budget is None else 1) if schedule is None else None,
         schedule=schedule,
@@ -111,7 +111,7 @@ def check_failures(rank):
     x, y = torch.randn(7, 4), torch.arange(7) % 3
     norms = FeatureMeasure(norm, stream_features(net, [(x, y)], layer="1"))
     measures = (mine, "stiffness_cos", norms)
-    monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=measures, schedule=schedule, budget=None)
+    monitor = le.Monitor(net, (x, y), loss="cross_entropy", measure=measures, schedule=schedule, budget=None)
     assert monitor.step(0)
     measure.on = True
     assert monitor.step(1)

@@ -45,7 +45,7 @@ class Classifier(pl.LightningModule):
 
 def callback(**options):
     x, y = examples()
-    options = {"measures": ("kl", "relative"), "update": le.FromOptimizer, "every": 2, "budget": None, **options}
+    options = {"measure": ("kl", "relative"), "update": le.FromOptimizer, "every": 2, "budget": None, **options}
     return MonitorCallback((x[:6], y[:6]), loss="cross_entropy", engine="looped", **options)
 
 

@@ -197,7 +197,7 @@ def test_targets_without_labels_get_predicted_ones_too():
 
 @pytest.mark.parametrize("call", [le.similarity, le.respond, le.Monitor])
 def test_labels_that_are_none(call):
-    with pytest.raises(ValueError, match='labels: expected "given" or "predicted"'):
+    with pytest.raises(ValueError, match="labels: expected one of given, predicted, got"):
         call(classifier(), x, loss="cross_entropy", labels="guessed")
     with pytest.raises(ValueError, match="sources: they have labels already"):
         call(classifier(), (x, y), loss="cross_entropy", labels="predicted")

@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -120,7 +121,7 @@ def test_two_models_are_two_similarities(measure):
         assert np.allclose(S.values, expected.values, equal_nan=True)
     problems = [le.Problem.of(net, "cross_entropy") for net in (young, old)]
     again = le.compare(*problems, **options)
-    assert again.frame().equals(found.frame())
+    pd.testing.assert_frame_equal(again.frame(), found.frame())
 
 
 def test_one_step_for_both_models():
@@ -149,7 +150,7 @@ def test_histories_are_compared_at_their_last_probes(tmp_path):
             net,
             (x, y),
             loss="cross_entropy",
-            measures=("relative", "kl"),
+            measure=("relative", "kl"),
             every=1,
             budget=None,
             store=tmp_path / f"{seed}.zarr",

@@ -57,7 +57,7 @@ def test_a_history_is_read_and_gone_on_with(tmp_path):
     state = torch.load(FILES / "checkpoint.pt", weights_only=True)
     net = network()
     net.load_state_dict(state["net"])
-    options = {"measures": ("kl", "stiffness_cos"), "every": 1, "budget": None, "engine": "looped"}
+    options = {"measure": ("kl", "stiffness_cos"), "every": 1, "budget": None, "engine": "looped"}
     monitor = le.Monitor(net, SOURCES, loss="cross_entropy", store=path, **options)
     monitor.load_state_dict(state["monitor"])
     assert monitor.step(3)

@@ -259,7 +259,7 @@ def test_a_monitor_shows_alignment_along_training(form):
         le.Problem.of(net, loss),
         (x, classes),
         source_labels=classes,
-        measures=(getattr(em, form),),
+        measure=(getattr(em, form),),
         every=1,
         budget=None,
     )

@@ -49,7 +49,7 @@ def train(net, steps=4, monitor=None, start=0):
 
 
 def monitored(net, **options):
-    options = {"measures": ("kl", *all_measures(net)), "every": 1, "budget": None, **options}
+    options = {"measure": ("kl", *all_measures(net)), "every": 1, "budget": None, **options}
     return le.Monitor(net, (x[:6], y[:6]), loss="cross_entropy", **options)
 
 
@@ -114,13 +114,13 @@ def test_on_disk_and_resumed(tmp_path):
     opened = History.open(tmp_path / "run.zarr")
     assert [dict(probe.numbers) for probe in opened] == whole
     with pytest.raises(ValueError, match="other numbers"):
-        le.Monitor(again, (x[:6], y[:6]), loss="cross_entropy", measures=("kl",), every=1, store=tmp_path / "run.zarr")
+        le.Monitor(again, (x[:6], y[:6]), loss="cross_entropy", measure=("kl",), every=1, store=tmp_path / "run.zarr")
 
 
 def test_features_alone_take_no_step():
     net = network()
     recall = em.FeatureMeasure("recall_at_1", em.stream_features(net, [unseen]))
-    monitor = monitored(net, measures=recall)
+    monitor = monitored(net, measure=recall)
     train(net, monitor=monitor)
     assert monitor.history[0].engine == "features"
     assert set(monitor.frame().measure) == {"recall_at_1"}
@@ -129,10 +129,10 @@ def test_features_alone_take_no_step():
 
 def test_a_run_that_diverges_goes_on():
     net = network()
-    monitor = monitored(net, measures=all_measures(net))
+    monitor = monitored(net, measure=all_measures(net))
     with torch.no_grad():
         net[0].weight.fill_(math.nan)
-    with pytest.warns(le.training.MonitorWarning, match="measures: recall_at_1, .* failed at step 0 .ValueError"):
+    with pytest.warns(le.training.MonitorWarning, match="measure: recall_at_1, .* failed at step 0 .ValueError"):
         assert monitor.step(0)
     assert monitor.step(1)
     assert all(math.isnan(value) for value in monitor.history[0].numbers.values())
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said_before_training():
     net = network()
     stream = em.stream_features(net, [unseen])
     with pytest.raises(ValueError, match="FeatureMeasure"):
-        monitored(net, measures=("recall_at_1",))
+        monitored(net, measure=("recall_at_1",))
     with pytest.raises(ValueError, match="recall_at_1"):
         em.FeatureMeasure("recal", stream)
     with pytest.raises(TypeError, match="FeatureStream"):
@@ -150,11 +150,11 @@ def test_what_is_wrong_is_said_before_training():
     with pytest.raises(ValueError, match="train"):
         em.FeatureMeasure("train_unseen_similarity", stream)
     with pytest.raises(ValueError, match="two are called"):
-        monitored(net, measures=[em.FeatureMeasure("nmi", stream), em.FeatureMeasure("nmi", stream)])
+        monitored(net, measure=[em.FeatureMeasure("nmi", stream), em.FeatureMeasure("nmi", stream)])
     one_class = em.stream_features(net, [(unseen[0], torch.zeros(20))])
     with pytest.raises(ValueError, match="class"):
-        monitored(net, measures=em.FeatureMeasure("nmi", one_class))
+        monitored(net, measure=em.FeatureMeasure("nmi", one_class))
     torch.manual_seed(0)
     shuffled = DataLoader(TensorDataset(*unseen), batch_size=20, shuffle=True)
     with pytest.raises(ValueError, match="shuffle=False"):
-        monitored(net, measures=em.FeatureMeasure("elasticity", em.stream_features(net, shuffled)))
+        monitored(net, measure=em.FeatureMeasure("elasticity", em.stream_features(net, shuffled)))

@@ -150,7 +150,7 @@ def test_a_monitor_sees_the_same(measures):
     net, x, y = net_and_examples()
     histories = []
     for problem, sources in zip(both(net), ((x, y), (x.cuda(), y.cuda())), strict=True):
-        monitor = le.Monitor(problem, sources, measures=measures, every=1, budget=None)
+        monitor = le.Monitor(problem, sources, measure=measures, every=1, budget=None)
         monitor.step(0)
         histories.append(monitor.history[0].similarity)
     here, there = histories
@@ -174,7 +174,7 @@ def conv_net(last=None):
 
 
 def watched(net, images, labels, **options):
-    options = {"loss": "cross_entropy", "measures": ("kl", "relative_l1"), "every": 1, "budget": None, **options}
+    options = {"loss": "cross_entropy", "measure": ("kl", "relative_l1"), "every": 1, "budget": None, **options}
     return le.Monitor(net, (images, labels), engine="structured", **options)
 
 

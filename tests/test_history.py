@@ -22,7 +22,7 @@ from local_elasticity.emergence import FeatureMeasure, stream_features
 from local_elasticity.training.history import History
 
 x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
-OPTIONS = {"loss": "cross_entropy", "measures": ("kl", "relative"), "every": 10, "budget": None}
+OPTIONS = {"loss": "cross_entropy", "measure": ("kl", "relative"), "every": 10, "budget": None}
 
 
 class Run:
@@ -106,7 +106,7 @@ def test_histories_are_not_mixed_up(tmp_path):
     run = Run(store=tmp_path / "history.zarr")
     run.train(0, 30)
     with pytest.raises(ValueError, match="other measures"):
-        Run(store=tmp_path / "history.zarr", measures=("kl",))
+        Run(store=tmp_path / "history.zarr", measure=("kl",))
     with pytest.raises(ValueError, match="other source classes"):
         Run(store=tmp_path / "history.zarr", source_labels=list("abcabc"))
     with pytest.raises(ValueError, match="call load_state_dict or resume"):
@@ -125,8 +125,8 @@ def test_a_state_of_another_monitor_is_refused():
     run.train(0, 15)
     state = run.monitor.state_dict()
     for options, words in (
-        ({"measures": ("kl",)}, r"state: it is of a monitor with other measures \(expected 1, got 2\)"),
-        ({"measures": ("relative", "kl")}, "other measures .expected 'relative', got 'kl'"),
+        ({"measure": ("kl",)}, r"state: it is of a monitor with other measures \(expected 1, got 2\)"),
+        ({"measure": ("relative", "kl")}, "other measures .expected 'relative', got 'kl'"),
         ({"source_labels": list("abcabc")}, "other source classes .expected 'a', got 0.; make this one with the same"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -169,7 +169,7 @@ FOREVER = """
 import sys, torch, local_elasticity as le
 torch.manual_seed(0)
 net, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
-options = {"loss": "cross_entropy", "measures": ("kl", "relative"), "every": 1, "budget": None}
+options = {"loss": "cross_entropy", "measure": ("kl", "relative"), "every": 1, "budget": None}
 monitor = le.Monitor(net, (x, y), store=sys.argv[1], **options)
 for step in range(10**9):
     monitor.step(step)
@@ -338,11 +338,11 @@ OTHERS = {
     "labels": lambda by: lambda net: {"sources": (x, y.roll(by)), "source_labels": y},
     "targets": lambda by: lambda net: {"targets": by * x[:3]},
     "targets with labels": lambda by: lambda net: {"targets": (x[:3], y[:3] * (by - 1)), "target_labels": list("aab")},
-    "measure relative": lambda by: lambda net: {"measures": (scaled(by),)},
-    "measure kl": lambda by: lambda net: {"measures": ("kl" if by == 1 else le.Measure("kl", "mine", scaled(1)),)},
-    "measure mine": lambda by: lambda net: {"measures": (normalized(by),)},
-    "measure spread": lambda by: lambda net: {"measures": ("kl", of_features(net, by))},
-    "measure named": lambda by: lambda net: {"measures": (named(net, ("", "nmi", "recall_at_1")[by]),)},
+    "measure relative": lambda by: lambda net: {"measure": (scaled(by),)},
+    "measure kl": lambda by: lambda net: {"measure": ("kl" if by == 1 else le.Measure("kl", "mine", scaled(1)),)},
+    "measure mine": lambda by: lambda net: {"measure": (normalized(by),)},
+    "measure spread": lambda by: lambda net: {"measure": ("kl", of_features(net, by))},
+    "measure named": lambda by: lambda net: {"measure": (named(net, ("", "nmi", "recall_at_1")[by]),)},
     "update by its numbers": lambda by: lambda net: {"update": le.SGD(by)},
     "update of the user's": lambda by: lambda net: {"update": Own(by)},
     "update by the optimizer": lambda by: live(SGD if by == 1 else torch.optim.AdamW, lr=0.1),
@@ -353,7 +353,7 @@ OTHERS = {
         lambda net: {"update": le.FromOptimizer(SGD(net.parameters(), 0.1, 0.9), drift=["keep", "remove"][by - 1])}
     ),
     "response": lambda by: lambda net: {"approximate": by == 2},
-    "loss": lambda by: lambda net: {"loss": smoothed(by), "measures": ("relative",)},
+    "loss": lambda by: lambda net: {"loss": smoothed(by), "measure": ("relative",)},
     "output": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", output=lambda out: out / by)},
     "mode": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", mode=["eval", "train"][by - 1])},
 }
@@ -428,7 +428,7 @@ def test_what_changes_along_a_run_does_not_count(stored, tmp_path):
             net, optimizer, loss, around = restored
         cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9, cycle_momentum=False)
         penalised = lambda outputs, labels: loss(outputs, labels) + around.loss(outputs, labels)
-        options = {"measures": ("relative",), "every": 1, "budget": None, "store": path}
+        options = {"measure": ("relative",), "every": 1, "budget": None, "store": path}
         monitor = le.Monitor(net, (x, y), loss=penalised, update=le.FromOptimizer(optimizer), **options)
         return net, optimizer, loss, around, cycle, monitor
 
@@ -511,7 +511,7 @@ def test_the_same_run_goes_on_whatever_its_functions_refer_to(stored, tmp_path):
         run, net = Surrounding(), nn.Linear(4, 3)
         run.epoch = first
         options = {"every": 1, "budget": None, "store": path, "update": le.SGD(1e-3)}
-        monitor = le.Monitor(net, (x, y), loss=run.loss, measures=(of_a_run(run),), source_labels=y, **options)
+        monitor = le.Monitor(net, (x, y), loss=run.loss, measure=(of_a_run(run),), source_labels=y, **options)
         if state is not None:
             monitor.load_state_dict(state)
         for step in (first, first + 1):

@@ -10,8 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import local_elasticity as le
 from local_elasticity.clustering import autoencoder_features, kmeans, pca_kmeans, pretrained_features
-from local_elasticity.clustering.hartigan import move_singly
-from local_elasticity.clustering.partition import Partitions
+from local_elasticity.clustering.partition import Partitions, move_singly
 from tests.oracles import partition
 from tests.tolerances import SAME_IN_FLOAT64
 

@@ -60,7 +60,7 @@ def train(optimizer, *, watch=False, amp=False, compiled=False, accumulate=1, st
         measures = ("relative", "kl", "stiffness_cos", "activation")
         step = le.FromOptimizer(rule) if update == "live" else le.SGD(1e-2)
         problem = le.Problem.of(called, "cross_entropy")
-        monitor = le.Monitor(problem, SOURCES, measures=measures, update=step, every=1, budget=None)
+        monitor = le.Monitor(problem, SOURCES, measure=measures, update=step, every=1, budget=None)
     torch.manual_seed(7)
     losses = []
     for step in range(steps):
@@ -154,7 +154,7 @@ def test_the_frame_says_what_similarity_says():
     problem = le.Problem.of(net, "cross_entropy")
     targets = x[6:15], y[6:15]
     monitor = le.Monitor(
-        problem, SOURCES, targets=targets, target_labels=y[6:15], measures=("kl", "stiffness_cos"), every=5, budget=None
+        problem, SOURCES, targets=targets, target_labels=y[6:15], measure=("kl", "stiffness_cos"), every=5, budget=None
     )
     for step in range(7):
         monitor.step(step)
@@ -178,7 +178,7 @@ def test_measures_may_be_functions_and_regression_has_one_class():
         return le.relative(response, change=lambda before, d: d.abs().amax(-1))
 
     net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-    monitor = le.Monitor(net, (torch.randn(5, 2), torch.randn(5)), loss="mse", measures=[largest, "kernel"], every=1)
+    monitor = le.Monitor(net, (torch.randn(5, 2), torch.randn(5)), loss="mse", measure=[largest, "kernel"], every=1)
     monitor.step(0)
     frame = monitor.frame()
     assert frame.measure.tolist() == ["largest", "kernel"]
@@ -203,7 +203,7 @@ def test_targets_with_the_sources_labels_are_other_examples():
 def test_it_can_be_drawn(tmp_path):
     from local_elasticity.report.figures import save_figure
 
-    monitor = le.Monitor(network(), SOURCES, loss="cross_entropy", measures=("relative", "kl"), every=1, budget=None)
+    monitor = le.Monitor(network(), SOURCES, loss="cross_entropy", measure=("relative", "kl"), every=1, budget=None)
     with pytest.raises(ValueError, match="nothing to draw yet"):
         monitor.plot()
     for step in range(3):
@@ -293,7 +293,7 @@ class Narrow(nn.Sequential):
 def test_no_measure_takes_more_memory_than_it_was_given(measure):
     net = Narrow(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     sources = torch.randn(6, 3), torch.randn(6)
-    monitor = le.Monitor(net, sources, loss="mse", measures=(measure,), every=1, budget=None, memory=1)
+    monitor = le.Monitor(net, sources, loss="mse", measure=(measure,), every=1, budget=None, memory=1)
     monitor.step(0)
     assert net.most <= 3  # one at a time, once the layers are understood from three
     le.similarity(le.Problem.of(net, "mse"), sources, measure=measure, memory=1)
@@ -316,7 +316,7 @@ class Broken:
 def test_loggers_get_numbers_and_cannot_stop_training(caplog):
     recorder = Recorder()
     monitor = le.Monitor(
-        network(), SOURCES, loss="cross_entropy", measures=("kl",), every=1, budget=None, loggers=[Broken(), recorder]
+        network(), SOURCES, loss="cross_entropy", measure=("kl",), every=1, budget=None, loggers=[Broken(), recorder]
     )
     with pytest.warns(le.training.MonitorWarning, match="Broken failed at step 0 .ConnectionError: the server is gone"):
         monitor.step(0)
@@ -361,22 +361,22 @@ def other_model():
         ({"budget": None}, "every, schedule: give one of them where budget is None"),
         ({"budget": -0.1}, "budget: expected a positive share"),
         ({"loss": None}, "loss: a bare model needs one"),
-        ({"measures": ()}, "measure: expected at least one"),
-        ({"measures": ("elastic",)}, "measure: expected one of .*, got 'elastic'"),
-        ({"measures": ("elasticity",)}, "measures: 'elasticity' is a measure of features; say of which"),
-        ({"measures": (3,)}, "measure: expected a name, a le.Measure or a function"),
+        ({"measure": ()}, "measure: expected at least one"),
+        ({"measure": ("elastic",)}, "measure: expected one of .*, got 'elastic'"),
+        ({"measure": ("elasticity",)}, "measure: 'elasticity' is a measure of features; say of which"),
+        ({"measure": (3,)}, "measure: expected a name, a le.Measure or a function"),
         ({"source_labels": [1, 2]}, "source_labels: 2 labels do not fit 6"),
         ({"engine": "quick"}, "engine: 'quick'"),
         ({"loggers": [3]}, "loggers: int has none of"),
         ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),
         ({"update": 0.1}, "update: "),
-        ({"measures": "kl", "loss": lambda *pair: nn.functional.cross_entropy(*pair)}, "kl needs a distribution"),
-        ({"measures": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
-        ({"measures": "normalized_kernel", "targets": x[6:9]}, "normalized_kernel needs the targets to be the sources"),
-        ({"measures": lambda response: le.relative(response)[:, 0]}, r"measure: <lambda> gives \(6,\), not a tensor"),
-        ({"measures": lambda response: 3.0}, "measure: <lambda> gives float"),
-        ({"measures": "activation", "update": le.SGD(1e-3)}, "update: activation takes no step"),
-        ({"measures": "stiffness_cos", "targets": x[6:9]}, "targets: this measure reads their labels"),
+        ({"measure": "kl", "loss": lambda *pair: nn.functional.cross_entropy(*pair)}, "kl needs a distribution"),
+        ({"measure": "kernel", "update": le.Adam(1e-3)}, "kernel: the update is Adam"),
+        ({"measure": "normalized_kernel", "targets": x[6:9]}, "normalized_kernel needs the targets to be the sources"),
+        ({"measure": lambda response: le.relative(response)[:, 0]}, r"measure: <lambda> gives \(6,\), not a tensor"),
+        ({"measure": lambda response: 3.0}, "measure: <lambda> gives float"),
+        ({"measure": "activation", "update": le.SGD(1e-3)}, "update: activation takes no step"),
+        ({"measure": "stiffness_cos", "targets": x[6:9]}, "targets: this measure reads their labels"),
     ],
 )
 def test_mistakes_are_told_before_training(options, words):
@@ -402,11 +402,11 @@ def test_a_rehearsal_changes_nothing_and_shows_a_measure_the_whole_size():
         seen.append(tuple(response.target_change.shape))
         return le.relative(response)
 
-    le.Monitor(net, SOURCES, targets=x[6:11], loss="cross_entropy", measures=[shape], every=1)
+    le.Monitor(net, SOURCES, targets=x[6:11], loss="cross_entropy", measure=[shape], every=1)
     assert seen == [(6, 5, 3)]
     assert (fingerprint(net), surroundings()) == before
     with pytest.raises(ValueError, match="model: no ReLU was met"):
-        le.Monitor(nn.Linear(2, 1), (torch.eye(2), torch.ones(2)), loss="mse", measures="activation")
+        le.Monitor(nn.Linear(2, 1), (torch.eye(2), torch.ones(2)), loss="mse", measure="activation")
 
 
 def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
@@ -421,7 +421,7 @@ def test_a_schedule_that_never_fires_is_told_of_at_the_end(caplog):
 
 def test_targets_that_are_the_sources_are_known_as_such():
     """Given twice or left out, an example's similarity to itself counts for nothing."""
-    options = {"loss": "cross_entropy", "measures": ("kl",), "every": 1, "budget": None}
+    options = {"loss": "cross_entropy", "measure": ("kl",), "every": 1, "budget": None}
     once, twice = (le.Monitor(network(), SOURCES, targets=targets, **options) for targets in (None, SOURCES[0]))
     for monitor in (once, twice):
         monitor.step(0)
@@ -431,7 +431,7 @@ def test_targets_that_are_the_sources_are_known_as_such():
 
 
 def small_monitor(**options):
-    options = {"loss": "cross_entropy", "measures": ("kl",), "every": 1, "budget": None, **options}
+    options = {"loss": "cross_entropy", "measure": ("kl",), "every": 1, "budget": None, **options}
     torch.manual_seed(0)
     return le.Monitor(nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2), **options)
 
@@ -543,3 +543,11 @@ def test_one_large_class_does_not_flatten_the_others(largest, scale):
         history.append(Probe(step, {"kl": S}, 0.1, "looped"))
     panels = [axes for part in history.plot().subfigs for axes in part.axes]
     assert {axes.get_yscale() for axes in panels} == {scale}
+
+
+def test_the_old_name_of_measure_is_read_with_a_warning():
+    options = {"loss": "cross_entropy", "every": 1, "budget": None}
+    with pytest.warns(DeprecationWarning, match="measures: le.Monitor calls it measure, as le.similarity does"):
+        monitor = le.Monitor(network(), SOURCES, measures=("kl", "relative"), **options)
+    assert monitor.history.measures == ("kl", "relative")
+    assert le.Monitor(network(), SOURCES, measure="kl", **options).history.measures == ("kl",)

@@ -208,7 +208,7 @@ class Moody(nn.Module):
 
 def test_a_forward_that_fails_costs_probes_and_not_the_run():
     mood = Moody()
-    run = Run(nn.Sequential(*network(), mood), measures=("relative", "stiffness_cos"))
+    run = Run(nn.Sequential(*network(), mood), measure=("relative", "stiffness_cos"))
     run.train()
     mood.fails = True
     with one_warning("the probe at step 1 failed .*the forward failed"):
@@ -247,7 +247,7 @@ def test_the_warning_is_about_the_users_line():
 
 
 def test_predictions_that_are_nan_are_written_down_as_such():
-    run = Run(measures=("relative", "kl"))
+    run = Run(measure=("relative", "kl"))
     run.train()
     with torch.no_grad():
         run.net[0].weight.fill_(float("nan"))
@@ -289,7 +289,7 @@ def test_examples_move_with_the_model(start, end):
     place = {"targets": tuple(part.to(start) for part in targets), "target_labels": y[:5]}
     measures = ("relative", "stiffness_cos")
     sources = x.double().to(start), y.to(start)
-    monitor = le.Monitor(net.to(start), sources, measures=measures, **place, **OPTIONS)
+    monitor = le.Monitor(net.to(start), sources, measure=measures, **place, **OPTIONS)
     for step, device in enumerate((start, end, start)):
         net.to(device)
         assert monitor.step(step)
@@ -452,10 +452,10 @@ def test_one_measure_that_fails_leaves_the_others():
         return le.relative(response)
 
     seen = []
-    run = Run(measures=(mine, "kl", "stiffness_cos"), loggers=[lambda values, step: seen.append(values)])
+    run = Run(measure=(mine, "kl", "stiffness_cos"), loggers=[lambda values, step: seen.append(values)])
     run.train()
     fails.append(True)
-    with one_warning("measures: mine failed at step 1 .ZeroDivisionError: mine is broken"):
+    with one_warning("measure: mine failed at step 1 .ZeroDivisionError: mine is broken"):
         assert run.train(4)
     assert run.monitor.stopped is None
     assert np.isnan(run.monitor.history[4].similarity["mine"]).all()
@@ -473,7 +473,7 @@ def test_a_measure_of_another_shape_is_left_out(tmp_path):
     def mine(response):
         return le.relative(response)[: rows[0]]
 
-    run = Run(measures=(mine, "kl"), store=tmp_path / "history.zarr")
+    run = Run(measure=(mine, "kl"), store=tmp_path / "history.zarr")
     run.train()
     rows[0] = 3
     with one_warning(r"mine: expected a tensor of shape \(12, 12\).*got shape \(3, 12\)"):
@@ -486,10 +486,10 @@ def test_features_that_cannot_be_had_are_nan():
     """Of a layer that the model lost; the similarities go on."""
     net = network()
     recall = FeatureMeasure("recall_at_1", stream_features(net, [(x, y)], layer="1"))
-    run = Run(net, measures=("kl", recall))
+    run = Run(net, measure=("kl", recall))
     run.train()
     net[1] = nn.ReLU()
-    with one_warning("measures: recall_at_1 failed at step 1 .ValueError: layer: "):
+    with one_warning("measure: recall_at_1 failed at step 1 .ValueError: layer: "):
         assert run.train(4)
     assert np.isnan(run.monitor.history[4].numbers["recall_at_1"])
     assert np.isfinite(run.monitor.history[4].similarity["kl"]).all()
@@ -522,7 +522,7 @@ def test_interrupts_pass_through(error):
             raise error
         return le.relative(response)
 
-    run.monitor = le.Monitor(run.net, (x, y), measures=(interrupted,), **OPTIONS)
+    run.monitor = le.Monitor(run.net, (x, y), measure=(interrupted,), **OPTIONS)
     run.train()
     with pytest.raises(error):
         run.train()

@@ -81,7 +81,7 @@ def test_nothing_is_concluded_from_fewer_than_four_probes(probes, concludes, cap
 
 def test_a_monitor_says_what_it_does():
     net = classifier()
-    monitor = le.Monitor(net, points(), loss="cross_entropy", measures=("kl", "relative"), every=2, budget=None)
+    monitor = le.Monitor(net, points(), loss="cross_entropy", measure=("kl", "relative"), every=2, budget=None)
     train(net, monitor, 3)
     assert repr(monitor) == (
         "<Monitor: kl, relative; 12 sources × 12 targets; SGD(step_size=0.001, weight_decay=0.0); Every(n=2); "
@@ -121,7 +121,7 @@ def timed(net, sources, clock, budget, **options):
 
 def test_the_probes_of_a_run_are_spread_over_it():
     net, clock = classifier(), Clock()
-    monitor = timed(net, points(30), clock, 0.1, measures=(clock.measure(0.1),), total_steps=300)
+    monitor = timed(net, points(30), clock, 0.1, measure=(clock.measure(0.1),), total_steps=300)
     train(net, monitor, 300, pause=lambda: clock.pass_(1))
     steps = monitor.history.steps
     assert steps[0] == 0
@@ -136,7 +136,7 @@ def test_the_probes_of_a_run_are_spread_over_it():
 def test_sources_are_left_out_so_that_eight_probes_fit(others, caplog, tmp_path):
     net, (x, y), clock = classifier(), points(30), Clock()
     options = {"targets": points(9) if others else None, "store": tmp_path / "run.zarr"}
-    options |= {"measures": (clock.measure(0.3),), "every": 1, "total_steps": 300}
+    options |= {"measure": (clock.measure(0.3),), "every": 1, "total_steps": 300}
     monitor = timed(net, (x, y), clock, 0.1, **options)
     train(net, monitor, 300, pause=lambda: clock.pass_(1))
     history = le.training.History.open(tmp_path / "run.zarr")
@@ -165,12 +165,12 @@ def test_sources_are_left_out_so_that_eight_probes_fit(others, caplog, tmp_path)
 
 def test_a_budget_that_is_too_small_is_told_of(caplog):
     net, clock = classifier(), Clock()
-    monitor = timed(net, points(12), clock, 0.01, measures=(clock.measure(1.0),), total_steps=40)
+    monitor = timed(net, points(12), clock, 0.01, measure=(clock.measure(1.0),), total_steps=40)
     train(net, monitor, 40, pause=lambda: clock.pass_(1))
     assert len(monitor.history) == 1
     assert "1 probe fit into 1 % of the time of 40 steps, fewer than 8; one takes 12 s" in caplog.text
     caplog.clear()
-    unplanned = timed(net, points(12), clock, 0.01, measures=(clock.measure(1.0),))
+    unplanned = timed(net, points(12), clock, 0.01, measure=(clock.measure(1.0),))
     train(net, unplanned, 20, pause=lambda: clock.pass_(1))
     unplanned.close()
     unplanned.close()
@@ -216,7 +216,7 @@ def test_sources_come_back_where_only_the_first_probe_was_slow():
         taken.append(len(response.source_change))
         return (slow if len(taken) < 3 else quick)(response)  # the first is a rehearsal
 
-    monitor = timed(net, points(24), clock, 0.1, measures=(relative,), total_steps=600)
+    monitor = timed(net, points(24), clock, 0.1, measure=(relative,), total_steps=600)
     train(net, monitor, 600, pause=lambda: clock.pass_(1))
     counts = [probe.facts["sources_measured"] for probe in monitor.history]
     assert counts[0] == 24

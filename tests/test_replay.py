@@ -93,7 +93,7 @@ def examples(n=6):
 
 
 def watch(net, sources, **options):
-    options = {"measures": ("kl", "relative"), "engine": "structured", "every": 1, "budget": None, **options}
+    options = {"measure": ("kl", "relative"), "engine": "structured", "every": 1, "budget": None, **options}
     return le.Monitor(net, sources, loss=options.pop("loss", "cross_entropy"), update=le.SGD(0.01), **options)
 
 
@@ -163,7 +163,7 @@ def learned():
 def test_rows_that_rounding_hides_are_nan_or_computed_again(played, monkeypatch):
     """`structured` says NaN; `auto` measures them in float64, at the weights of the step that it was launched at."""
     monkeypatch.setattr(replay.Replay, "beats_the_loop", lambda self: True)
-    options = {"loss": "half_mse", "measures": ("relative",)}
+    options = {"loss": "half_mse", "measure": ("relative",)}
     net, sources = learned()
     one, other = (watch(net, sources, engine=engine, **options) for engine in ("structured", "auto"))
     truth = watch(net, sources, engine="looped", **options)
@@ -319,10 +319,10 @@ def test_a_program_that_ends_beside_a_probe_does_not_lose_it(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"measures": (le.relative,)},
-        {"measures": ("relative", "activation")},
+        {"measure": (le.relative,)},
+        {"measure": ("relative", "activation")},
         {"engine": "looped"},
-        {"loss": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels), "measures": ("relative",)},
+        {"loss": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels), "measure": ("relative",)},
         {"memory": 20_000},
     ],
     ids=["a function", "no response", "another engine", "a loss of the user's", "chunks"],

@@ -475,7 +475,7 @@ def test_responses_and_estimates_show_themselves(problem):
 
 def test_a_monitor_shows_itself(problem, tmp_path):
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
-    monitor = le.Monitor(problem, (x, y), measures=("kl", "relative_l1"), every=1, budget=None)
+    monitor = le.Monitor(problem, (x, y), measure=("kl", "relative_l1"), every=1, budget=None)
     assert "no probe yet" in monitor._repr_html_()
     for step in range(3):
         monitor.step(step)
@@ -490,7 +490,7 @@ def test_a_monitor_shows_itself(problem, tmp_path):
 
 def test_a_stored_history_and_a_similarity_stand_side_by_side(problem, S, tmp_path):
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 3
-    monitor = le.Monitor(problem, (x, y), measures=("kl",), every=1, budget=None, store=tmp_path / "history.zarr")
+    monitor = le.Monitor(problem, (x, y), measure=("kl",), every=1, budget=None, store=tmp_path / "history.zarr")
     monitor.step(0)
     S.le.save(tmp_path / "run.zarr")
     runs = payload_of(written([tmp_path / "history.zarr", tmp_path / "run.zarr"], tmp_path))["runs"]

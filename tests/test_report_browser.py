@@ -41,7 +41,7 @@ def digits():
         (shown, place(kinds)),
         loss="cross_entropy",
         source_labels=kinds,
-        measures=("kl", "relative_l1"),
+        measure=("kl", "relative_l1"),
         every=20,
         budget=None,
     )

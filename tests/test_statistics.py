@@ -76,7 +76,7 @@ def test_the_same_history_has_the_same_digits_everywhere():
         net,
         (x, y),
         loss="cross_entropy",
-        measures=("kl", "relative"),
+        measure=("kl", "relative"),
         every=1,
         budget=None,
         loggers=[lambda values, step: logged.append(values)],

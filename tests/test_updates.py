@@ -193,3 +193,18 @@ def _same(a, b):
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_same, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: le.SGD(lr=0.1), r"lr: le.SGD calls it step_size; write le.SGD\(step_size=0.1\)"),
+        (lambda: le.SGD(0.1, momentum=0.9), r"momentum: .* wrap it: le.FromOptimizer\(torch.optim.SGD\(model"),
+        (lambda: le.Adam(1e-3, betas=(0.9, 0.99)), "betas: le.Adam takes step_size, eps, weight_decay"),
+        (lambda: le.SGD(), r"step_size: expected le.SGD\(step_size, weight_decay\)"),
+        (lambda: le.Adam(1e-3, 1e-8, 0.0, 1), "step_size: expected le.Adam"),
+    ],
+)
+def test_options_of_torch_are_answered_with_ours(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()

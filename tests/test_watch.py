@@ -31,7 +31,7 @@ def trained(folder):
     points = le.data.load("digits").take(range(10), 2, split="test")
     net = make()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    monitor = le.Monitor(net, points, loss="cross_entropy", measures=("kl",), every=10, budget=None)
+    monitor = le.Monitor(net, points, loss="cross_entropy", measure=("kl",), every=10, budget=None)
     for step in range(21):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()

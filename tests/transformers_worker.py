@@ -54,7 +54,7 @@ def fit(folder, *, watch=True, resume=False, slow=False, store=None, steps=16, n
     watched = MonitorCallback(
         (examples.x[:6], examples.y[:6]),
         problem=lambda model: le.Problem.of(model, "cross_entropy", output=lambda out: out["logits"]),
-        measures=("kl", "relative"),
+        measure=("kl", "relative"),
         update=le.FromOptimizer,
         every=2,
         budget=None,

@@ -155,7 +155,7 @@ def _watch(console: Console) -> tuple[le.Monitor, Tensor]:
         net,
         (shown, labels),
         loss="cross_entropy",
-        measures=("kl", "relative_l1"),
+        measure=("kl", "relative_l1"),
         schedule=WATCHED_AT,
         budget=None,
         update=le.SGD(STEP_SIZE),

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job
-from local_elasticity.engine.predicted import labelled_sources, labelled_targets
+from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.respond import resolve_engine, response_of
@@ -46,9 +46,9 @@ class Measured:
     engine: str
     notes: tuple[str, ...] = ()
     cause: str | None = None
-    """Why most sources did not move, where they did not."""
+    """Why most sources did not move, if they did not."""
     causes: Mapping[str, str] = field(default_factory=dict)
-    """Why most pairs of a measure are unresolved, where they are and it is known."""
+    """Why most pairs of a measure are unresolved, if so and if the cause is known."""
     nonlinearity: float = float("nan")
 
 
@@ -56,7 +56,7 @@ class Measured:
 class Measurement:
     """One question: a network, sources, targets, a step, an engine, and the measures to take.
 
-    `targets` is None where they are the sources. `target_labels` are those that the user gave, if any. `engine` is None
+    `targets` is None if they are the sources. `target_labels` are those that the user gave, if any. `engine` is None
     where one is to be chosen; with `refine`, rows that rounding hides are computed again.
     """
 
@@ -88,7 +88,8 @@ class Measurement:
         labels: str = "given",
     ) -> Measurement:
         """Read and check what a user hands in; errors name the argument and say what to do."""
-        sources, targets = labelled_sources(problem, sources, labels), labelled_targets(problem, targets, labels)
+        if labels != "given":
+            sources, targets = with_predicted_labels(problem, sources, targets, labels)
         check_sources(sources)
         check_update(update)
         chosen = resolve_engine(engine, approximate)
@@ -129,7 +130,7 @@ class Measurement:
         return measurement.with_step_size()
 
     def with_step_size(self) -> Measurement:
-        """With the step that `SGD("auto")` stands for, so that every part and every probe takes the same."""
+        """With the step size that `SGD("auto")` chooses, so that every part and every probe takes the same step."""
         if not (isinstance(self.update, SGD) and self.update.automatic and self.takes_steps):
             return self
         with self.problem.bound() as bound:
@@ -166,7 +167,7 @@ class Measurement:
 
     @property
     def pair_of_targets(self) -> tuple[Inputs, Tensor | None] | None:
-        """(inputs, labels or None); None where the targets are the sources."""
+        """(inputs, labels or None); None if the targets are the sources."""
         return None if self.targets is None else (self.targets, self.target_labels)
 
     def classes(
@@ -188,7 +189,8 @@ class Measurement:
         return _named(source_labels, class_names), _named(target_labels, class_names)
 
     def part(self, rows: slice, columns: slice) -> Measurement:
-        """Some of the rows and columns, their examples copied, so that they lie in memory as they would anywhere."""
+        """Some of the rows and columns. Their examples are copied, so that their memory layout does not depend on the
+        rest."""
         batch = self.source_batch_size or 1
         sources = _copied(self.sources, slice(rows.start * batch, rows.stop * batch))
         if self.targets is not None:
@@ -289,7 +291,7 @@ class Measurement:
 def causes_of(
     response: Response, measures: tuple[Measure, ...], values: Mapping[str, Tensor | np.ndarray]
 ) -> dict[str, str]:
-    """Why most pairs of a measure are unresolved, by its name, where they are and it is known."""
+    """Why most pairs of a measure are unresolved, by its name, if so and if the cause is known."""
     found: dict[str, str] = {}
     for measure in measures:
         if measure.takes_steps and measure.name in values and unresolved_share(values[measure.name]) > MOSTLY:
@@ -305,7 +307,7 @@ def unresolved_share(values: Tensor | np.ndarray) -> float:
 
 
 def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
-    """An option about steps is an error where no measure takes any."""
+    """An option about steps is an error if no measure takes a step."""
     if given and measures and not any(measure.takes_steps for measure in measures):
         names = " and ".join(measure.name for measure in measures)
         takes = "takes" if len(measures) == 1 else "take"

@@ -126,8 +126,8 @@ def _helpers_and_harmers(frame: pd.DataFrame, top: int) -> pd.DataFrame:
 
 @xr.register_dataset_accessor("le")
 class SimilaritiesAccessor:
-    """What similarities of several measures can do together: `S.le.classes()`, `S.le.locality()`; each of them has all
-    of `S["relative"].le`."""
+    """What similarities of several measures can do together: `S.le.classes()`, `.locality()`, `.save()`; each of them
+    has all of `S["relative"].le`."""
 
     def __init__(self, several: xr.Dataset) -> None:
         self._several = several
@@ -147,3 +147,7 @@ class SimilaritiesAccessor:
 
         rows = [{"measure": name, **vars(locality(S, **options))} for name, S in self._several.data_vars.items()]
         return pd.DataFrame(rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write all of them to one zarr store; `le.load(path)` reads it back."""
+        return save(self._several, path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xarray as xr
 from torch import nn
 
+from local_elasticity.api.printed import Printed
 from local_elasticity.api.similarity import similarity
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
@@ -30,8 +30,8 @@ TOLD = 3
 """Pairs of classes, or of examples, that the text names."""
 
 
-@dataclass(frozen=True)
-class Compared:
+@dataclass(frozen=True, repr=False)
+class Compared(Printed):
     """Two similarities of the same examples, pair by pair; build one with `le.compare`.
 
     Attributes:
@@ -140,13 +140,6 @@ class Compared:
             from local_elasticity.report.figures import comparison_figure
 
         return comparison_figure(self.before, self.after, self.difference, columns)
-
-    def __repr__(self) -> str:
-        return "\n".join(self._sentences())
-
-    def _repr_html_(self) -> str:
-        head, *rest = self._sentences()
-        return f"<b>{escape(head)}</b>" + "".join(f"<br>{escape(line)}" for line in rest)
 
     def _sentences(self) -> list[str]:
         n, m = self.after.shape
@@ -270,7 +263,7 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
 
 
 def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
-    """Raise a ValueError where two similarities are not of the same examples and the same measure."""
+    """Raise a ValueError if two similarities are not of the same examples and the same measure."""
     one, other = (S.attrs.get("measure") for S in (A, B))
     if one != other:
         raise ValueError(f"A, B: two measures, {one} and {other}, have no common unit; compare the same measure")

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.api.printed import Printed
 from local_elasticity.checks import check_count, check_positive
 from local_elasticity.engine.fine_tune import AT_ONCE, FineTune, batches, carries_moments, is_linear
 from local_elasticity.engine.guard import untouched
@@ -188,8 +188,8 @@ def _calibration(risk: np.ndarray, forecast: np.ndarray, lost: np.ndarray) -> pd
     return pd.DataFrame(table, columns=["examples", "risk", "forecast_lost", "lost"])
 
 
-@dataclass(frozen=True, eq=False)
-class Forecast:
+@dataclass(frozen=True, eq=False, repr=False)
+class Forecast(Printed):
     """What a fine-tune on new examples will do to old ones; build one with `le.forecast`.
 
     Attributes:
@@ -300,13 +300,6 @@ class Forecast:
             from local_elasticity.report.figures import forecast_figure
 
         return forecast_figure(self.old.margin_before, self.old.margin_after, self.old.right, columns)
-
-    def __repr__(self) -> str:
-        return "\n".join(self._sentences())
-
-    def _repr_html_(self) -> str:
-        head, *rest = self._sentences()
-        return f"<b>{escape(head)}</b>" + "".join(f"<br>{escape(line)}" for line in rest)
 
     def _sentences(self) -> list[str]:
         old, new = self.old, self.new

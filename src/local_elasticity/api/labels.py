@@ -13,18 +13,19 @@ import xarray as xr
 from torch import Tensor
 
 from local_elasticity.engine.problem import Problem
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measured, Measurement, unresolved_share
 from local_elasticity.measures.measure import Measure, Scores
+from local_elasticity.store.provenance import versions
 
 Coordinates = dict[str, Any]
 
 
 def labelled(
-    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, suffix: str = ""
+    measure: Measure, scores: Scores, coords: Coordinates, attrs: dict[str, Any], *, several: bool = False
 ) -> xr.DataArray:
-    """The scores of a measure with their coordinates; a suffix tells the own values of several measures apart."""
-    own = {f"{name}{suffix}": ("source", values) for name, values in own_values(measure, scores).items()}
+    """The scores of a measure with their coordinates."""
+    found_own = own_values(measure, scores, own_suffix(measure, several))
+    own = {name: ("source", values) for name, values in found_own.items()}
     values = as_array(scores.values)
     found = xr.DataArray(values, coords={**coords, **own}, dims=("source", "target"), name="similarity")
     about_it = {"measure": measure.name, "words": measure.words, "reading": "as_defined"}
@@ -32,17 +33,22 @@ def labelled(
     return found
 
 
-def own_values(measure: Measure, scores: Scores) -> dict[str, np.ndarray]:
+def own_suffix(measure: Measure, several: bool) -> str:
+    """What tells the own values of several measures apart."""
+    return f"_{measure.name}" if several else ""
+
+
+def own_values(measure: Measure, scores: Scores, suffix: str = "") -> dict[str, np.ndarray]:
     """The sources' own values and the least that are resolved, by the names that results give them."""
     found = {measure.own_name: scores.own, "source_floor": scores.floor}
-    return {name: as_array(values) for name, values in found.items() if values is not None}
+    return {f"{name}{suffix}": as_array(values) for name, values in found.items() if values is not None}
 
 
 def about(
     measurement: Measurement, measure: Measure, engine: str, notes: Sequence[str], found: Measured
 ) -> dict[str, Any]:
-    """How a result was made: the engine and the step where there were any, what was decided on the way, and why sources
-    did not move where they did not."""
+    """How a result was made: the engine and the step if there was one, the notes, and why sources did not move if they
+    did not."""
     update = measurement.update
     step: dict[str, Any] = {"engine": engine, "update": repr(update), "step_size": update.step_size}
     rates = getattr(update, "step_sizes", [])
@@ -85,7 +91,8 @@ def coordinates(shape: Sequence[int], source_labels: Any, target_labels: Any) ->
 
 
 def check_examples(examples: Any, n: int) -> None:
-    """Raise before anything is computed where examples cannot be shown, or there is not one for each of n sources."""
+    """Raise an error before anything is computed if examples cannot be shown, or if there is not one for each of n
+    sources."""
     from local_elasticity.report.examples import as_given, one_for_each
 
     sources, *targets = examples if isinstance(examples, tuple) else (examples,)
@@ -95,8 +102,8 @@ def check_examples(examples: Any, n: int) -> None:
 
 
 def example_coordinates(examples: Any, shape: Sequence[int], square: bool) -> Coordinates:
-    """A small copy of each source, and of each target, for reports, and how far apart they are where they are numbers;
-    examples are those of the sources, or both.
+    """A small copy of each source and each target for reports, and their distances if they are numbers. `examples` are
+    those of the sources, or a pair for sources and targets.
     """
     if examples is None:
         return {}

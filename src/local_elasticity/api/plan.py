@@ -1,4 +1,4 @@
-"""The plan: decisions that a stored similarity is computed by, made once and written down with it."""
+"""The plan: decisions about how a stored similarity is computed, made once and recorded with it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan:
 
     @classmethod
     def read(cls, record: dict[str, Any], side: int) -> Plan:
-        """As it was written down for blocks of this side; a ValueError where its numbers cannot be."""
+        """The recorded plan for blocks of this side; a ValueError if its numbers are not valid."""
         if set(record) != {"side", "settled", "memory", "threads", "notes"}:
             raise ValueError(f"it holds {', '.join(map(str, record))}")
         plan = cls(
@@ -69,7 +69,7 @@ class Plan:
         return {**record, "notes": list(self.notes)}
 
     def applied(self, measurement: Measurement) -> Measurement:
-        """The measurement, done by this plan."""
+        """The measurement with the engine and memory of this plan."""
         return replace(measurement, engine=self.engine or measurement.engine, memory=self.memory)
 
     def _chosen(self, measurement: Measurement, side: int | None) -> Plan:
@@ -102,7 +102,7 @@ def _engine(record: dict[str, Any] | None) -> Engine | None:
 
 
 def _seconds_a_pair(job: Job, runner: Runner) -> float:
-    """From a few rows, the second time that they are computed."""
+    """Seconds per pair from a few rows, timed at the second run."""
     rows = min(job.n, runner.chunk, 8)
     float(runner.rows(0, rows).target_change.sum())  # a number, so that a GPU has finished
     began = time.perf_counter()

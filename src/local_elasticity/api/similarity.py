@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,8 +97,9 @@ def similarity(
             targets where the loss is cross-entropy.
         class_names: what results call the classes: a list by label, or a dict from label to name.
         store: a path where the result is computed block by block, into one labelled zarr store, so that it may be
-            larger than memory. The same call resumes after an interruption, to the same bytes; a store of another
-            model, other data or other settings is refused. `le.load(path)` reads it back.
+            larger than memory. Several measures share one response for each block. The same call resumes after an
+            interruption, to the same bytes; a store of another model, other data or other settings is refused.
+            `le.load(path)` reads it back.
         block: rows and columns of a block; by default as many as are done in half a minute, at most 2048.
         examples: what reports show of each source: images, texts or vectors, one for each; (of the sources, of the
             targets) where the targets are others. A small copy travels with the result, and the Euclidean distances
@@ -146,11 +148,8 @@ def similarity(
     if store is not None:
         from local_elasticity.api.stored import similarity_in_store
 
-        if several:
-            raise ValueError("store: one measure for each store; call le.similarity once for each of them")
-        stored = similarity_in_store(Path(store), measurement, coords, side=block, progress=progress)
-        warn_of_large_step(float(stored.attrs.get("nonlinearity", "nan")))
-        _warn_of_unresolved(stored, measures[0])
+        stored = similarity_in_store(Path(store), measurement, coords, several=several, side=block, progress=progress)
+        _warn(stored, measures)
         return stored
     if block is not None:
         raise ValueError("block: only a store is written in blocks; give store= as well, or leave block out")
@@ -159,16 +158,21 @@ def similarity(
     for one in measures:
         attrs = about(measurement, one, found.engine, found.notes, found)
         attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
-        suffix = f"_{one.name}" if several else ""
-        named[one.name] = labelled(one, found.scores[one.name], coords, attrs, suffix=suffix)
-    warn_of_large_step(found.nonlinearity)
-    for one in measures:
-        _warn_of_unresolved(named[one.name], one)
-    return xr.Dataset(named) if several else named[measures[0].name]
+        named[one.name] = labelled(one, found.scores[one.name], coords, attrs, several=several)
+    S = xr.Dataset(named) if several else named[measures[0].name]
+    _warn(S, measures)
+    return S
 
 
-def _warn_of_unresolved(S: xr.DataArray, measure: Measure) -> None:
-    warn_of_unresolved(measure.name, S.attrs["unresolved"], S.attrs.get("cause"), takes_steps=measure.takes_steps)
+def _warn(S: xr.DataArray | xr.Dataset, measures: Sequence[Measure]) -> None:
+    """Warn of a step that is large, and of pairs without a value."""
+    found = [S if isinstance(S, xr.DataArray) else S[measure.name] for measure in measures]
+    warn_of_large_step(
+        next((float(one.attrs["nonlinearity"]) for one in found if "nonlinearity" in one.attrs), math.nan)
+    )
+    for one, measure in zip(found, measures, strict=True):
+        share, cause = one.attrs["unresolved"], one.attrs.get("cause")
+        warn_of_unresolved(measure.name, share, cause, takes_steps=measure.takes_steps)
 
 
 def as_similarity(
@@ -223,7 +227,7 @@ def as_similarity(
     return result if clusters is None else result.le.with_clusters(clusters)
 
 
-def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray:
+def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray | xr.Dataset:
     """Read a similarity that `le.similarity(..., store=path)` or `S.le.save(path)` wrote.
 
     Args:
@@ -232,7 +236,7 @@ def load(path: str | Path, *, lazy: bool | None = None) -> xr.DataArray:
             quarter of the free memory.
 
     Returns:
-        A DataArray [source, target] with the accessor `.le`.
+        A DataArray [source, target] with the accessor `.le`; where several measures were stored, a Dataset of those.
 
     Raises:
         FileNotFoundError, ValueError: if there is no similarity at this path, or it is unfinished or damaged.

@@ -42,7 +42,7 @@ def watch(
         net,
         (x.to(device), y.to(device)),
         loss=loss,
-        measures=tuple(name.strip() for name in measure.split(",")),
+        measure=tuple(name.strip() for name in measure.split(",")),
         update=SGD(step_size),
         store=out / "history.zarr",
     )

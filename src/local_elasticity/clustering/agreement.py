@@ -57,7 +57,7 @@ def agreement(labels: ArrayLike, truth: ArrayLike) -> dict[str, float]:
 
 
 def _table(labels: ArrayLike, truth: ArrayLike) -> np.ndarray:
-    """How many points of each class [rows] lie in each cluster [columns]."""
+    """How many points of each class [rows] are in each cluster [columns]."""
     clusters, classes = np.asarray(column_or_1d(labels)), np.asarray(column_or_1d(truth))
     check_consistent_length(clusters, classes)
     if not len(clusters):

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from local_elasticity.checks import check_choice, check_count, check_device, check_positive
 from local_elasticity.clustering.approximate import COMPONENTS
-from local_elasticity.clustering.auxiliary import auxiliary_points
 from local_elasticity.clustering.fitted import ByFeatures, BySimilarity, Clusters
 from local_elasticity.clustering.kernel_kmeans import KernelKMeans
 from local_elasticity.clustering.networks import Factory, build_network, check_outputs
+from local_elasticity.clustering.points import AsTheyAre, Scaling, auxiliary_points
 from local_elasticity.clustering.probe import SimilarityProbe
-from local_elasticity.clustering.scaling import AsTheyAre, Scaling
 from local_elasticity.clustering.warm_up import Training, WarmUpHistory, learn, stable_rate
 
 Array = np.ndarray
@@ -61,8 +60,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             1e-6), and in sequence the warm-up's rate or, if that is less, the largest stable one for single points.
         reading: `"as_defined"`, or `"as_released"`: labels 1 and 0 instead of ±1 with the squared loss, and one random
             start of kernel K-means with seed 0 instead of the best of `n_init`.
-        device: where the network lives.
-        random_state: a seed, a RandomState or None. Equal seeds give equal labels.
+        device: where the network is. random_state: a seed, a RandomState or None. Equal seeds give equal labels.
         verbose: show progress, by a bar on a terminal and by lines on stderr elsewhere; what is quick shows none.
 
     Attributes:

@@ -11,8 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from local_elasticity.checks import check_choice, check_count
-from local_elasticity.clustering.hartigan import move_singly
-from local_elasticity.clustering.partition import Partitions
+from local_elasticity.clustering.partition import Partitions, move_singly
 
 Array = np.ndarray
 SYMMETRIC = 1e-4
@@ -137,7 +136,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
 
     def distances(self, X: ArrayLike, *, diagonal: ArrayLike) -> Array:
         """Distances to the clusters' centres in feature space, [m, n_clusters], from the kernel of new points with the
-        fitted ones [m, n] and of each new point with itself [m]; 0 where an indefinite kernel has a negative square.
+        fitted ones [m, n] and of each new point with itself [m]; 0 if an indefinite kernel has a negative square.
 
         Args:
             X: the kernel of new points with the fitted ones, [m, n].

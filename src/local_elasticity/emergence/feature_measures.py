@@ -29,7 +29,7 @@ class FeatureMeasure:
     """A measure of the features of some examples, asked again and again while their network trains.
 
     The examples need not be the monitor's: classes never trained on are what this is for. Streams that several
-    measures share are gone through once a probe.
+    measures share are read once per probe.
 
     Args:
         measure: a name of `OF_FEATURES`, or a function (features [n, p], labels [n]) → number; or `"elasticity"`, how
@@ -44,7 +44,7 @@ class FeatureMeasure:
     >>> net, x, y = torch.nn.Linear(4, 3), torch.randn(12, 4), torch.arange(12) % 3
     >>> unseen = stream_features(net, [(torch.randn(10, 4), torch.arange(10) % 2)])
     >>> moved, recall = FeatureMeasure("elasticity", unseen), FeatureMeasure("recall_at_1", unseen)
-    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=("kl", recall, moved), every=1, budget=None)
+    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measure=("kl", recall, moved), every=1, budget=None)
     >>> monitor.step(0), monitor.history[0].numbers["elasticity"]
     (True, 0.0)
     """

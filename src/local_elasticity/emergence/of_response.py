@@ -31,7 +31,7 @@ def centred_cosine(response: Response) -> Float[Tensor, "n m"]:
     ...     (torch.randn(6, 3), torch.randn(6, 5)),
     ...     loss="mse",
     ...     source_labels=torch.arange(6) % 2,
-    ...     measures=(centred_cosine, cosine),
+    ...     measure=(centred_cosine, cosine),
     ...     every=10,
     ...     budget=None,
     ... )

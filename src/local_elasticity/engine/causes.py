@@ -10,7 +10,7 @@ from local_elasticity.engine.response import Response
 from local_elasticity.warn import warn
 
 MOSTLY = 0.5
-"""The share of sources that must rest for one reason before that is called the cause."""
+"""The share of sources that must not move for one reason before that reason is called the cause."""
 
 NO_STEP = (
     "the learning rate of the optimizer is 0, so that no step is taken; measure after the warm-up has begun, or pass "
@@ -33,7 +33,7 @@ class UnresolvedWarning(UserWarning):
 
 
 def warn_of_unresolved(measure: str, share: float, cause: str | None, *, takes_steps: bool = True) -> None:
-    """Warn where most pairs of a measure have no value."""
+    """Warn if most pairs of a measure have no value."""
     if share > MOSTLY:
         warn(unresolved_in_words(measure, share, cause, takes_steps=takes_steps), UnresolvedWarning)
 
@@ -45,7 +45,7 @@ def unresolved_in_words(measure: str, share: float, cause: str | None, *, takes_
 
 
 def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | None:
-    """Why most pairs of a measure are unresolved, where it is known: the sources rest, or their probabilities do."""
+    """Why most pairs of a measure are unresolved, where it is known: the sources or their probabilities do not move."""
     found = cause_of_rest(response)
     if found or not of_probabilities or response.kind not in ("logits", "binary_logits"):
         return found
@@ -61,7 +61,7 @@ def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | 
 
 
 def cause_of_rest(response: Response) -> str | None:
-    """Why most sources did not move at all, and what to do; None where they moved."""
+    """Why most sources did not move at all, and what to do; None if they moved."""
     rates = getattr(response.update, "step_sizes", [response.update.step_size])
     if all(rate == 0 for rate in rates):
         return NO_STEP

@@ -54,7 +54,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """The change of a weight: the sum of what all its meetings contribute, less the share `decay` of the weight."""
+    """The change of a weight: the sum of the contributions of all its uses, minus the share `decay` of the weight."""
 
     parts: tuple[LowRank | TokenRows, ...]
     decay: float

@@ -28,37 +28,38 @@ from local_elasticity.engine.vmapped import Vmapped, VmappedRunner, check_vmap
 logger = logging.getLogger("local_elasticity")
 
 WORTHWHILE = 0.9
-"""An engine is taken over another where it needs less than this share of its time."""
+"""An engine replaces another if it needs less than this share of its time."""
 
 SECONDS_WORTH_A_RACE = 0.2
 SECONDS_WORTH_AN_IMPORT = 10.0
-"""Looped work that is left, from which on other engines are tried; the first use of torch.func takes a second."""
+"""Seconds of looped work left above which other engines are tried; the first use of torch.func takes a second."""
 
 FAR_SLOWER = 2
-"""An engine whose first row takes so many times what the best one's do is not even checked."""
+"""An engine whose first row takes this many times as long as a row of the best engine is not checked further."""
 
 CACHE_SIZED = 128
-"""Targets in a pass of `Looped` that is tried beside all at once: a CPU is often faster while its cache suffices."""
+"""Targets in one pass of `Looped`, tried as an alternative to all at once: a CPU is often faster while the data fits
+into its cache."""
 
 TRIAL_SHARE = {"cpu": 1 / 128, "cuda": 1 / 8, "mps": 1 / 8}
-"""Of the rows, how many the first chunk of `Vmapped` has: a CPU is soon full, a GPU is not."""
+"""How many of the rows the first chunk of `Vmapped` has: small chunks already occupy a CPU, but not a GPU."""
 
 GROWTH = 4
 """Chunks of `Vmapped` grow by this factor for as long as that is worthwhile."""
 
 UNSUPPORTED = (UnsupportedModelError, RuntimeError, TypeError, AssertionError)
-"""What an engine raises that cannot take a model, if it is neither a lack of memory nor an interrupt."""
+"""Errors that mean that an engine does not support a model, unless they come from a lack of memory or an interrupt."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine, why it was chosen, and what a row takes it; infinite where that was not measured."""
+    """An engine, why it was chosen, and its seconds per row; infinite if they were not measured."""
 
     engine: Engine
     reason: str
     seconds: float = float("inf")
     runner: Runner | None = field(default=None, compare=False)
-    """One that was made for the job while it was looked at."""
+    """The runner that was made for the job during the choice."""
 
 
 _choices: ModelCache[Choice] = ModelCache()
@@ -66,7 +67,7 @@ _choices: ModelCache[Choice] = ModelCache()
 
 @dataclass
 class Trial:
-    """An engine with a runner for this job, and what a row took it."""
+    """An engine with a runner for this job, and its seconds per row."""
 
     engine: Engine
     runner: Runner
@@ -85,7 +86,7 @@ class Race:
     """Chooses an engine for a job while it fills the first rows of a table."""
 
     def __init__(self, job: Job, advance: Callable[[int], None] = lambda count: None, *, keep: bool = True) -> None:
-        """`advance` is told how many rows are done. Without `keep`, they are timed and forgotten."""
+        """`advance` is called with the number of finished rows. Without `keep`, rows are timed and discarded."""
         self.job, self.advance = job, advance
         self.notes: list[str] = []
         self.best = self._trial(Looped())
@@ -166,7 +167,7 @@ class Race:
             trial.chunk = runner.chunk
 
     def _far_slower(self, runner: Runner) -> bool:
-        """Whether one row takes it so long that checking it would be in vain."""
+        """Whether one row takes so long that the engine cannot win, so that it need not be checked."""
         began = self._now()
         runner.rows(0, 1)
         seconds = self._now() - began
@@ -227,7 +228,7 @@ class Race:
 
 
 def choose(job: Job) -> Choice:
-    """The engine for a job, known or found by a race whose rows are forgotten."""
+    """The engine for a job: cached, or found by a race whose rows are discarded."""
     notes: list[str] = []
     found = known(job, notes)
     if found is not None:
@@ -238,8 +239,8 @@ def choose(job: Job) -> Choice:
 
 
 def known(job: Job, notes: list[str]) -> Choice | None:
-    """The engine that won before on this model, or that is known to be the fastest for such a network. `notes` gets the
-    reason why a shorter way cannot be taken."""
+    """The engine that won before on this model, or that is known to be the fastest for such a network. If a fast path
+    cannot be taken, the reason is added to `notes`."""
     choice = _choices.get(job.bound, _key(job))
     if choice is not None:
         return Choice(choice.engine, f"{choice.reason}, as chosen before", choice.seconds)
@@ -256,8 +257,8 @@ def known(job: Job, notes: list[str]) -> Choice | None:
 
 
 def short(job: Job) -> Engine | None:
-    """`Structured` for a job that will come again but is too short to race for, where it can read the network: it is
-    faster on small networks, and one engine gives the same bits at every moment. None for any other.
+    """`Structured` for a job that will be repeated but is too short for a race, if it supports the network: it is
+    faster on small networks, and a fixed engine gives the same bits every time. None for any other job.
     """
     if seconds_of_a_row(job) * job.n >= SECONDS_WORTH_A_RACE:
         return None

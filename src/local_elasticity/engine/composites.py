@@ -1,7 +1,7 @@
-"""Functions that are made of others: what the rules and the tape have to know is what they are made of.
+"""Functions that are composed of others: the rules and the tape only need to know the parts.
 
-Most of torch.nn.functional is Python code, which is entered. Recurrent networks are one call to torch; they are
-written out here.
+Most of torch.nn.functional is Python code, which is traced. A recurrent network is one call into torch; it is written
+out here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PYTHON = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 @cache
 def inside(func: Any) -> Callable[..., Any] | None:
-    """The body of a function that is made of others, which calls them as if nobody had asked to handle the whole; None
-    where it is made of nothing that is known."""
+    """The body of a composed function, which calls its parts without dispatching the whole function again; None if its
+    parts are not known."""
     if func in COMPOSITES:
         return COMPOSITES[func]
     if not isinstance(func, types.FunctionType) or func.__module__ not in _PYTHON:
         return None
     if not any(name.startswith("has_torch_function") for name in func.__code__.co_names):
-        return None  # another one asks in its place, and would hand it back for ever
+        return None  # a wrapper would dispatch the same function again, without end
     return _entered(func)
 
 
@@ -181,7 +181,7 @@ def _plain_cell(activation: Callable[[Any], Any]) -> Callable[..., list[Any]]:
 
 
 def _can_be_written_out(weights: Any, options: tuple[Any, ...]) -> bool:
-    """Not so a packed sequence, whose weights come later, nor dropout between layers, nor projected states."""
+    """Packed sequences, dropout between layers and projected states are not supported."""
     if not isinstance(weights, (list, tuple)) or len(options) < 6:
         return False
     biases, layers, dropout, train, both = options[:5]

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 MOST_PARTS = 200
-"""Objects with more parts than this are shared, not copied: a trainer that a module refers to is a whole program."""
+"""Objects with more parts than this are shared, not copied. A module may refer to a trainer, which is a whole program.
+"""
 
 _ATOMS: frozenset[type] = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, range, torch.dtype, torch.device, torch.Size}
@@ -87,7 +88,7 @@ class StructuralCopy:
         if kind in _ATOMS:
             return value
         if id(value) not in self._copies:
-            self._copies[id(value)] = value  # where a copy refers to itself before it is made
+            self._copies[id(value)] = value  # the copy refers to itself before it is complete
             self._copies[id(value)] = self._copy(value, kind)
         return self._copies[id(value)]
 
@@ -187,7 +188,8 @@ class StructuralCopy:
         return made
 
     def _callable(self, value: Any) -> Any:
-        """Bound to the copies of what it is bound to; itself where it is bound to nothing of the model's."""
+        """The function bound to copies of its bound objects; the function itself if it is bound to no part of the
+        model."""
         if isinstance(value, types.MethodType):
             owner = self._bound(value.__self__)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
@@ -201,7 +203,7 @@ class StructuralCopy:
         return self._function(value)
 
     def _bound(self, value: Any) -> Any:
-        """The copy of what a function is bound to, unless it is large, as a whole dataset is."""
+        """A copy of what a function is bound to; large objects, such as a dataset, are shared."""
         return self.of(value) if isinstance(value, nn.Module) or _parts_of(value) <= MOST_PARTS else value
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
@@ -219,7 +221,7 @@ class StructuralCopy:
         return made
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        """One cell for all functions that share it, so that what one writes another reads."""
+        """One cell for all functions that share it, so that each function reads what the others write."""
         if id(cell) not in self._cells:
             fresh = self._cells[id(cell)] = types.CellType()
             value = cell_contents(cell)
@@ -231,8 +233,8 @@ class StructuralCopy:
         return self._cells[id(cell)]
 
     def _object(self, value: Any) -> Any:
-        """A Python object with attributes of its own; one that cannot be copied, is large, or owns something that it
-        gives back at its end is shared."""
+        """A copy of a Python object with attributes. An object that cannot be copied, is large, or releases a resource
+        when it is deleted is shared."""
         if isinstance(value, (type, Enum)) or hasattr(type(value), "__del__") or _parts_of(value) > MOST_PARTS:
             return value
         if not _is_plain(value):
@@ -247,7 +249,7 @@ class StructuralCopy:
         return made
 
     def _deep_copy(self, value: Any) -> Any:
-        """As the object's class copies itself, modules and tensors aside."""
+        """A copy by the object's own `__copy__` or `__reduce__`; modules and tensors are handled separately."""
         try:
             known = {place: made for place, made in self._copies.items() if place != id(value)}
             return copy.deepcopy(value, {**known, **self._registered})
@@ -298,7 +300,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def without_finalizer(kind: type[Any]) -> type[Any]:
-    """The class, without a `__del__` that would give back what the original still uses."""
+    """The class without its `__del__`, which would release what the original still uses."""
     if not hasattr(kind, "__del__"):
         return kind
     return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
@@ -324,7 +326,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _parts_of(value: Any) -> int:
-    """How many objects hang on this one; no more than `MOST_PARTS` + 1 are counted."""
+    """How many objects this one refers to, directly or indirectly; counting stops at `MOST_PARTS` + 1."""
     seen: set[int] = set()
     waiting = [value]
     while waiting and len(seen) <= MOST_PARTS:

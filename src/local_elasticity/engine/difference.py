@@ -21,7 +21,7 @@ from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.supported import UnsupportedModelError
 
 Pair = tuple[Tensor, Tensor | None]
-"""h [t, …] and δ [c, t, …], None where nothing differs."""
+"""h [t, …] and δ [c, t, …], None if nothing differs."""
 
 RULES: dict[Any, Callable[..., Any]] = {}
 """Function → rule(*args, **kwargs), which returns a pair, or a `Difference` that it made of others."""
@@ -47,7 +47,7 @@ IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
 OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
-"""Function that wants its numbers in order in memory → the one that does not: rules may leave channels last."""
+"""Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""
 
 Written = TypeVar("Written", bound=Callable[..., Any])
 
@@ -88,15 +88,15 @@ def rule(*functions: Any) -> Callable[[Written], Written]:
 
 
 class Difference(Tensor):
-    """h [t, …], with `.delta` δ [c, t, …], None where nothing differs. A weight has no axis t, and its `change` may be
+    """h [t, …], with `.delta` δ [c, t, …], None if nothing differs. A weight has no axis t, and its `change` may be
     made of vectors that are multiplied out only where a function asks for all of it."""
 
     _delta: Tensor | None
     change: WeightChange | None
     _seen: int
-    """How often its numbers had been written into when its difference was found."""
+    """The version counter of its values when the difference was computed."""
     _hidden = "a value that was written into by another name"
-    """What to say where its numbers are asked for and are not known."""
+    """The error message if its values are requested but unknown."""
 
     @staticmethod
     def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
@@ -106,7 +106,7 @@ class Difference(Tensor):
 
     @staticmethod
     def unknown(base: Tensor, what: str) -> Difference:
-        """Something whose difference is not followed: an error, should a function ask for it."""
+        """A value whose difference is not tracked; using it raises an error."""
         made = Difference.of(base, None)
         made._seen, made._hidden = -1, what
         return made
@@ -229,3 +229,23 @@ def _written_into(x: Any, result: Difference) -> Difference:
     x._delta, x.change = result.delta, None
     was_written(x)
     return x
+
+
+def aligned(delta: Tensor, ndim: int) -> Tensor:
+    """δ [c, …] with the axes of a result of so many, the missing ones after c.
+
+    >>> import torch
+    >>> aligned(torch.ones(5, 3), 3).shape
+    torch.Size([5, 1, 1, 3])
+    """
+    missing = ndim - (delta.ndim - 1)
+    return delta.reshape(len(delta), *[1] * missing, *delta.shape[1:]) if missing > 0 else delta
+
+
+def added(delta: Tensor | None, moved: Tensor | None, base: Tensor, *, channels: bool = False) -> Tensor | None:
+    """δ and the change of a bias, which has an entry for each of the last places, or for each channel."""
+    if moved is None:
+        return delta
+    of_channels = (len(moved), 1, -1, *[1] * (base.ndim - 2))
+    moved = moved.view(of_channels) if channels else aligned(moved, base.ndim)
+    return moved.expand(len(moved), *base.shape) if delta is None else delta + moved

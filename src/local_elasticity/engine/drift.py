@@ -18,20 +18,13 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.noise import ROUNDING, Noise
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.rows import Rows, own_change
-from local_elasticity.engine.update import FromOptimizer, without_gradient
+from local_elasticity.engine.update import without_gradient
 from local_elasticity.shapes import Float
 
 
-def removes_drift(job: Job) -> bool:
-    """Whether changes are to be counted from the model after a step with zero gradient, which moves something."""
-    return isinstance(job.update, FromOptimizer) and job.update.drift == "remove" and not job.plain
-
-
 def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
-    """The runner that `make` makes for a job, with the drift taken off its rows where that is asked for."""
+    """The runner that `make` creates for a job, with the drift subtracted from its rows."""
     runner = make(job)
-    if not removes_drift(job):
-        return runner
     job.check_company(runner.target_before)
     _check_reach(job)
     still = replace(job.part(1), rule=without_gradient(job.rule), targets_are_sources=False)
@@ -49,7 +42,7 @@ def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
 
 
 def _check_reach(job: Job) -> None:
-    """Raise a ValueError where a source reaches other parameters than the first: the optimizer skips those without a
+    """Raise a ValueError if a source reaches other parameters than the first: the optimizer skips those without a
     gradient, so that the drift is not the same for all."""
     missed = job.unreached_by(0)
     for row in range(1, job.n):
@@ -63,7 +56,7 @@ def _check_reach(job: Job) -> None:
 
 
 class DriftlessRunner(Runner):
-    """Takes the drift off the rows of another runner."""
+    """Subtracts the drift from the rows of another runner."""
 
     subtracts = True
 
@@ -94,16 +87,10 @@ class DriftlessRunner(Runner):
         ones = torch.ones_like(found.subtracted)
         return Rows(source_change, target_change, found.loss_gradient, found.realized, ones, found.done)
 
-    def with_rounding(self, noise: Noise) -> Noise:
+    def noise(self) -> Noise:
         """The noise of its rows: that of the other runner, and the rounding of the drift that is subtracted."""
+        noise = Noise.measure(self.job, self.runner)
         eps = ROUNDING * torch.finfo(self.at_targets.dtype).eps
         source = torch.hypot(noise.source * self.runner.subtracts, eps * self.at_sources.abs())
         target = torch.hypot(noise.target * self.runner.subtracts, eps * self.at_targets.abs())
         return replace(noise, source_before=noise.source_before + self.at_sources, source=source, target=target)
-
-
-def measured_noise(job: Job, runner: Runner) -> Noise:
-    """The noise of a runner's rows."""
-    if isinstance(runner, DriftlessRunner):
-        return runner.with_rounding(Noise.measure(job, runner.runner))
-    return Noise.measure(job, runner)

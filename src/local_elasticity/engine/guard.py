@@ -45,10 +45,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def untouched(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with everything in `Surroundings` as it was when it returns or raises.
-
-    Its state is put back in two nested `finally` clauses: an exception from outside that interrupts the first leaves
-    the second to do it.
+    """The function; when it returns or raises, everything in `Surroundings` is restored. This happens in two nested
+    `finally` clauses, so that an interrupt during the first is followed by the second.
     """
 
     @wraps(function)
@@ -77,8 +75,8 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _close_contexts(error: BaseException) -> None:
-    """End the context managers that an interrupt kept from ending. Torch writes some of its own as generators, which
-    would put modes back on its stacks when the traceback is forgotten, long after this call.
+    """Close the context managers that an interrupt left open. Torch writes some of its own as generators, which would
+    put modes back on its stacks when the traceback is forgotten, long after this call.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -110,7 +108,7 @@ def interruption(error: BaseException) -> BaseException | None:
 
 
 def raise_interruption(error: BaseException) -> None:
-    """Raise the interrupt that an error follows from, where there is one, as it was."""
+    """Raise the original interrupt that an error follows from, if there is one."""
     stopped = interruption(error)
     if stopped is not None:
         raise stopped
@@ -128,7 +126,9 @@ def raised_by_a_handler(error: BaseException) -> bool:
 
 
 def _code(handler: Any) -> types.CodeType | None:
-    """What runs when a handler is called; None where it is not Python."""
+    """What runs when a handler is called; None if it is not Python."""
+    if not callable(handler):  # the default of most signals
+        return None
     if isinstance(handler, partial):
         return _code(handler.func)
     found: types.CodeType | None = getattr(handler, "__code__", None)  # a method has that of its function
@@ -136,7 +136,7 @@ def _code(handler: Any) -> types.CodeType | None:
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode that leaves the stack as it found it, also where an interrupt kept torch from putting it back on."""
+    """A mode that restores the stack on exit, also if an interrupt kept torch from doing so."""
 
     def __enter__(self) -> Any:
         self._depth = torch._C._len_torch_function_stack()
@@ -167,10 +167,7 @@ def isolated(device: torch.device, model: Any = None) -> Iterator[None]:
 
 
 class Surroundings:
-    """Everything global that measuring may change, as it is now.
-
-    `restore` writes what differs, and writes the same when it is called again.
-    """
+    """A snapshot of all global state that measuring may change. `restore` writes what differs."""
 
     def __init__(self) -> None:
         self.generators = [(get, put, get()) for get, put in random_states()]
@@ -195,8 +192,8 @@ class Surroundings:
 
 @contextmanager
 def vectorized() -> Iterator[None]:
-    """For vmap: attention in plain operations, since the fused kernels have no batching rule, and no warnings where it
-    goes one by one for want of another; that it is slow shows in the time it takes.
+    """For vmap: attention in plain operations, since the fused kernels have no batching rule. Warnings about slow
+    fallbacks are off, because the race measures their time.
     """
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.filterwarnings("ignore", message="There is a performance drop")
@@ -226,8 +223,8 @@ def _has_fast_path(module: nn.Module) -> bool:
 
 
 def _float32_settings() -> list[Any]:
-    """The places where float32 products are shortened to TF32 and the like, from the top down: one that has no value of
-    its own follows the one above it, and is not written by whoever writes what differs in this order.
+    """The settings that allow TF32 and similar products for float32, from general to specific. A specific setting
+    without a value follows the general one, so restoring them in this order writes only what differs.
     """
     return [
         torch.backends,
@@ -310,7 +307,7 @@ def _stacks() -> Stacks:
 
 
 def _unwind(stacks: Stacks) -> None:
-    """Leave modes and transforms that an exception did not, and enter those again that it left."""
+    """Exit modes and transforms that an exception left active, and enter those again that it exited."""
     functions, kernels, transforms = stacks
     torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
     now, now_kernels, _ = _stacks()
@@ -327,5 +324,5 @@ def _unwind(stacks: Stacks) -> None:
 
 
 def _common(one: list[Any], other: list[Any]) -> int:
-    """How many modes at the bottom of two stacks are the same."""
+    """How many modes two stacks share, counted from the bottom."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a is not b), min(len(one), len(other)))

@@ -62,7 +62,7 @@ def read_sources(
 
 
 def check_sources(sources: Any, name: str = "sources") -> None:
-    """Raise where this is no pair (inputs, labels), Dataset or DataLoader, before any of it is read."""
+    """Raise an error if this is not a pair (inputs, labels), a Dataset or a DataLoader, before anything is read."""
     if isinstance(sources, (Dataset, DataLoader)):
         return
     if isinstance(sources, (tuple, list)) and not sources:
@@ -142,7 +142,7 @@ def take(inputs: Inputs, rows: slice | int | Tensor | None) -> Inputs:
 
 def given_twice(sources: Any, targets: Any) -> bool:
     """Whether the targets are the very sources that were given: one Dataset or DataLoader, or the same tensors or
-    arrays in memory, with the same labels or none. To be asked before they are read, since reading may copy.
+    arrays in memory, with the same labels or none. Call this before they are read, since reading may copy.
     """
     if isinstance(targets, (Dataset, DataLoader)):
         return targets is sources
@@ -246,7 +246,7 @@ def _joined(*leaves: Tensor) -> Tensor:
 @contextmanager
 def kept_generators(examples: Any) -> Iterator[None]:
     """The random generators of a DataLoader, its samplers and its dataset, and the samplers' attributes, put back.
-    Reading the examples must not reorder a training run that goes on with the same loader.
+    Reading the examples must not reorder a training run that continues with the same loader.
     """
     kept = [(get, put, get()) for get, put in _states_of(examples)]
     try:
@@ -257,8 +257,8 @@ def kept_generators(examples: Any) -> Iterator[None]:
 
 
 def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
-    """What `read` makes of each batch. It and the batches draw from random states of their own, which begin as the
-    global ones and the loader's are now; whoever asks for the batches finds those as they were, between any two.
+    """What `read` makes of each batch. It and the batches use their own random states, which start as copies of the
+    global state and the loader's. The caller's random states are unchanged between any two batches.
     """
     states = [*random_states(), *_states_of(batches)]
     own = [get() for get, _ in states]

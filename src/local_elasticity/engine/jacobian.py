@@ -89,7 +89,7 @@ class Factors:
 
     @classmethod
     def of_layers(cls, layers: Iterable[Factors]) -> Factors:
-        """Those of several layers together."""
+        """The gradients of several layers together."""
         layers = list(layers)
         explicit = {name: part for layer in layers for name, part in layer.explicit.items()}
         return cls(tuple(outer for layer in layers for outer in layer.outer), explicit)
@@ -271,8 +271,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed(parts: Iterable[Tensor]) -> Tensor:
-    """Their sum, in the memory of the first, which is the caller's to give away; one at a time where they are made one
-    by one."""
+    """Their sum, accumulated in the memory of the first, which is overwritten. An iterator is consumed one item at a
+    time."""
     total: Tensor | None = None
     for part in parts:
         total = part if total is None else total.add_(part)

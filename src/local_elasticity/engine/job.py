@@ -123,6 +123,11 @@ class Job:
         return self.source_labels.shape[1]
 
     @property
+    def removes_drift(self) -> bool:
+        """Whether changes are counted from the model after a step with zero gradient, which moves something."""
+        return isinstance(self.update, FromOptimizer) and self.update.drift == "remove" and not self.plain
+
+    @property
     def vectorizes(self) -> bool:
         """Whether vmap can take the rule."""
         return self.update.vectorizes and not (self.bound.hooks or self.bound.alters_gradients)
@@ -166,7 +171,7 @@ class Job:
 
     @property
     def kind_of_targets(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of one target: what is found of a model holds for targets like this."""
+        """The shapes of one target. Findings about a model are cached for targets of the same shape."""
         return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(self.target_inputs))
 
     def part(self, rows: int) -> Job:
@@ -183,7 +188,7 @@ class Job:
         return predictions(self.bound, params, inputs, at_once)
 
     def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
-        """Raise a ValueError where the first or last target's prediction among the others is not the one it has
+        """Raise a ValueError if the first or last target's prediction among the others is not the one it has
         alone."""
         if self.m <= COMPANY:
             return
@@ -193,7 +198,7 @@ class Job:
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
-        """The unit of the coarsest numbers that the network rounds to in this precision, 0 where it keeps its digits; a
+        """The unit of the coarsest numbers that the network rounds to in this precision, 0 if it keeps its digits; a
         RuntimeError where it cannot be run in it."""
         replica = self.bound.replica
         replica.effects = None if replica.effects is None else replace(replica.effects, coarsest=0.0)
@@ -270,7 +275,7 @@ class Runner(ABC):
 
     @abstractmethod
     def shrink(self) -> bool:
-        """Use less memory from now on; False where that is not possible."""
+        """Use less memory from now on; False if that is not possible."""
 
 
 @runtime_checkable
@@ -305,7 +310,7 @@ def _check_batches(n: int, batch: int) -> None:
 def check_network(
     bound: BoundProblem, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
 ) -> tuple[Tensor, Footprint]:
-    """Run a few sources and targets through the network; say plainly what does not fit, by the arguments' names."""
+    """Run a few sources and targets through the network; errors name the argument that does not fit."""
     outputs, size = _taken(bound, sources, names[0])
     if targets is not None:
         expected, size = _taken(bound, targets, names[1])
@@ -326,7 +331,7 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
         together = bound.watched(take(inputs, some))
     except Exception as error:
         if may_be_passed_over(error):
-            _alone(bound, one, name)  # says what is wrong where the model does not take even one
+            _alone(bound, one, name)  # raises an error that explains why the model does not accept even one example
         raise
     outputs, size = _alone(bound, one, name)
     if len(together) != len(some):
@@ -407,7 +412,7 @@ def same_predictions(one: Tensor, other: Tensor) -> bool:
 
 
 def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
-    """Labels of examples such as gave these outputs: say plainly what the loss cannot take."""
+    """Check the labels of examples with these outputs; errors say what the loss does not accept."""
     _check_classes(bound, labels, outputs, name)
     try:
         _check_loss(bound, labels, outputs)

@@ -44,7 +44,7 @@ SOURCES_AN_OUTPUT = 10
 """Sources for each output, up to which differences on a GPU take less time than Jacobians."""
 
 ALLOWED = 0.01
-"""From which deviation of those pairs on it is said."""
+"""Deviations above this share are reported in the notes."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class LinearizedRunner(Runner):
         return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
     def _arranged(self, layers: Iterable[Factors]) -> Iterable[Factors]:
-        """Layers as they come, or parameter by parameter, as those that are kept are."""
+        """Layer by layer, or parameter by parameter where the Jacobians are kept."""
         return Factors.of_layers(layers).by_layer() if self.keeps else layers
 
     def _layers_of(self, targets: slice) -> Iterable[Factors]:
@@ -246,7 +246,7 @@ _deviations: ModelCache[float] = ModelCache()
 
 
 def deviation_from_the_limit(job: Job) -> float:
-    """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 where there
+    """By how much of the row's norm a few rows differ from those of a loop with a small step, in float64; 0 if there
     is no float64. Found once for a model."""
     what = job.kind_of_targets, job.batch, *job.bound.sizes
     found = _deviations.get(job.bound, what)

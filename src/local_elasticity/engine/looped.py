@@ -1,4 +1,4 @@
-"""Looped: the definition, word for word. Any module, any rule; the engine that all others answer to."""
+"""Looped: the definition, implemented directly. Any module, any rule; the reference for all other engines."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LoopedRunner(Runner):
 
 
 def seconds_of_a_row(job: Job) -> float:
-    """What a row takes the loop, once it is warm."""
+    """The seconds that the loop needs for a row after its warm-up."""
     runner = LoopedRunner(job)
     runner.rows(0, 1)
     began = now(job.bound.device)
@@ -118,7 +118,7 @@ def seconds_of_a_row(job: Job) -> float:
 
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
-    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 where there is no step."""
+    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 if there is no step."""
     before, g, there, step = (
         torch.cat([_sampled(part[name]).reshape(-1) for name in params]) for part in (params, gradient, after, moved)
     )

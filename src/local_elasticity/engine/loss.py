@@ -99,7 +99,7 @@ NORMALIZED = 1e-2
 
 
 def check_log_probabilities(outputs: Tensor) -> None:
-    """Raise a ValueError where outputs [b, k, …] are not logarithms of probabilities, as `nll` reads them."""
+    """Raise a ValueError if outputs [b, k, …] are not logarithms of probabilities, as `nll` reads them."""
     off = outputs.detach().float().logsumexp(1).abs().amax() if outputs.ndim > 1 else torch.zeros(())
     if bool(off > NORMALIZED):
         raise ValueError(

@@ -19,6 +19,9 @@ from local_elasticity.engine.inputs import count
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import flatten_tree, storage_of
 
+UNLIMITED = 1 << 62
+"""Bytes where nothing limits them."""
+
 SHARE_OF_FREE = 0.5
 """Of the memory that is free, how much a measurement may use unless `memory=` says otherwise."""
 
@@ -151,7 +154,10 @@ def _free_in_container() -> int:
     """What the control group of a container leaves; unlimited where there is none."""
     group = Path("/sys/fs/cgroup")
     try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        if not (group / "memory.max").is_file():
+            return UNLIMITED
+        limit = (group / "memory.max").read_text().strip()
+        return UNLIMITED if limit == "max" else int(limit) - int((group / "memory.current").read_text())
     except (OSError, ValueError) as error:
         raise_interruption(error)
-        return 1 << 62
+        return UNLIMITED

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_FINDINGS = 64
-"""For one model; the oldest go first. An `output` that is defined again for every call brings new ones each time."""
+"""Entries kept for one model; the oldest are dropped first. An `output` function that is redefined for every call adds
+new entries each time."""
 
 
 class ModelCache(Generic[T]):
-    """Findings by model and circumstances; they go when the model does.
-
-    They hold for as long as the model is made of the same modules, steps the same parameters and is read by the same
-    output function; weights may differ. Unhashable models are not cached.
+    """Findings by model and circumstances; they are dropped with the model. They are valid as long as the model has the
+    same modules, steps the same parameters and is read by the same output function; weights may differ. Unhashable
+    models are not cached.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 def traits(model: Callable[..., Any]) -> Hashable:
     """The classes of all modules and the attributes and hooks that decide what their forward pass does.
 
-    It is equal as long as these stay the same, and keeps nothing alive.
+    The result is equal as long as these stay the same, and holds no references to the model.
     """
     return tuple(_of_module(module) for module in model.modules()) if isinstance(model, nn.Module) else ()
 

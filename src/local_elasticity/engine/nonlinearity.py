@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from local_elasticity.engine.drift import removes_drift
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
@@ -37,22 +36,22 @@ if TYPE_CHECKING:
     from local_elasticity.engine.response import Response
 
 SOURCES, TARGETS = 3, 4
-"""Pairs that are looked at."""
+"""The sources and targets that are sampled."""
 
 LARGE = 0.1
-"""From this nonlinearity on a result says so."""
+"""Above this nonlinearity a warning is given."""
 
 ALLOWED = 0.01
 """The nonlinearity of the step that `SGD("auto")` takes, at most."""
 
 LARGEST, SMALLEST = 1.0, 1e-12
-"""Between which it looks for that step."""
+"""The range in which that step is searched."""
 
 FINER = 8
-"""Steps that it tries in a factor of ten."""
+"""Steps tried per factor of ten."""
 
 HEARD = 0.05
-"""Rows whose rounding is above this share of their change tell nothing."""
+"""Rows whose rounding exceeds this share of their change are left out."""
 
 
 class LargeStepWarning(UserWarning):
@@ -60,7 +59,7 @@ class LargeStepWarning(UserWarning):
 
 
 def in_words(nonlinearity: float) -> str | None:
-    """What to say of a large step; None where it is not."""
+    """The warning about a large step; None if the step is not large."""
     if not nonlinearity > LARGE:
         return None
     return (
@@ -71,7 +70,7 @@ def in_words(nonlinearity: float) -> str | None:
 
 
 def warn_of_large_step(nonlinearity: float) -> None:
-    """Warn where a result is far from the limit of small steps."""
+    """Warn if a result is far from the limit of small steps."""
     words = in_words(nonlinearity)
     if words:
         warn(words, LargeStepWarning)
@@ -90,7 +89,7 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     if not bool(told.any()):
         return math.nan
     rows, changes, noise = rows[told], changes[told], noise[told]
-    reads = response.engine == "structured" and not removes_drift(job)
+    reads = response.engine == "structured" and not job.removes_drift
     limits = _by_differences(job, rows, columns) if reads else None
     limits = _by_derivatives(job, rows, columns) if limits is None else limits
     if limits is None:
@@ -124,7 +123,7 @@ def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
 
 
 def resolved_step(job: Job) -> SGD:
-    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 where no step up
+    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 if no step up
     to there deviates by more. Steps are tried in float64 where the network takes that."""
     assert isinstance(job.update, SGD)
     decay = job.update.weight_decay
@@ -140,8 +139,8 @@ def resolved_step(job: Job) -> SGD:
 
 
 def _largest(deviation: Callable[[float], float]) -> float:
-    """The largest step between two bounds that deviates by so little, on a grid of two digits; from above by factors of
-    ten, and then finer."""
+    """The largest step in the range whose deviation is allowed, to two digits: searched downwards by factors of ten,
+    then in finer steps."""
     size = LARGEST
     if deviation(size) <= ALLOWED:
         return size
@@ -201,7 +200,7 @@ def _displacement(job: Job, row: int) -> tuple[Params, Params]:
     _, _, found = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=skips)
     with torch.no_grad():
         moved = job.rule(params, found)
-        if not removes_drift(job):
+        if not job.removes_drift:
             return params, moved
         drift = without_gradient(job.rule)(params, found)
     start = {name: p + drift[name] if name in drift else p for name, p in params.items()}
@@ -209,12 +208,12 @@ def _displacement(job: Job, row: int) -> tuple[Params, Params]:
 
 
 def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor | None:
-    """J(x′)Δ at these parameters, [b, k]; None where torch has no such derivative of the network."""
+    """J(x′)Δ at these parameters, [b, k]; None if torch has no such derivative of the network."""
     for way in (_two_backward_passes, _forward_mode):
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 found = way(bound, params, moved, inputs)
-        except Exception as error:  # whatever torch raises of functions that it cannot differentiate so
+        except Exception as error:  # any error of torch for functions without such a derivative
             if not may_be_passed_over(error):
                 raise
             continue

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_elasticity.checks import check_choice
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import LOADED_AT_ONCE, count, read_inputs, take
 from local_elasticity.engine.problem import Inputs, Problem
@@ -15,17 +16,11 @@ LABELS = ("given", "predicted")
 """Where labels come from."""
 
 
-def labelled_sources(problem: Problem, sources: Any, labels: str) -> Any:
-    """The sources as they are, or with the labels that the model predicts now."""
-    if labels not in LABELS:
-        raise ValueError(f'labels: expected "given" or "predicted", got {labels!r}')
-    return sources if labels == "given" else predicted(problem, sources, "sources")
-
-
-def labelled_targets(problem: Problem, targets: Any, labels: str) -> Any:
-    """Targets with predicted labels where the sources have those and they have none of their own."""
+def with_predicted_labels(problem: Problem, sources: Any, targets: Any, labels: str) -> tuple[Any, Any]:
+    """Sources, and targets without labels of their own, with the labels that the model predicts now."""
+    check_choice("labels", labels, LABELS)
     bare = isinstance(targets, Tensor) or (isinstance(targets, tuple) and len(targets) == 2 and targets[1] is None)
-    return predicted(problem, targets, "targets") if labels == "predicted" and bare else targets
+    return predicted(problem, sources, "sources"), predicted(problem, targets, "targets") if bare else targets
 
 
 @untouched

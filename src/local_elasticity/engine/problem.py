@@ -144,7 +144,8 @@ class Problem:
         return replace(self, weights=weights)
 
     def promoted(self) -> Problem:
-        """In float32, where part of the model is in half precision and none was asked for: steps would drown in it.
+        """The problem in float32 if part of the model is in half precision and no precision was requested: rounding
+        would hide the steps.
 
         Returns:
             A new problem, or this one.
@@ -175,7 +176,7 @@ class Problem:
         return "evaluation mode: batch-norm statistics frozen, dropout off"
 
     def notes(self) -> list[str]:
-        """What is worth saying of how the model is run.
+        """Notes about how the model is run.
 
         Returns:
             Sentences for `response.notes`.
@@ -195,7 +196,7 @@ class Problem:
         return found
 
     def check(self) -> None:
-        """Raise a ValueError or TypeError where the model cannot be measured as it is now."""
+        """Raise a ValueError or TypeError if the model cannot be measured as it is now."""
         own = self.named_parameters()
         gone = [name for name in self.stepped if name not in own]
         if gone:
@@ -302,14 +303,15 @@ class BoundProblem:
 
     @cached_property
     def made_of(self) -> Any:
-        """What findings about a network depend on, its weights aside. It keeps nothing of the user's alive."""
+        """A key for cached findings about a network; weights are not part of it. It holds no references to the user's
+        objects."""
         problem = self.problem
         shapes = tuple(p.shape for p in self.params.values())
         return traits(problem.model), problem.stepped, stand_in(problem.output), shapes, problem.mode
 
     @cached_property
     def sizes(self) -> list[float]:
-        """The norms of the weights, which tell whether they are still the same."""
+        """The norms of the weights, which show whether the weights have changed."""
         return sizes_of([*self.params.values(), *self.constants.values()])
 
     @cached_property
@@ -357,7 +359,7 @@ class BoundProblem:
         return result.to(self.dtype) if other else result
 
     def watched(self, inputs: Inputs) -> Float[Tensor, "b k"]:
-        """Predictions, having noted what the pass writes, so that later passes get copies of that and no more."""
+        """Predictions. The pass records what it writes, so that later passes copy only that."""
         result = self.replica.watch(self._as_stored(self.params), inputs, self._read)
         if self.replica.effects is not None and not self.replica.effects.writes:
             return as_predictions(result).detach()
@@ -388,8 +390,8 @@ class BoundProblem:
     def step_gradient(
         self, leaves: Params, inputs: Inputs, labels: Tensor, *, reached: bool = False
     ) -> tuple[Tensor, Float[Tensor, "batch k"], Params]:
-        """What a step on one batch follows from: the outputs, ∂ℓ/∂f there, and ∇ℓ of the `leaves`; of all, or of those
-        that it reaches."""
+        """The outputs on one batch, ∂ℓ/∂f there, and ∇ℓ with respect to the `leaves`: all of them, or those that the
+        loss reaches."""
         with torch.enable_grad():
             outputs = self.outputs(leaves, inputs)
         along = self.loss_gradients(outputs, labels[None])[0]
@@ -399,7 +401,7 @@ class BoundProblem:
         return self.problem.loss(outputs, labels if self.problem.loss_is_named else labels.clone())
 
     def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss; a ValueError where it reads parameters, whose gradient would not be seen."""
+        """The loss; a ValueError if it reads parameters, whose gradient would not be seen."""
         if self.problem.loss_is_named:
             return self.loss(outputs, labels)
         outside = {place: name for place, name in self.replica.names.items() if name in self.params}
@@ -445,7 +447,7 @@ def leaves_of(params: Params) -> Params:
 
 
 def sizes_of(tensors: Iterable[Tensor]) -> list[float]:
-    """The norm of each, in one look at the device."""
+    """The norm of each tensor, with one transfer from the device."""
     norms = [torch.linalg.vector_norm(_numbers(tensor)) for tensor in tensors if tensor.numel()]
     found: list[float] = torch.stack(norms).tolist() if norms else []
     return found

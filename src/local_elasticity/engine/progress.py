@@ -69,7 +69,7 @@ class Progress:
 
 
 def _rich_bar() -> Any:
-    """A bar that leaves nothing behind when it ends; None where rich is not installed."""
+    """A bar that leaves nothing behind when it ends; None if rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

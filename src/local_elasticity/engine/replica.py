@@ -1,7 +1,7 @@
 """The replica: a private copy of the user's model, on which everything is measured.
 
-The user's modules are never swapped, switched or written, whatever a forward pass does and however it ends. Weights are
-shared with the model; a pass that writes weights, inputs or attributes gets copies of them.
+The user's modules are never replaced, switched to another mode or written to, whatever a forward pass does and however
+it ends. Weights are shared with the model; a pass that writes weights, inputs or attributes gets copies of them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Replica:
 
     def watch(self, params: Params, inputs: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
         """Run the model on these inputs with gradients on, and what reads its result, and note what they write. Nothing
-        of it is written, so that the result is right only where `effects` is empty. Raises a ValueError where a
+        of it is written, so that the result is right only where `effects` is empty. Raises a ValueError if a
         parameter is read from a place that a step cannot reach.
         """
         tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}
@@ -193,7 +193,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Where its numbers are; those of a sparse tensor are its values."""
+    """The storage of its values; for a sparse tensor, that of its nonzero values."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
     elif tensor.layout in COMPRESSED:
@@ -212,7 +212,7 @@ def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
 
 
 class Reads(FunctionMode):
-    """Refuses functions of parameters that are found elsewhere than in the modules of the copy."""
+    """Refuses functions that use parameters from outside the copied modules."""
 
     def __init__(self, outside: Mapping[int, str], words: str) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Reads(FunctionMode):
 
 
 class _Writes(TorchDispatchMode):
-    """Notes which of the `protected` storages functions write, and lets them write copies instead."""
+    """Records which of the `protected` storages functions write to, and redirects those writes to copies."""
 
     def __init__(self, protected: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

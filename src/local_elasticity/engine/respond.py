@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, choose, known, name_of, remember
-from local_elasticity.engine.drift import measured_noise, removes_drift, without_drift
+from local_elasticity.engine.drift import DriftlessRunner, without_drift
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
@@ -25,7 +25,7 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
 from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of
-from local_elasticity.engine.predicted import labelled_sources, labelled_targets
+from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
@@ -45,7 +45,7 @@ ENGINES: dict[str, type] = {
 }
 
 SCOUTS = 8
-"""Where none of so many first rows is resolved, the others are not tried in the low precision."""
+"""If none of this many first rows is resolved, the others are not tried in the low precision."""
 
 
 def respond(
@@ -99,10 +99,12 @@ def respond(
             [0.5000, 1.0000]])
     """
     chosen, problem = resolve_engine(engine, approximate), as_problem(problem, loss)
+    if labels != "given":
+        sources, targets = with_predicted_labels(problem, sources, targets, labels)
     return response_of(
         problem,
-        labelled_sources(problem, sources, labels),
-        labelled_targets(problem, targets, labels),
+        sources,
+        targets,
         update=update,
         engine=chosen,
         refine=chosen is None,
@@ -144,11 +146,11 @@ def response_of(
             if refine or engine is None:
                 response = _auto(job, engine, bar)
             else:
-                runner = without_drift(job, engine.runner)
-                noise, rows = measured_noise(job, runner), Rows.empty(job, runner.target_before.shape[1])
+                runner = _runner(job, engine.runner)
+                noise, rows = _noise(job, runner), Rows.empty(job, runner.target_before.shape[1])
                 collect(job, runner, rows, bar.advance)
                 response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
-        if not removes_drift(job):
+        if not job.removes_drift:
             job.check_company(response.target_before)
         chosen = _chosen_step(update, job.update)
         found = nonlinearity_of(job, response) if nonlinearity else math.nan
@@ -156,8 +158,17 @@ def response_of(
     return replace(response, notes=notes, nonlinearity=found)
 
 
+def _runner(job: Job, make: Callable[[Job], Runner]) -> Runner:
+    """The runner that `make` creates for a job; if requested, the drift is subtracted from its rows."""
+    return without_drift(job, make) if job.removes_drift else make(job)
+
+
+def _noise(job: Job, runner: Runner) -> Noise:
+    return runner.noise() if isinstance(runner, DriftlessRunner) else Noise.measure(job, runner)
+
+
 def _chosen_step(asked: Update, taken: Update) -> list[str]:
-    """What to say of a step that was chosen."""
+    """The note about a step size that was chosen automatically."""
     if not (isinstance(asked, SGD) and asked.automatic):
         return []
     return [
@@ -180,7 +191,7 @@ def resolve_engine(engine: str | Engine, approximate: bool) -> Engine | None:
 
 
 def _overflows(response: Response) -> list[str]:
-    """What to say of predictions that are not finite, before or after the step."""
+    """Notes about predictions that are not finite, before or after the step."""
     known = [rows.isfinite().flatten(1).all(1) for rows in (response.source_change, response.target_before)]
     pairs = ~response.target_change.isfinite().flatten(2).all(2) & known[0][:, None] & known[1]
     sources, targets, others = torch.stack([(~known[0]).sum(), (~known[1]).sum(), pairs.sum()]).tolist()
@@ -190,21 +201,21 @@ def _overflows(response: Response) -> list[str]:
 
 
 def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
-    """By the engine that was chosen before, if it still takes the model; else by the winner of a race."""
+    """By the engine that was chosen before, if it still supports the model; else by the winner of a race."""
     notes: list[str] = []
     choice = _known(job, notes) if engine is None else Choice(engine, "")
     if choice is not None:
         try:
-            runner = choice.runner or without_drift(job, choice.engine.runner)
+            runner = choice.runner or _runner(job, choice.engine.runner)
             said = [choice.reason] if choice.reason else []
-            return _refined(job, choice.engine, runner, measured_noise(job, runner), said, bar)
+            return _refined(job, choice.engine, runner, _noise(job, runner), said, bar)
         except UNSUPPORTED as error:
             if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
                 raise
             bar.done = 0
             what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
             notes.append(f"auto: {what} ({first_line(error)})")
-            if removes_drift(job):
+            if job.removes_drift:
                 return _auto(job, Looped(), bar)
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
@@ -224,7 +235,7 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
 def _known(job: Job, notes: list[str]) -> Choice | None:
     """The engine that was chosen before. Rows of a race have the drift in them, so that they are not kept where it is
     to be removed."""
-    return choose(job) if removes_drift(job) else known(job, notes)
+    return choose(job) if job.removes_drift else known(job, notes)
 
 
 def _refined(
@@ -263,7 +274,7 @@ def _refined(
 
 
 def _hopeless(job: Job, runner: Runner, noise: Noise) -> Callable[[Rows], bool]:
-    """Whether none of the first rows is clear of the noise, where there is a higher precision to go to."""
+    """Whether none of the first rows is above the noise, provided that a higher precision is available."""
 
     def hopeless(rows: Rows) -> bool:
         if job.bound.dtype == torch.float64:
@@ -281,12 +292,12 @@ def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
 
 
 def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
-    """Some rows in float64; a RuntimeError or TypeError where the network does not take that."""
+    """Some rows in float64; a RuntimeError or TypeError if the network does not take that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
-        runner, finer = without_drift(higher, engine.runner), noise.again(rows, torch.float64, inside)
+        runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
@@ -298,13 +309,14 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
 
 
 def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, bar: Progress) -> Response:
-    """Rows that hide in the rounding of two predictions, without subtracting; unchanged where `Structured` cannot."""
+    """Rows that the rounding of two predictions hides, computed again without subtraction; unchanged if `Structured`
+    does not support the model."""
     if not len(rows):
         return response
     few, finer = job.again(job.bound, rows), noise.again(rows, job.bound.dtype)
     bar.total += len(rows)
     try:
-        runner = without_drift(few, differences_runner)
+        runner = _runner(few, differences_runner)
         found = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), bar.advance)
     except (*UNSUPPORTED, MemoryError) as error:
         if interruption(error):

@@ -25,16 +25,16 @@ class Response:
         target_before: f(x′; w), [m, k]; along a walk, where w moves from row to row, [n, m, k].
         source_change: f(x; w⁺) − f(x; w), [n, k].
         target_change: f(x′; w⁺) − f(x′; w), [n, m, k]; w⁺ is that of the row's source.
-        loss_gradient: ∂ℓ/∂f at each source, [n, k]; None where the outputs were transformed so that there is none.
+        loss_gradient: ∂ℓ/∂f at each source, [n, k]; None if the outputs were transformed so that there is none.
         step_size: η of each row, [n].
         source_noise, target_noise: standard deviation of the rounding error in a change, [n, k] and [m, k].
         noise_scale: the share of `target_noise` that row i carries, [n]: 1 for differences taken in the model's
-            precision, less for rows computed in a higher one, 0 where nothing was subtracted.
+            precision, less for rows computed in a higher one, 0 if nothing was subtracted.
         kind: what the k outputs are; `update`: the rule; `engine`: what computed it; `policy`: how the model was run.
         targets_are_sources: whether column j is the example of row j.
         notes: what was decided on the way, in words.
         source_labels, target_labels: the labels of the sources, and of the targets where they were given.
-        loss: ℓ(outputs, labels); None where the outputs were transformed. `output_shape` is the shape of one example's
+        loss: ℓ(outputs, labels); None if the outputs were transformed. `output_shape` is the shape of one example's
             outputs, which are flat here. `exact` is False where changes are to first order in the step.
         nonlinearity: how far changes are from those of small steps, ‖R − JΔ‖ / ‖JΔ‖, in the median of a few sources;
             NaN where that is not known.

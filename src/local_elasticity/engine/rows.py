@@ -85,7 +85,7 @@ class Rows:
 
 @dataclass
 class Counted:
-    """Stands for rows that are computed to be timed alone."""
+    """A placeholder for rows that are computed only to be timed."""
 
     done: int = 0
 
@@ -106,8 +106,8 @@ def collect(
     upto: int | None = None,
     enough: Callable[[AnyRows], bool] | None = None,
 ) -> AnyRows:
-    """Run all rows that are not known yet, those before `upto`, or as many as it takes until `enough` says so;
-    `advance` is told how many are done."""
+    """Run all rows that are not known yet, those before `upto`, or until `enough` returns true; `advance` is called
+    with the number of finished rows."""
     end = job.n if upto is None else upto
     while rows.done < end and not (enough and enough(rows)):
         stop = min(rows.done + min(runner.chunk, chunk or runner.chunk), end)

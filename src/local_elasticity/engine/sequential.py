@@ -31,7 +31,7 @@ from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 
 ROWS_AT_ONCE = {"cpu": 16, "cuda": 1 << 14}
-"""Examples whose hidden units are moved in one go: what caches hold, or what keeps a GPU busy."""
+"""Examples whose hidden units are updated together: as many as fit into caches, or as keep a GPU busy."""
 
 
 @untouched
@@ -46,7 +46,8 @@ def respond_in_sequence(
     memory: int | None = None,
     progress: ProgressOption = None,
 ) -> Response:
-    """Step on one example of the stream after another, each from where the last one ended; the model stays as it is.
+    """Step on one example of the stream after another, each from the weights that the last one left; the model is not
+    changed.
 
     Row t is what step t did: f(x′; w_t) − f(x′; w_{t−1}) at every target and at the example itself. `target_before` has
     the shape [n, m, k] here, since predictions before a step are those after the one before it.

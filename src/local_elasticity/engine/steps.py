@@ -23,7 +23,7 @@ from local_elasticity.engine.uses import EmbeddingUse, LinearUse, Use
 from local_elasticity.shapes import Float
 
 PLACES = 16
-"""Places come in multiples of this on a GPU, whose fast kernels take no others."""
+"""Places are padded to multiples of this on a GPU, as its fast kernels require."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _times(rate: float, part: LowRank | TokenRows) -> LowRank | TokenRows:
 
 
 def _joined(parts: list[LowRank | TokenRows]) -> Iterator[LowRank | TokenRows]:
-    """The same, outer products of several meetings as those of one with more places."""
+    """The same; outer products of several uses are joined into those of one use with more places."""
     for transposed in (False, True):
         alike = [part for part in parts if isinstance(part, LowRank) and part.transposed is transposed]
         if alike:

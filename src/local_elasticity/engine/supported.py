@@ -14,16 +14,16 @@ from local_elasticity.engine.copying import unwrapped
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type where it says nothing."""
+    """The first line of an error's message, or its type if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 class UnsupportedModelError(ValueError):
-    """What an engine cannot take: a network that it has no rules for, or a step that it does not know."""
+    """An engine does not support this: a network that it has no rules for, or a step that it does not know."""
 
 
 def refuse_unsupported(model: Callable[..., Any], tensors: Mapping[str, Tensor], steps: tuple[str, ...]) -> None:
-    """Raise where a model cannot be measured as it is: scripted, sharded, lazy, without values.
+    """Raise an error if a model cannot be measured: scripted, sharded, lazy, or without values.
 
     `tensors` are its parameters and buffers, `steps` the names of those that step.
     """
@@ -77,7 +77,7 @@ def _refuse_stepped(name: str, p: Tensor) -> None:
 
 
 def _refuse_overlap(tensors: Mapping[str, Tensor], steps: tuple[str, ...]) -> None:
-    """Two names for one piece of memory, of which a step moves one: the other would move along in training only."""
+    """Refuse two names for the same memory if a step moves only one of them: in training the other would move too."""
     places = sorted(
         (tensor.untyped_storage()._cdata, tensor.storage_offset(), _end(tensor), name)
         for name, tensor in tensors.items()
@@ -98,7 +98,7 @@ def _end(tensor: Tensor) -> int:
 
 
 def refuse_random(model: Callable[..., Any]) -> None:
-    """Raise where training mode would make predictions random or dependent on the batch."""
+    """Raise an error if training mode makes predictions random or dependent on the batch."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             what = "batch norm, so that predictions depend on the batch and running statistics would move"

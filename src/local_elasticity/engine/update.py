@@ -1,17 +1,19 @@
 """Updates: the rule that turns the gradient on one source into the step w⁺ − w.
 
-A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels when only the displacement is wanted.
+A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels when only the displacement is needed.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ gradient does not move."""
 
 
 DRIFTS = ("keep", "remove")
-"""What may be done with what momentum and decay move."""
+"""What to do with the part of a step that momentum and decay cause."""
 
 CLIPPED_ABOVE = 1e-6
 """What torch adds to the norm that it divides by."""
@@ -50,7 +52,7 @@ class Update(Protocol):
         """Whether the rule is a pure function that vmap can take."""
 
     def rule(self, problem: Problem) -> Rule:
-        """The rule as it stands now, for this problem's parameters.
+        """The current rule for this problem's parameters.
 
         Args:
             problem: names the parameters that step.
@@ -61,7 +63,7 @@ class Update(Protocol):
 
 
 def check_update(update: Any) -> None:
-    """Raise a TypeError where something else, such as a bare optimizer, was given in place of an update."""
+    """Raise a TypeError if something else, such as a bare optimizer, was given in place of an update."""
     if isinstance(update, torch.optim.Optimizer):
         raise TypeError("update: an optimizer was given; wrap it: le.FromOptimizer(optimizer)")
     if not isinstance(update, Update):
@@ -93,7 +95,7 @@ def hooked(rule: Rule, bound: BoundProblem) -> Rule:
 
 @dataclass(frozen=True)
 class RulePair:
-    """A rule for steps one after another: `step` moves the state of the optimizer along, `ahead` leaves it as it is."""
+    """A rule for consecutive steps: `step` updates the state of the optimizer, `ahead` does not."""
 
     step: Rule
     ahead: Rule
@@ -152,6 +154,36 @@ def _hooked(gradient: Tensor, hooks: Iterable[Callable[[Tensor], Tensor | None]]
     return as_real(seen)
 
 
+Kind = TypeVar("Kind")
+
+
+def _explained(kind: type[Kind]) -> type[Kind]:
+    """A class whose errors about options say what to write: those of torch's optimizers have other names."""
+    made, name = kind.__init__, kind.__name__
+    signature = inspect.signature(made)
+    known = [option for option in signature.parameters if option != "self"]
+
+    @functools.wraps(made)
+    def checked(self: Kind, *args: Any, **options: Any) -> None:
+        if "lr" in options:
+            raise TypeError(f"lr: le.{name} calls it step_size; write le.{name}(step_size={options['lr']!r})")
+        for option in options:
+            if option not in known:
+                raise TypeError(
+                    f"{option}: le.{name} takes {', '.join(known)}. For other options of an optimizer, wrap it: "
+                    f"le.FromOptimizer(torch.optim.{name}(model.parameters(), lr=..., {option}=...))"
+                )
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"step_size: expected le.{name}({', '.join(known)}), such as le.{name}(1e-3)") from error
+        made(self, *args, **options)
+
+    kind.__init__ = checked  # type: ignore[method-assign, assignment]
+    return kind
+
+
+@_explained
 @dataclass(frozen=True, init=False)
 class SGD:
     """w⁺ = w − η(∇ℓ + λw), λ the weight decay (He & Su eq. 2.1 at λ = 0).
@@ -205,6 +237,7 @@ class SGD:
         return displacement
 
 
+@_explained
 @dataclass(frozen=True)
 class Adam:
     """The first step of a fresh Adam: w⁺ = w − η g/(|g| + ε) with g = ∇ℓ + λw, nearly η·sign(g).
@@ -441,9 +474,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 def _steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step is that of its class; the function that a scheduler of learning rates puts around it only counts
-    calls.
-    """
+    """Whether its `step` is the method of its class; the wrapper of a learning-rate scheduler only counts calls."""
     step = vars(optimizer).get("step", type(optimizer).step)
     if getattr(step, "__globals__", {}).get("__name__") == torch.optim.lr_scheduler.__name__:
         step = step.__wrapped__

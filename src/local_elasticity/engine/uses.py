@@ -1,4 +1,4 @@
-"""Uses: the ways in which a parameter meets an input, and the gradients of single examples that follow from each.
+"""Uses: how a parameter is applied to an input, and the gradients of single examples that follow from it.
 
 At a linear layer with input a and gradient q at its output, an example's weight gradient is the outer product q aᵀ; at
 a convolution it is the sum of those over patches; at the affine part of a normalisation it is q ⊙ x̂; at an embedding
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 PATCH_BYTES = {"cpu": 1 << 24}
-"""What the patches of some examples may take where caches are small."""
+"""The bytes that the patches of some examples may take on a CPU, whose caches are small."""
 
 Matrices = dict[str, Tensor]
 """Parameter name → [..., p_name], the columns that belong to that parameter; the sum of p_name is p."""
@@ -52,7 +52,7 @@ def each_axis(value: Any, axes: int) -> tuple[int, ...]:
 
 
 def padding_of(padding: Any, kernel_size: Any, dilation: Any) -> tuple[int, ...] | None:
-    """Padding by name ("same", "valid") as numbers; None where it differs between the two sides."""
+    """Padding by name ("same", "valid") as numbers; None if it differs between the two sides."""
     axes = len(kernel_size)
     if not isinstance(padding, str):
         return each_axis(padding, axes)
@@ -89,7 +89,7 @@ class Use(ABC):
     """A weight and perhaps a bias that met one input, y = f(weight, a) + bias.
 
     Attributes:
-        weight, bias: names of the stepped parameters; None where there is none or it does not step.
+        weight, bias: names of the stepped parameters; None if there is none or it does not step.
         a: the input; for the affine part of a normalisation the normalised one.
         edge: where the gradient at the output arrives.
         output: the output, detached; None unless it was asked for.
@@ -130,7 +130,7 @@ class Use(ABC):
         return replace(self, weight=name if name == self.weight else None, bias=name if name == self.bias else None)
 
     def some(self, q: Tensor, outputs: int) -> tuple[Use, Tensor]:
-        """The same for the first outputs of the weight alone, where that is easily had."""
+        """The same for the first outputs of the weight only, if that is cheap."""
         return self, q
 
     def places(self, q: Tensor, *, channels_last: bool = False) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Vmapped: many sources at once, each with weights of its own, through `torch.func`."""
+"""Vmapped: many sources at once, each with its own weights, by `torch.func`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Vmapped:
 
 
 def check_vmap(job: Job) -> None:
-    """Raise an UnsupportedModelError where vmap cannot take the network or the step, or differs from the loop."""
+    """Raise an UnsupportedModelError if vmap cannot take the network or the step, or differs from the loop."""
     effects = job.bound.replica.effects
     if effects is None or effects.tensors:
         raise UnsupportedModelError("engine: Vmapped cannot follow a forward pass that writes weights or buffers")

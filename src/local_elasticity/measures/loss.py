@@ -54,7 +54,7 @@ HALF = 0.5
 """Up to this total the logarithm is taken as log1p; beyond it, nothing cancels in a logsumexp."""
 
 PATTERNS = 4
-"""Times that the rounding of a loss of the user's is looked at."""
+"""How often the rounding of a user's loss is sampled."""
 
 
 Moments = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -250,7 +250,7 @@ class _Own:
             try:
                 self._one(outputs[:1].double(), _like(labels[:1], outputs.double()))
                 self.takes_float64 = True
-            except Exception as error:  # whatever a loss raises that was written for one precision
+            except Exception as error:  # any error of a loss that was written for one precision
                 if not may_be_passed_over(error):
                     raise
                 self.takes_float64 = False
@@ -270,7 +270,7 @@ class _Own:
         ends = [0, len(outputs) - 1]
         try:
             found = torch.func.vmap(lambda one, label: self._one(one[None], label[None]))(outputs[ends], labels[ends])
-        except Exception as error:  # whatever vmap raises of what it cannot take
+        except Exception as error:  # any error of vmap for functions that it does not support
             if not may_be_passed_over(error):
                 raise
             return False
@@ -357,7 +357,7 @@ def _rounded(outputs: Tensor, seed: int = 0) -> Tensor:
 
 @cache
 def _signs(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Ups and downs at random; kept, since a GPU would have to wait for them."""
+    """Random signs; cached, since a GPU would have to wait for them."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(device, dtype)
 

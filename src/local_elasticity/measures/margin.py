@@ -16,7 +16,7 @@ NAMES_A_SIDE = {"binary_logits": 0.0, "binary_probabilities": 0.5}
 def margins(outputs: Tensor, labels: Tensor, kind: Kind) -> Tensor | None:
     """By how much each of the outputs [b, …] is right, [b]: the output of the label minus the largest other one, or
     the distance from the threshold of a binary output. Over several places, such as tokens, the smallest counts. Below
-    0 the prediction is wrong. None where the outputs are plain numbers, which decide nothing.
+    0 the prediction is wrong. None if the outputs are plain numbers, which decide nothing.
 
     >>> margins(torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]]), torch.tensor([0, 2]), "logits")
     tensor([ 1., -2.])

@@ -40,7 +40,7 @@ class Measure:
         name: what it is called in arguments and results.
         words: completes "The number for a pair says …" on the page, such as "how far a target moves".
         compute: response → a tensor [n, m] or `Scores`. If `needs` is not `"response"`, it is called with
-            (problem, sources, targets, memory=, progress=), and targets are None where they are the sources.
+            (problem, sources, targets, memory=, progress=), and targets are None if they are the sources.
         needs: `"response"` (one update on each source), `"gradients"` or `"activations"` (no update).
         target_labels: whether it reads the labels of the targets; they are then passed as (inputs, labels).
         symmetric: S(x, x′) = S(x′, x) by definition.

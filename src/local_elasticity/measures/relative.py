@@ -1,7 +1,8 @@
 """How far one prediction moved, and the relative similarity S_rel (He & Su eq. 2.2; Dan et al. Definitions 1 and 2).
 
-A change function is change(before, difference) → one number a prediction. It is given the *difference* of the outputs,
-not the outputs after, because the engine knows differences far better than two nearly equal numbers do. `before` and
+A change function is change(before, difference) → one number a prediction. It gets the *difference* of the outputs, not
+the outputs after the step: the engine computes differences more precisely than a subtraction of two nearly equal
+numbers. `before` and
 `difference` have k outputs on their last axis and broadcast on the others.
 """
 
@@ -140,7 +141,7 @@ def _bregman_series(r: Tensor) -> Tensor:
 
 
 SMALL = 1 << 18
-"""Numbers in a response up to which what noise makes is worked out for every row."""
+"""The size of a response up to which the effect of noise is computed for every row."""
 
 
 def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
@@ -193,8 +194,8 @@ def source_change(response: Response, change: Change = euclidean) -> Float[Tenso
 
 
 def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor, " n"]:
-    """The least own change that a source's row is trusted with: what a difference of `RESOLVED` times the rounding
-    noise would make. It is never zero, so that a source that does not move is not resolved.
+    """The smallest own change at which a source's row is resolved: the change caused by a difference of `RESOLVED`
+    times the rounding noise. It is never zero, so that a source that does not move is not resolved.
 
     Args:
         response: from `respond` or `respond_in_sequence`.
@@ -250,8 +251,8 @@ def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
 
 
 def _at_targets(response: Response, change: Change) -> Tensor:
-    """What the noise makes at the targets, [n, m]; rows that carry the same share of it are worked out once, unless
-    there are few: to find them takes longer, and a GPU would have to wait."""
+    """The effect of the noise at the targets, [n, m]. Rows with the same noise scale are computed once, unless there
+    are few rows: finding them takes longer, and a GPU would have to wait."""
     if response.target_before.ndim == 3 or response.target_change.numel() <= SMALL:
         noise = RESOLVED * response.noise_scale[:, None, None] * response.target_noise
         return _change_of_noise(change, response.target_before.expand_as(noise), noise)

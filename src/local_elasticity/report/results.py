@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from local_elasticity.engine.versions import versions
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.paper import Paper, read_paper
@@ -19,6 +18,7 @@ from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown,
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
+from local_elasticity.store.provenance import versions
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import read_json
 
@@ -92,12 +92,13 @@ def _read_store(name: str, path: Path) -> Run:
     if "history" in str(attributes.get("format", "")):
         return _of_stored_history(name, HistoryStore.open(path))
     notes: list[str] = []
-    return _of_similarity(name, [read(path, part=lambda S: _part(S, notes))], notes)
+    S = read(path, part=lambda several: _part(several, notes))
+    return _of_similarity(name, [S] if isinstance(S, xr.DataArray) else list(S.data_vars.values()), notes)
 
 
-def _part(S: xr.DataArray, notes: list[str]) -> xr.DataArray:
+def _part(S: xr.Dataset, notes: list[str]) -> xr.Dataset:
     """At most LARGEST_SIDE rows and columns, before a large store is read."""
-    square = S.attrs.get("targets_are_sources") in (True, "true")  # attributes lie in the store as JSON
+    square = any(one.attrs.get("targets_are_sources") is True for one in S.data_vars.values())
     chosen: dict[str, np.ndarray] = {}
     for axis in ("source", "target"):
         classes = S[f"{axis}_class"].values if f"{axis}_class" in S.coords else None

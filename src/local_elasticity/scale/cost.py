@@ -26,7 +26,7 @@ from local_elasticity.engine.respond import resolve_engine, response_of
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 
 SIZES = ((1, 16), (1, 128), (8, 16), (8, 128), (16, 64), (32, 32), (32, 128), (64, 256), (256, 256), (256, 1024))
-"""(sources, targets) that are timed, for as long as there are so many and time is left."""
+"""(sources, targets) that are timed, as long as there are that many and time is left."""
 
 SECONDS_TO_MEASURE = 20.0
 FEWEST = 4

@@ -1,4 +1,5 @@
-"""Tasks on Ray: shared things shipped once, one task for each free core or GPU, again where a worker died."""
+"""Tasks on Ray: shared data is sent once, one task runs on each free core or GPU, and tasks of a dead worker are
+repeated."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ class OnRay:
 
 @contextmanager
 def connected(address: str, count: int | None) -> Iterator[OnRay]:
-    """Ray, started here or reached at an address, and left again."""
+    """A connection to Ray, started here or reached at an address; closed at the end."""
     options = _options(address, count)
     ray = _ray()
     if ray.is_initialized():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -193,3 +194,17 @@ def _array(values: Any) -> np.ndarray:
 
 def _plain(label: Any) -> Any:
     return label.item() if isinstance(label, np.generic) else label
+
+
+def sampled_rows(classes: Sequence[Any], count: int) -> np.ndarray:
+    """The places of `count` examples, as even by class as they come, in order. Those of a smaller count are among them.
+
+    >>> sampled_rows(["a", "a", "a", "b", "b", "c"], 4)
+    array([0, 1, 3, 5])
+    """
+    seen: dict[str, int] = {}
+    keys = []
+    for place, one in enumerate(map(str, classes)):
+        seen[one] = seen.get(one, -1) + 1
+        keys.append((seen[one], place))
+    return np.sort(np.array([place for _, place in sorted(keys)[:count]], dtype=int))

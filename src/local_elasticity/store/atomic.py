@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 LONGEST_NAME = 40
 """Characters of a file's name that its unfinished copy repeats, so that the copy's name is never too long."""
@@ -30,7 +31,7 @@ ADVICE = {
 
 
 def check_name(path: Path, argument: str = "path") -> None:
-    """Raise a ValueError where nothing can have this path: it is too long, or holds a NUL character."""
+    """Raise a ValueError if nothing can have this path: it is too long, or holds a NUL character."""
     try:
         path.lstat()
     except (OSError, ValueError) as error:
@@ -42,7 +43,7 @@ def check_name(path: Path, argument: str = "path") -> None:
 
 
 def check_file(path: Path, argument: str = "path") -> None:
-    """Raise a FileExistsError where `path` exists and is not a regular file; call it before a long computation.
+    """Raise a FileExistsError if `path` exists and is not a regular file; call it before a long computation.
 
     A symlink counts as what it points to. A folder, a device, a FIFO or a socket is refused and left as it is.
     """
@@ -118,7 +119,7 @@ def whole_folder(path: Path, argument: str = "path") -> Iterator[Path]:
 
 
 def not_written(path: Path, argument: str, error: OSError) -> OSError:
-    """An error of the same kind that says in one sentence what was not written, why, and what to do."""
+    """An error of the same type that says in one sentence what was not written, why, and what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     advice = ADVICE.get(error.errno or 0, "choose another path")
     return plainly(error, f"{argument}: {path} could not be written ({reason}); {advice}")
@@ -132,7 +133,7 @@ def plainly(error: OSError, sentence: str) -> OSError:
 
 
 def _target(path: Path) -> Path:
-    """Where a path leads once links are followed, whether or not anything is there."""
+    """The target of a path after following links, whether or not it exists."""
     return Path(os.path.realpath(path))
 
 
@@ -141,9 +142,34 @@ def _beside(target: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder until it stays away: after an error, zarr's threads may still finish other files in it."""
+    """Remove a folder, repeatedly if needed: after an error, zarr's threads may still write files into it."""
     for _ in range(TRIES):
         if not folder.exists():
             return
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(SECONDS_BETWEEN)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """The only writer of a store, for as long as the context lasts; the lock goes when its process does."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        _lock(fcntl, folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(fcntl: Any, folder: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"store: another process is writing to {path}; wait for it, or choose another path"
+        ) from error

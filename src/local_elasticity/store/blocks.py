@@ -1,14 +1,14 @@
 """Blocks on disk: a labelled zarr store, filled block by block, each one whole and with its digest, or not there.
 
-A block is one chunk of `similarity`. After it is written, the SHA-256 of its values goes into the same place of
-`block_digest`; a block without a digest is not finished, whatever bytes are there. Chunks are written to a file of
-another name and renamed (zarr does so since 3.1.3), so that a process that is killed leaves whole chunks only.
+A block is one chunk of `similarity`, or of each matrix where a store holds several measures. After it is written, the
+SHA-256 of its values goes into the same place of `block_digest`; a block without a digest is not finished. Chunks are
+written to a file of another name and renamed (zarr does so since 3.1.3), so a killed process leaves whole chunks only.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +35,12 @@ Array = np.ndarray
 At = tuple[int, int]
 """A block by its place: (which block of sources, which block of targets)."""
 
+Block = tuple[Mapping[str, Array], Mapping[str, Array]]
+"""The values of a block by the name of their matrix, and its sources' own values by theirs."""
+
+ALONE = "similarity"
+"""The matrix of a store that holds one measure. Where there are several, each has the name of its measure."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -51,7 +57,7 @@ class Grid:
 
     @classmethod
     def read(cls, record: Any) -> Grid:
-        """As a store declares it; a ValueError where that is not such a grid."""
+        """The grid that a store declares; a ValueError if it is not valid."""
         grid = cls(**record)
         numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side))
         kinds = isinstance(grid.square, bool) and isinstance(grid.symmetric, bool)
@@ -61,7 +67,7 @@ class Grid:
         return grid
 
     def check_count(self) -> None:
-        """Raise a ValueError where there are too many blocks to list."""
+        """Raise a ValueError if there are too many blocks to list."""
         if self.count > MOST_BLOCKS:
             raise ValueError(
                 f"block: {self.n:,} × {self.m:,} pairs in blocks of {self.side} are {self.count:.2g} blocks; a store "
@@ -111,23 +117,39 @@ class BlockStore:
         self.grid = grid = Grid.read(self.record["grid"])
         own = self.record["own"]
         self.own: tuple[str, ...] = (own,) if isinstance(own, str) else tuple(own or ())  # a name in version 0.1
-        self.arrays = {name: group[name] for name in ("similarity", "block_digest", *self.own)}
+        self.matrices: tuple[str, ...] = tuple(self.record.get("measures", (ALONE,)))
+        self.arrays = {name: group[name] for name in (*self.matrices, "block_digest", *self.own)}
         self._sound: set[At] = set()
-        check_shape("similarity", self.arrays["similarity"], (grid.n, grid.m), grid.chunks)
+        for name in self.matrices:
+            check_shape(name, self.arrays[name], (grid.n, grid.m), grid.chunks)
         check_shape("block_digest", self.arrays["block_digest"], (*grid.shape, 32), (1, 1, 32))
         for name in self.own:
             check_shape(name, self.arrays[name], (grid.n,), grid.chunks[:1])
 
     @classmethod
-    def create(cls, path: Path, coords: xr.Dataset, grid: Grid, *, dtype: str, own: Sequence[str], record: Any) -> None:
-        """An empty store: coordinates, arrays without chunks, what it is for. `own` names the sources' own values."""
+    def create(
+        cls,
+        path: Path,
+        coords: xr.Dataset,
+        grid: Grid,
+        *,
+        measures: Sequence[str] | None = None,
+        own: Sequence[str],
+        dtype: str,
+        record: Any,
+    ) -> None:
+        """An empty store: coordinates, arrays without chunks, what it is for. `measures` names the matrices where there
+        are several, `own` the sources' own values.
+        """
         grid.check_count()
+        _check_names(measures or (), [*map(str, coords.coords), *own, "block_digest"])
         coords.to_zarr(path, mode="w-", consolidated=False, zarr_format=3)
         group = zarr.open_group(path, mode="r+")
         create: dict[str, Any] = {"fill_value": np.nan, "dtype": dtype, "compressors": None}
-        group.create_array(
-            "similarity", shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=("source", "target"), **create
-        )
+        for name in measures or (ALONE,):
+            group.create_array(
+                name, shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=("source", "target"), **create
+            )
         for name in own:
             group.create_array(name, shape=(grid.n,), chunks=grid.chunks[:1], dimension_names=("source",), **create)
         if own:
@@ -149,11 +171,11 @@ class BlockStore:
             "own": list(own),
             "labels": labels,
         }
-        group.attrs[OURS] = {**about, **record}
+        group.attrs[OURS] = {**about, **({} if measures is None else {"measures": list(measures)}), **record}
 
     @classmethod
     def open(cls, path: Path, *, write: bool = False) -> BlockStore:
-        """A store of ours, all of its arrays opened; a FileNotFoundError or ValueError says what else it is."""
+        """Open a store and all of its arrays; a FileNotFoundError or ValueError says what is at the path instead."""
         check_name(path)
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
@@ -180,23 +202,30 @@ class BlockStore:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self._array("similarity").dtype)
+        return np.dtype(self._array(self.matrices[0]).dtype)
+
+    @property
+    def several(self) -> bool:
+        """Whether it was asked for as several measures, and is read as a Dataset."""
+        return "measures" in self.record
 
     @property
     def finished(self) -> bool:
         return self.record.get("finished") is True
 
-    def write(self, at: At, values: Array, own: Mapping[str, Array]) -> None:
+    def write(self, at: At, block: Block) -> None:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
-        kept = {name: own[name] for name in self.own} if self.grid.holds_own(at) else {}
+        values = {name: block[0][name] for name in self.matrices}
+        kept = {name: block[1][name] for name in self.own} if self.grid.holds_own(at) else {}
         with self._writing(f"block {at}"):
-            self._array("similarity")[rows, columns] = values
+            for name, matrix in values.items():
+                self._array(name)[rows, columns] = matrix
             for name, numbers in kept.items():
                 self._array(name)[rows] = numbers
             self._array("block_digest")[at] = np.frombuffer(_digest(values, kept), dtype=np.uint8)
 
-    def read(self, at: At) -> tuple[Array, dict[str, Array]]:
+    def read(self, at: At) -> Block:
         """A block and its sources' own values, compared with their digest the first time that they are read."""
         try:
             found = self._on_disk(at)
@@ -211,9 +240,9 @@ class BlockStore:
         self._sound.add(at)
         return found
 
-    def own_values(self) -> Array:
-        """The sources' own values, of all blocks that are there."""
-        return np.asarray(self._array(self.own[0])[:])
+    def own_values(self) -> dict[str, Array]:
+        """The sources' own values by name, of all blocks that are there."""
+        return {name: np.asarray(self._array(name)[:]) for name in self.own}
 
     def state(self, at: At) -> str:
         """`"finished"`, `"missing"`, or `"damaged"` where what is there is not what was written."""
@@ -226,10 +255,11 @@ class BlockStore:
             return "damaged"
         return "finished"
 
-    def finish(self, attrs: dict[str, Any]) -> None:
-        """Note down how the whole was made; from here on it is a result."""
+    def finish(self, attrs: Mapping[str, dict[str, Any]]) -> None:
+        """Write down how each matrix was made; from here on the store is a result."""
         with self._writing("its description"):
-            self._array("similarity").attrs.update(attrs)
+            for name in self.matrices:
+                self._array(name).attrs.update(attrs[name])
             self.group.attrs[OURS] = {**self.record, "finished": True}
         self.record["finished"] = True
 
@@ -245,10 +275,11 @@ class BlockStore:
                 "kept, and the same call resumes once there is room",
             ) from error
 
-    def _on_disk(self, at: At) -> tuple[Array, dict[str, Array]]:
+    def _on_disk(self, at: At) -> Block:
         rows, columns = self.grid.region(at)
-        check_chunk(self.path / "similarity", self._array("similarity"), at)
-        values = np.asarray(self._array("similarity")[rows, columns])
+        for name in self.matrices:
+            check_chunk(self.path / name, self._array(name), at)
+        values = {name: np.asarray(self._array(name)[rows, columns]) for name in self.matrices}
         kept = self.own if self.grid.holds_own(at) else ()
         return values, {name: np.asarray(self._array(name)[rows]) for name in kept}
 
@@ -265,34 +296,18 @@ class BlockStore:
         return found
 
 
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """The only writer of a store, for as long as the context lasts; the lock goes when its process does."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        _lock(fcntl, folder, path)
-        yield
-    finally:
-        os.close(folder)
+def _check_names(names: Sequence[str], taken: Sequence[str]) -> None:
+    """Raise a ValueError if a matrix cannot be called by the name of its measure."""
+    for name in names:
+        if name in taken or not re.fullmatch(r"[\w<>-][\w<>. -]*", name) or name.startswith("__"):
+            raise ValueError(
+                f"measure: {name!r} cannot name a matrix in a store; give le.Measure(name, ...) another name"
+            )
 
 
-def _lock(fcntl: Any, folder: int, path: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RuntimeError(
-            f"store: another process is writing to {path}; wait for it, or choose another path"
-        ) from error
-
-
-def _digest(values: Array, own: Mapping[str, Array]) -> bytes:
-    digest = hashlib.sha256(np.ascontiguousarray(values).data)
-    for numbers in own.values():
+def _digest(values: Mapping[str, Array], own: Mapping[str, Array]) -> bytes:
+    digest = hashlib.sha256()
+    for numbers in (*values.values(), *own.values()):
         digest.update(np.ascontiguousarray(numbers).data)
     return digest.digest()
 

@@ -27,7 +27,7 @@ logger = logging.getLogger("local_elasticity")
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 EMPTY = types.CellType()
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes that say nothing of what a module computes, or are looked at by themselves; `training` is one of them."""
+"""Attributes that do not affect what a module computes, or are fingerprinted separately, such as `training`."""
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Where a module keeps the functions that may change what it computes."""
@@ -42,13 +42,12 @@ OF_A_RUN = (logging.Logger, threading.Thread, type(threading.Lock()), type(threa
 def fingerprint(value: Any, *, apart: Iterable[Any] = ()) -> str:
     """Of a tensor its bytes; of a function its code, defaults, and what it closes over and names; of an object or a
     module its class and attributes, private ones included; of a module also its forward and backward hooks, in order.
-    What is in `apart` is not looked at.
-
-    A hook that collects what it sees is another hook once it has seen something: empty it, or remove it, before a store
-    is gone on with. Private attributes that the code of a library sets are not read, and neither are loggers, locks,
+    What is in `apart` is ignored. The fingerprint of a hook that collects values changes when it has collected some:
+    empty or remove it before a store is resumed. Private attributes that the code of a library sets are not read, and
+    neither are loggers, locks,
     threads and weak references in private attributes: they belong to a run, and not to what a model computes.
 
-    What can be read in none of these ways, such as a random generator, counts by its type, and a warning says so.
+    Anything else, such as a random generator, counts by its type, with a warning.
 
     >>> from functools import partial
     >>> def scaled(c): return lambda x: c * x

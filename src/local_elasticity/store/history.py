@@ -1,9 +1,9 @@
 """A history on disk as it grows: one zarr store, one chunk a probe, readable with xarray between two probes.
 
 A probe's chunks are written first and the arrays' new lengths after them, that of the steps last; every file appears
-whole or not at all. A process that is killed in between leaves chunks without a step, which count for nothing and are
-written over. They are written here, by zarr's specification and not by its library: that takes three times as long,
-while training waits, and its threads are gone when a process ends.
+whole or not at all. A process that is killed in between leaves chunks without a step, which are ignored and later
+overwritten. The files are written here, following zarr's specification, and not by its library, which takes three times
+as long while training waits and whose threads may be gone when a process ends.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class HistoryStore:
                 )
 
     def _check_provenance(self, here: Fingerprints) -> None:
-        """Refuse what measures something else. Histories of earlier versions do not say what they measured."""
+        """Refuse a history of another measurement. Histories of earlier versions do not record what they measured."""
         there = self.about.get("provenance", {})
         if not isinstance(there, dict):
             raise _damaged(self.path, TypeError(f"{there!r} is not a dict"))
@@ -163,7 +163,7 @@ class HistoryStore:
             )
 
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
-        """Raise a ValueError where the arrays are not those of the measures and classes, before they are read."""
+        """Raise a ValueError if the arrays are not those of the measures and classes, before they are read."""
         wanted: dict[str, tuple[int, ...]] = {
             "numbers": (numbers,),
             "sources": (len(OF_SOURCES),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import platform
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+import local_elasticity
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
@@ -194,8 +196,8 @@ def of_update(update: Update) -> str:
 
 
 def of_optimizer(update: Update, problem: Problem) -> Fingerprints:
-    """What the state of a live optimizer does not hold: which parameters are in each of its groups, since the state
-    only numbers them, and the attributes that its class adds to those of torch, such as a norm to clip to.
+    """What the state of a live optimizer does not contain: which parameters are in each group, since the state only
+    numbers them, and attributes that its class adds to torch's, such as a clipping norm.
     """
     if not isinstance(update, FromOptimizer):
         return {}
@@ -242,3 +244,16 @@ def in_words(there: Mapping[str, str], here: Mapping[str, str]) -> str:
         f"{name} ({there.get(name)} there, {here.get(name)} here)" if name in readable else name
         for name in different(there, here)
     )
+
+
+def versions() -> dict[str, str]:
+    """The versions that matter to a number.
+
+    >>> sorted(versions())
+    ['local_elasticity', 'python', 'torch']
+    """
+    return {
+        "local_elasticity": local_elasticity.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

@@ -1,4 +1,4 @@
-"""One similarity in one zarr store: written whole or not at all, read back with everything it knew."""
+"""A similarity, or those of several measures, in one zarr store: written whole, read back with all attributes."""
 
 from __future__ import annotations
 
@@ -17,35 +17,42 @@ from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.memory import available
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import check_name, whole_folder
-from local_elasticity.store.blocks import BlockStore, Grid, label_digest
+from local_elasticity.store.blocks import ALONE, BlockStore, Grid, label_digest
 from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
 
 
-def save(S: xr.DataArray, path: str | Path) -> Path:
-    """Write a labelled similarity. An interrupted save leaves nothing under `path`; an existing path is refused."""
+def save(S: xr.DataArray | xr.Dataset, path: str | Path) -> Path:
+    """Write a labelled similarity, or those of several measures. An interrupted save leaves nothing under `path`; an
+    existing path is refused.
+    """
     path = Path(path)
     check_name(path, "store")
     if path.exists():
         raise FileExistsError(f"store: {path} is there already; choose another path or remove it")
+    several = {ALONE: S} if isinstance(S, xr.DataArray) else {str(name): one for name, one in S.data_vars.items()}
+    measures = None if isinstance(S, xr.DataArray) else list(several)
+    dtype = str(np.result_type(*(one.dtype for one in several.values())))
     coords = as_stored(S.coords.to_dataset())
     with whole_folder(path, "store") as unfinished:
-        grid = Grid(len(S), S.shape[1], SIDE)
-        BlockStore.create(unfinished, coords, grid, dtype=str(S.dtype), own=(), record={})
+        grid = Grid(S.sizes["source"], S.sizes["target"], SIDE)
+        BlockStore.create(unfinished, coords, grid, measures=measures, own=(), dtype=dtype, record={})
         store = BlockStore.open(unfinished, write=True)
         for at in grid.blocks():
-            store.write(at, S.values[grid.region(at)], {})
-        store.finish(attrs_as_stored(S.attrs))
+            store.write(at, ({name: one.values[grid.region(at)] for name, one in several.items()}, {}))
+        store.finish({name: attrs_as_stored(one.attrs) for name, one in several.items()})
     return path
 
 
 def read(
-    path: str | Path, lazy: bool | None = None, *, part: Callable[[xr.DataArray], xr.DataArray] | None = None
-) -> xr.DataArray:
-    """What `save` or `fill` wrote, or the part of it that a function takes before anything large is read; `lazy` leaves
-    the values on disk, None where they are large.
+    path: str | Path, lazy: bool | None = None, *, part: Callable[[xr.Dataset], xr.Dataset] | None = None
+) -> xr.DataArray | xr.Dataset:
+    """What `save` or `fill` wrote: a DataArray, or a Dataset where there are several measures.
+
+    `part` takes some of the pairs before anything large is read. `lazy` leaves the values on disk; None does so where
+    they are large.
     """
     store = BlockStore.open(Path(path))
     if not store.finished:
@@ -55,13 +62,16 @@ def read(
             "store=path) resumes it"
         )
     labels = {**_labels(store), **_own(store)}
-    S = xr.DataArray(indexing.LazilyIndexedArray(Blocks(store)), labels, ("source", "target"), "similarity")
-    S = part(S) if part else S
+    values = {name: indexing.LazilyIndexedArray(Blocks(store, name)) for name in store.matrices}
+    several = xr.Dataset({name: (("source", "target"), one) for name, one in values.items()}, labels)
+    for name in store.matrices:
+        several[name].attrs = _attributes(store, name)
+    several = part(several) if part else several
     if lazy is None:
-        lazy = S.nbytes > SHARE_OF_FREE * available(torch.device("cpu"))
-    S = S if lazy else S.load()
-    S.attrs = _attributes(store)
-    return S
+        size = sum(several[name].nbytes for name in store.matrices)
+        lazy = size > SHARE_OF_FREE * available(torch.device("cpu"))
+    several = several if lazy else several.load()
+    return several if store.several else several[ALONE]
 
 
 def verify(path: str | Path) -> dict[str, list[tuple[int, int]]]:
@@ -87,10 +97,10 @@ def attrs_as_stored(attrs: dict[Any, Any]) -> dict[str, str]:
 
 
 class Blocks(BackendArray):
-    """The matrix, read from its blocks; those below the diagonal of a symmetric one are others' mirror images."""
+    """A matrix, read from its blocks; those below the diagonal of a symmetric one are others' mirror images."""
 
-    def __init__(self, store: BlockStore) -> None:
-        self.store, self.shape, self.dtype = store, (store.grid.n, store.grid.m), store.dtype
+    def __init__(self, store: BlockStore, name: str) -> None:
+        self.store, self.name, self.shape, self.dtype = store, name, (store.grid.n, store.grid.m), store.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         support = indexing.IndexingSupport.OUTER
@@ -110,7 +120,8 @@ class Blocks(BackendArray):
 
     def _block(self, i: int, j: int) -> Any:
         mirrored = self.store.grid.symmetric and i > j
-        return self.store.read((j, i))[0].T if mirrored else self.store.read((i, j))[0]
+        values = self.store.read((j, i) if mirrored else (i, j))[0][self.name]
+        return values.T if mirrored else values
 
 
 def _places(rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
@@ -121,10 +132,11 @@ def _places(rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
 
 
 def _labels(store: BlockStore) -> dict[str, Any]:
-    """The coordinates; a ValueError where one is not what was written."""
+    """The coordinates; a ValueError if one is not what was written."""
     digests = store.record["labels"]
     try:
-        check_affordable(array for name, array in store.group.arrays() if name not in ("similarity", "block_digest"))
+        large = (*store.matrices, "block_digest")
+        check_affordable(array for name, array in store.group.arrays() if name not in large)
         with xr.open_zarr(RegularFiles(store.path, read_only=True), consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
@@ -136,10 +148,10 @@ def _labels(store: BlockStore) -> dict[str, Any]:
     return {**found, **_strings(found, "OT", str)}
 
 
-def _attributes(store: BlockStore) -> dict[str, Any]:
-    """What the result says of itself."""
+def _attributes(store: BlockStore, matrix: str) -> dict[str, Any]:
+    """What a matrix says of itself."""
     try:
-        return {name: json.loads(str(value)) for name, value in store.arrays["similarity"].attrs.items()}
+        return {name: json.loads(str(value)) for name, value in store.arrays[matrix].attrs.items()}
     except ValueError as error:
         raise ValueError(f"path: {store.path} is damaged: its attributes are not JSON ({error})") from error
 

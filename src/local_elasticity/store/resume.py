@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,8 +13,8 @@ import xarray as xr
 
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.scale.workers import current_workers
-from local_elasticity.store.atomic import check_name, whole_folder
-from local_elasticity.store.blocks import At, BlockStore, Grid, alone
+from local_elasticity.store.atomic import alone, check_name, whole_folder
+from local_elasticity.store.blocks import At, Block, BlockStore, Grid
 from local_elasticity.store.provenance import Fingerprints, different, in_words
 
 logger = logging.getLogger("local_elasticity")
@@ -27,14 +28,11 @@ ROUNDING = 0.05
 """By how much those may differ, on average: they are computed in other chunks than before."""
 
 
-Block = tuple[Array, dict[str, Array]]
-"""The values of a block, and its sources' own values by name."""
-
 Self = TypeVar("Self", bound="Work")
 
 
 class Work(Protocol):
-    """What blocks are computed from. A store knows no more of a measurement."""
+    """What blocks are computed from; all that a store needs to know of a measurement."""
 
     @property
     def grid(self) -> Grid: ...
@@ -43,7 +41,12 @@ class Work(Protocol):
     def dtype(self) -> str: ...
 
     @property
-    def own(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...] | None:
+        """What the measures are called, where there are several."""
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """What the sources' own values are called."""
 
     @property
     def diagonal_first(self) -> bool:
@@ -56,7 +59,7 @@ class Work(Protocol):
     def gpus(self) -> int: ...
 
     def planned(self: Self, side: int | None) -> Self:
-        """With everything decided that the bits of a block depend on."""
+        """With all decisions made that the bits of a block depend on."""
 
     def record(self) -> dict[str, Any]:
         """What was decided, in plain values."""
@@ -64,13 +67,16 @@ class Work(Protocol):
     def resumed(self: Self, record: dict[str, Any], side: int) -> Self:
         """As it was decided before."""
 
-    def with_diagonal(self: Self, diagonal: Array) -> Self: ...
+    def with_own(self: Self, own: Mapping[str, Array]) -> Self:
+        """With the sources' own values by name, which blocks off the diagonal are divided by."""
 
     def block(self, at: At) -> Block: ...
 
-    def corner(self, at: At, few: int) -> Array: ...
+    def corner(self, at: At, few: int) -> Mapping[str, Array]:
+        """The first rows and columns of a block, by matrix."""
 
-    def describe(self, unresolved: float) -> dict[str, str]: ...
+    def describe(self, unresolved: Mapping[str, float]) -> dict[str, dict[str, str]]:
+        """What each matrix says of itself, given its share of pairs without a value."""
 
 
 def compute_block(work: Work, at: At) -> Block:
@@ -117,7 +123,15 @@ def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -
     """An empty store under `path`, all at once."""
     try:
         with whole_folder(path, "store") as unfinished:
-            BlockStore.create(unfinished, coords, work.grid, dtype=work.dtype, own=work.own, record=record)
+            BlockStore.create(
+                unfinished,
+                coords,
+                work.grid,
+                measures=work.names,
+                own=work.own,
+                dtype=work.dtype,
+                record=record,
+            )
     except OSError as error:
         if not path.exists():
             raise
@@ -150,16 +164,19 @@ def _resumed(store: BlockStore, work: Work) -> Work:
 
 
 def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
-    """What no fingerprint shows, such as a file that a function reads, shows in what is measured."""
+    """Measure a few stored pairs again: this detects changes that no fingerprint shows, such as a file that a function
+    reads."""
     first = next((at for at in store.grid.blocks() if store.state(at) == "finished"), None)
     if first is None:
         return
     if work.diagonal_first:
-        work = work.with_diagonal(store.own_values())
-    there = store.read(first)[0][:MEASURED_AGAIN, :MEASURED_AGAIN]
-    here = work.corner(first, MEASURED_AGAIN)
-    known = np.isfinite(there) & np.isfinite(here)
-    if np.abs(here - there)[known].sum() > ROUNDING * np.abs(there)[known].sum():
+        work = work.with_own(store.own_values())
+    again = work.corner(first, MEASURED_AGAIN)
+    for name, values in store.read(first)[0].items():
+        there, here = values[:MEASURED_AGAIN, :MEASURED_AGAIN], again[name]
+        known = np.isfinite(there) & np.isfinite(here)
+        if np.abs(here - there)[known].sum() <= ROUNDING * np.abs(there)[known].sum():
+            continue
         raise ValueError(
             f"store: {store.path} holds another measurement: its pairs have other values when they are measured again, "
             "though weights, data and settings are the same; look for what the model, the loss or the measure reads "
@@ -174,29 +191,29 @@ def _warn_of_versions(store: BlockStore, versions: dict[str, str]) -> None:
         logger.warning("store: begun under other versions (%s); new blocks may differ in their last bits", changed)
 
 
-def _compute(store: BlockStore, work: Work, progress: ProgressOption) -> float:
-    """Check what is there, compute what is not; the share of pairs without a value."""
-    unresolved: dict[At, float] = {}
-    missing = []
-    for at in store.grid.blocks():
+def _compute(store: BlockStore, work: Work, progress: ProgressOption) -> dict[str, float]:
+    """Check what is there, compute what is not; the share of pairs without a value, by matrix."""
+    unresolved = dict.fromkeys(store.matrices, 0)
+    missing, places = [], store.grid.blocks()
+    for at in places:
         state = store.state(at)
         if state == "finished":
-            unresolved[at] = _empty(store, at, store.read(at)[0])
+            _count_unresolved(unresolved, store, at, store.read(at))
         else:
             missing.append(at)
             if state == "damaged":
                 logger.warning("store: block %s of %s is damaged and is computed again", at, store.path)
-    with Progress(len(store.grid.blocks()), "blocks", progress) as bar:
-        bar.done = len(unresolved)
+    with Progress(len(places), "blocks", progress) as bar:
+        bar.done = len(places) - len(missing)
         for phase in _phases(work, missing):
             if work.diagonal_first and any(i != j for i, j in phase):
-                work = work.with_diagonal(store.own_values())
+                work = work.with_own(store.own_values())
             tasks = current_workers().map(compute_block, work, phase, threads=work.threads, gpus=work.gpus)
-            for at, (values, own) in tasks:
-                store.write(at, values, own)
-                unresolved[at] = _empty(store, at, values)
+            for at, block in tasks:
+                store.write(at, block)
+                _count_unresolved(unresolved, store, at, block)
                 bar.advance()
-    return sum(unresolved.values()) / (store.grid.n * store.grid.m)
+    return {name: empty / (store.grid.n * store.grid.m) for name, empty in unresolved.items()}
 
 
 def _phases(work: Work, missing: list[At]) -> list[list[At]]:
@@ -206,7 +223,8 @@ def _phases(work: Work, missing: list[At]) -> list[list[At]]:
     return [[at for at in missing if at[0] == at[1]], [at for at in missing if at[0] != at[1]]]
 
 
-def _empty(store: BlockStore, at: At, values: Array) -> float:
-    """Pairs without a value, those of the mirrored block included."""
+def _count_unresolved(unresolved: dict[str, int], store: BlockStore, at: At, block: Block) -> None:
+    """Add the pairs of a block without a value, those of the mirrored block included."""
     twice = 2 if store.grid.symmetric and at[0] != at[1] else 1
-    return twice * float(np.isnan(values).sum())
+    for name in unresolved:
+        unresolved[name] += twice * int(np.isnan(block[0][name]).sum())

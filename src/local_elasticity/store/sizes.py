@@ -36,7 +36,7 @@ def whole_number(value: Any, least: int = 0) -> bool:
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
-    """Raise a ValueError where an array is not of the shape, or not cut into the chunks, that its store declares."""
+    """Raise a ValueError if an array is not of the shape, or not cut into the chunks, that its store declares."""
     if not isinstance(array, zarr.Array):
         raise ValueError(f"{name} is not an array")
     if array.shape != shape or array.chunks != chunks:
@@ -51,7 +51,7 @@ def chunk_file(folder: Path, array: zarr.Array[Any], place: tuple[int, ...]) -> 
 
 
 def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *, may_lack: bool = True) -> None:
-    """Raise a ValueError where the file of an uncompressed chunk has another size than its values take.
+    """Raise a ValueError if the file of an uncompressed chunk has another size than its values take.
 
     A file that is not there is allowed where `may_lack` and the chunk is small: it holds the fill value.
     """
@@ -68,7 +68,7 @@ def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *,
 
 
 class RegularFiles(LocalStore):
-    """A folder as zarr reads it, each of its files looked at before it is read (`check_readable`)."""
+    """A folder as zarr reads it; each file is checked before it is read (`check_readable`)."""
 
     async def _open(self, *, mode: Any = None) -> None:
         if not self.root.is_dir():  # zarr would make it
@@ -85,7 +85,7 @@ class RegularFiles(LocalStore):
 
 
 def read_json(file: Path) -> Any:
-    """What a description says; a ValueError where it cannot be read."""
+    """What a description says; a ValueError if it cannot be read."""
     check_readable(file)
     try:
         return json.loads(file.read_text())
@@ -94,8 +94,8 @@ def read_json(file: Path) -> Any:
 
 
 def check_readable(file: Path) -> None:
-    """Raise a ValueError where a file of a store is a FIFO or a device, which reading would wait for, or is too large
-    for the memory. That it is missing, or a folder, is for the reader to say.
+    """Raise a ValueError if a file of a store is a FIFO or a device, which reading would wait for, or is too large
+    for the memory. Missing files and folders are left to the reader.
     """
     try:
         found = file.stat()
@@ -111,7 +111,7 @@ def check_readable(file: Path) -> None:
 
 
 def check_affordable(arrays: Iterable[Any]) -> None:
-    """Raise a ValueError where arrays that are read at once would fill more than a share of the free memory."""
+    """Raise a ValueError if arrays that are read at once would fill more than a share of the free memory."""
     wanted = sum(array.nbytes for array in arrays if isinstance(array, zarr.Array))
     limit = int(SHARE_OF_FREE * available(torch.device("cpu")))
     if wanted > limit:

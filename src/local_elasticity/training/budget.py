@@ -50,12 +50,12 @@ class Budget:
 
     @property
     def training_seconds(self) -> float:
-        """Time that went into anything but probing."""
+        """Seconds spent on anything but probing."""
         return self.earlier_seconds + self.clock() - self._began - self.probing_seconds
 
     def affords(self, step: int, *, busy: bool = False, asked: bool = True) -> bool:
-        """Whether a probe may be taken now; where not, a step that was `asked` for is written down as skipped. None may
-        while the GPU is `busy` with the last, whose cost is not known yet."""
+        """Whether a probe may be taken now; if not, a step that was `asked` for is recorded as skipped. No probe may be
+        taken while the GPU is `busy` with the last one, whose cost is not known yet."""
         if self.share is None or (self.last_seconds == 0 and not busy):
             return True
         if self.probing_seconds + self.last_seconds <= self.share * self.training_seconds and not busy:
@@ -81,7 +81,7 @@ class Budget:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Time what is done inside."""
+        """Measure the time spent inside."""
         began = self.clock()
         try:
             yield
@@ -91,7 +91,7 @@ class Budget:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Time what is done with the last probe: it belongs to its cost."""
+        """Measure the time spent on recording the last probe, which is part of its cost."""
         began = self.clock()
         try:
             yield
@@ -99,7 +99,7 @@ class Budget:
             self.charge(self.clock() - began)
 
     def charge(self, seconds: float) -> None:
-        """Count more seconds as the last probe's; those on a GPU beside training as if training had waited."""
+        """Add seconds to the last probe. Seconds on a GPU beside training count as if training had waited."""
         self.last_seconds += seconds
         self.probing_seconds += seconds
 
@@ -112,7 +112,7 @@ class Budget:
         }
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise where a state lacks something, or has it in another form."""
+        """Raise an error if a state lacks an entry or has one of another type."""
         for name in ("training_seconds", "probing_seconds", "last_seconds"):
             float(state[name])
         for step in state["skipped"]:

@@ -61,7 +61,8 @@ class Standing:
 
 
 def at_present(problem: Problem) -> Problem:
-    """The problem for the model as it is now. A default selection is made again; any other must still be there."""
+    """The problem for the current model. A default selection of parameters is repeated; selected parameters must still
+    exist."""
     if problem.by_default:
         steps = selected(problem.model, None)
         refuse_unsupported(problem.model, problem.named_tensors(), steps)

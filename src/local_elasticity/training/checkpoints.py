@@ -1,4 +1,4 @@
-"""Watching after the fact: the same history from saved weights."""
+"""Probing saved checkpoints: the same history as that of a live monitor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
 STEP = re.compile(r"step[=_-]?(\d+)", re.IGNORECASE)
 FOLDER = re.compile(r"(?:^|step|checkpoint)[=_-]?(\d+)$", re.IGNORECASE)
 FRACTION = re.compile(r"(?<=[=_-])\d+\.\d+")
-"""Where names hold the step: `step=120`, a folder `checkpoint-120`; and what is none, `loss=0.25`."""
+"""Patterns of the step in names (`step=120`, a folder `checkpoint-120`), and of numbers that are not steps
+(`loss=0.25`)."""
 
 
 def watch(checkpoints: Sequence[str | Path], model: nn.Module, sources: Any, **options: Any) -> Monitor:
@@ -120,7 +121,7 @@ def _weights_file(file: Path, argument: str = ARGUMENT) -> Path:
 
 
 def _content(file: Path, device: torch.device, argument: str) -> Any:
-    """What was saved; a large file is mapped and not read whole. No pickled object is ever made."""
+    """The content of a file; a large file is memory-mapped. No pickled object is ever created."""
     if file.exists() and not file.is_file():
         raise ValueError(f"{argument}: {file} is not a regular file")
     try:
@@ -139,7 +140,7 @@ def _content(file: Path, device: torch.device, argument: str) -> Any:
 
 
 def find(place: str, argument: str) -> Any:
-    """What `module:name` names; the working folder is looked in as well."""
+    """The object that `module:name` names; the working folder is searched too."""
     module, _, name = place.partition(":")
     if not name:
         raise ValueError(f"{argument}: expected module:factory (for example my_project.nets:make_net), got {place!r}")
@@ -153,7 +154,7 @@ def find(place: str, argument: str) -> Any:
 
 
 def find_model(place: str) -> nn.Module:
-    """The model that `module:factory` makes; the working folder is looked in as well."""
+    """The model that `module:factory` makes; the working folder is searched too."""
     factory = find(place, "--model")
     model = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
     if not isinstance(model, nn.Module):

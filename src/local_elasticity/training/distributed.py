@@ -28,7 +28,7 @@ OF_SOURCES = (
     "noise_scale",
     "source_labels",
 )
-"""What of a response has a row for every source."""
+"""The fields of a response that have a row for every source."""
 
 
 def alone() -> bool:
@@ -125,12 +125,12 @@ def gathered_rows(mine: Sequence[Tensor], n: int) -> list[Tensor]:
 
 
 def _padded(mine: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
-    """A block of `size` rows that begins with one's own, and room for that of every rank."""
+    """A block of `size` rows that begins with this rank's rows, and memory for the blocks of all ranks."""
     block = torch.zeros(size, *mine.shape[1:], dtype=mine.dtype, device=_device())
     block[: len(mine)] = mine.detach()
     return block, [torch.empty_like(block) for _ in range(dist.get_world_size())]
 
 
 def _device() -> torch.device:
-    """Where collectives need their tensors."""
+    """The device on which collectives need their tensors."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

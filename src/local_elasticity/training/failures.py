@@ -93,7 +93,7 @@ class Failures:
         )
 
     def worked(self) -> None:
-        """A probe was taken: start counting again."""
+        """Reset the count after a probe that worked."""
         self._in_a_row, self.stopped = 0, None
 
 

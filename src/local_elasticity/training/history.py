@@ -14,10 +14,9 @@ import torch
 from local_elasticity.engine.causes import NO_STEP
 from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
-from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, summarized, tell_of_unresolved
+from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, sampled_rows, summarized, tell_of_unresolved
 from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
 from local_elasticity.store.provenance import Fingerprints, different, in_words
-from local_elasticity.training.plan import sampled_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,8 +111,8 @@ class History:
         self._disk = OnDisk(store)
 
     def _tell_of_changes(self, store: HistoryStore) -> None:
-        """Say where the store was begun with another update, loss or policy. A live optimizer has other numbers as the
-        run goes on, and histories of earlier versions are not checked more closely."""
+        """Say where the store was begun with another update, loss or policy. The numbers of a live optimizer change
+        during a run, and histories of earlier versions are only checked this far."""
         begun = store.about
         for name in ("update", "loss", "policy"):
             if begun.get(name) != self.about.get(name):
@@ -145,7 +144,7 @@ class History:
         return self._disk is not None and self._disk.whole
 
     def append(self, probe: Probe) -> None:
-        """To the store first, so that what interrupts it leaves neither ahead of the other."""
+        """Append a probe, to the store first, so that an interrupt leaves memory and store consistent."""
         if self._disk is not None:
             self._disk.append(probe, self.notes)
         self._probes.append(probe)
@@ -161,7 +160,7 @@ class History:
             self._disk.flush(self.notes)
 
     def keep_until(self, step: int) -> None:
-        """Drop probes after `step`: they belong to a continuation that was given up."""
+        """Drop probes after `step`: they belong to a continuation that was abandoned."""
         self._probes = [probe for probe in self._probes if probe.step <= step]
         self._frames.clear()
         self.notes = {at: note for at, note in self.notes.items() if at <= step}

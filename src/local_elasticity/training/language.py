@@ -153,8 +153,8 @@ def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _check(input_ids: Tensor, mask: Tensor, labels: Tensor | None) -> None:
-    """Ones with zeros on one side, at least two ones: the model is not shown the mask, and the first token is not
-    predicted."""
+    """Check that a mask is ones with zeros on one side, at least two ones: the model does not get the mask, and the
+    first token is not predicted."""
     if input_ids.ndim != 2 or mask.shape != input_ids.shape:
         raise ValueError(
             f"input_ids, attention_mask: expected two tensors [b, T], got {list(input_ids.shape)} and "
@@ -183,7 +183,7 @@ def _check(input_ids: Tensor, mask: Tensor, labels: Tensor | None) -> None:
 
 
 def _check_labels(input_ids: Tensor, labels: Tensor, seen: Tensor) -> None:
-    """Labels only choose which tokens are predicted; the model is not asked for others."""
+    """Labels only select which tokens are predicted; no other tokens can be targets."""
     other = seen & (labels != IGNORED) & (labels != input_ids)
     if other.any():
         row, place = (int(index) for index in other.nonzero()[0])

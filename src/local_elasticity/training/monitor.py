@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from local_elasticity.checks import check_count
 from local_elasticity.emergence.feature_measures import FeatureMeasure
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
-from local_elasticity.store.provenance import of_probes
+from local_elasticity.store.provenance import of_probes, versions
 from local_elasticity.training.budget import Budget
-from local_elasticity.training.distributed import alone, decided, first
-from local_elasticity.training.failures import tell
+from local_elasticity.training.distributed import decided, first
 from local_elasticity.training.history import ONE_CLASS, History
 from local_elasticity.training.loggers import Loggers
-from local_elasticity.training.plan import LEAST_PROBES, Planner, count_due, sampled_rows
+from local_elasticity.training.plan import Pace
 from local_elasticity.training.probe import Prober, sorted_measures
 from local_elasticity.training.probe_runner import ProbeRunner
 from local_elasticity.training.schedule import OF_STEPS_ALONE, Schedule, resolve_schedule
+from local_elasticity.warn import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +59,8 @@ class Monitor:
         source_labels, target_labels: a class for each. They default to the sources' own labels where the loss is
             cross-entropy; without any, all examples are one class.
         class_names: what results call the classes: a list by label, or a dict from label to name.
-        measures: names as for `le.similarity`, `le.Measure`s, functions of a `Response`, or
-            `le.emergence.FeatureMeasure`s.
+        measure: as for `le.similarity`: a name, a `le.Measure`, a function of a `Response`, or several of these. A
+            `le.emergence.FeatureMeasure` is accepted too.
         update: `SGD`, `Adam`, or `FromOptimizer(optimizer)`, the step that your optimizer would take now.
         every, schedule: every n steps; or steps listed, `LogSpaced`, `PerEpoch`, or anything with due(step) → bool.
             Without either, as often as the budget allows.
@@ -82,7 +80,7 @@ class Monitor:
     >>> import torch, local_elasticity as le
     >>> net, x, y = torch.nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
     >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measures=("kl",), every=2, budget=None)
+    >>> monitor = le.Monitor(net, (x, y), loss="cross_entropy", measure="kl", every=2, budget=None)
     >>> for step in range(5):
     ...     loss = torch.nn.functional.cross_entropy(net(x), y)
     ...     optimizer.zero_grad()
@@ -105,7 +103,7 @@ class Monitor:
         source_labels: ArrayLike | None = None,
         target_labels: ArrayLike | None = None,
         class_names: Mapping[Any, str] | Sequence[str] | None = None,
-        measures: Iterable[AnyMeasure | FeatureMeasure] = ("relative",),
+        measure: AnyMeasure | FeatureMeasure | Iterable[AnyMeasure | FeatureMeasure] = "relative",
         update: Update = DEFAULT_UPDATE,
         every: int | None = None,
         schedule: Schedule | Iterable[int] | None = None,
@@ -116,11 +114,15 @@ class Monitor:
         engine: str | Engine = "auto",
         approximate: bool = False,
         memory: int | None = MEMORY,
+        measures: Iterable[AnyMeasure | FeatureMeasure] | None = None,
     ) -> None:
+        if measures is not None:
+            warn("measures: le.Monitor calls it measure, as le.similarity does; write measure=", DeprecationWarning)
+            measure = measures
         problem = as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
         told = Loggers(loggers)
-        of_pairs, of_features = sorted_measures(measures)
+        of_pairs, of_features = sorted_measures(measure)
         measurement = Measurement.read(
             problem,
             sources,
@@ -160,28 +162,17 @@ class Monitor:
             ),
         )
         self._runner = ProbeRunner(prober, history, Budget(budget), told)
-        self._asked = every is not None or schedule is not None
-        self._planner = self._planner_of(total_steps, source_classes)
-        self._few_told = False
+        self._pace = Pace(self.schedule, self._runner, asked=every is not None or schedule is not None)
+        self._pace.plan_for(total_steps)
         self._resumed = len(history) == 0
         self._seen: int | None = None
         self._told = False
-
-    def _planner_of(self, total_steps: int | None, classes: Sequence[Any]) -> Planner | None:
-        """For a run whose length is known, under a budget; a schedule that looks at more than the step is not planned.
-        Several processes measure all sources."""
-        if total_steps is None:
-            return None
-        check_count("total_steps", total_steps)
-        if self.budget.share is None or not isinstance(self.schedule, OF_STEPS_ALONE):
-            return None
-        return Planner(total_steps, self.schedule, classes, asked=self._asked, samples=alone())
 
     def __repr__(self) -> str:
         history, asked = self._runner.history, self._runner.prober.measurement
         measures = ", ".join((*history.measures, *history.numbers))
         size = f"{len(history.source_classes)} sources × {len(history.target_classes)} targets"
-        when = repr(self.schedule) if self._asked else "as often as the budget allows"
+        when = repr(self.schedule) if self._pace.asked else "as often as the budget allows"
         share = "no budget" if self.budget.share is None else f"budget {self.budget.share:.3g} of the training time"
         taken = f"{len(history)} probe{'s' * (len(history) != 1)}"
         taken += f", the last at step {history[-1].step}" if len(history) else ""
@@ -191,7 +182,7 @@ class Monitor:
 
     @property
     def history(self) -> History:
-        """All probes so far; one that a GPU is still at is waited for."""
+        """All probes so far; if a GPU is still computing one, this waits for it."""
         self._runner.finish()
         return self._runner.history
 
@@ -229,78 +220,14 @@ class Monitor:
         return self._runner.safely(number, lambda: self._wanted(number) and self._runner.take(number))
 
     def _wanted(self, step: int) -> bool:
-        """Whether to probe now, as rank 0 says; steps that every rank knows to be no probe's are not asked about.
+        """Whether to probe now, as rank 0 decides; ranks do not communicate at steps that all know not to be due.
 
         Rank 0 also decides when probing stops, and answers all the same, so that no rank waits for another.
         """
         known = isinstance(self.schedule, OF_STEPS_ALONE)
         if known and not self.schedule.due(step):
             return False
-        return decided(first() and self.stopped is None and self._runner.safely(step, lambda: self._due(step)))
-
-    def _due(self, step: int) -> bool:
-        due = bool(self.schedule.due(step))
-        return due and self._fits(step)
-
-    def _fits(self, step: int) -> bool:
-        """Whether the budget has a probe for this due step: as planned where the length of the run is known, by what
-        was spent so far where not."""
-        runner, planner = self._runner, self._planner
-        if planner is None or runner.busy:
-            return self.budget.affords(step, busy=runner.busy, asked=self._asked)
-        history, last = runner.history, runner.last_step
-        measured = self._runner.prober.n if runner.rows is None else len(runner.rows)
-        if planner.look(step, self.budget, taken=len(history), last=last, measured=measured):
-            self._follow(step, planner)
-        if planner.plan is None:
-            return self.budget.affords(step, asked=self._asked)
-        if planner.takes(step, last):
-            return True
-        self.budget.leave_out(step, asked=self._asked)
-        return False
-
-    def _follow(self, step: int, planner: Planner) -> None:
-        """Measure as many sources as a new plan says, and say so, and where the plan has too few probes."""
-        plan, before = planner.plan, planner.sources if self._runner.rows is None else len(self._runner.rows)
-        assert plan is not None
-        if plan.sources != before:
-            kept = plan.sources < planner.sources
-            self._runner.rows = sampled_rows(self._runner.history.source_classes, plan.sources) if kept else None
-            words = f"{plan.sources} of the {planner.sources} sources are measured"
-            self._runner.history.note(step, words)
-            if kept:
-                tell(
-                    f"monitor: from step {step} on {words}, as even by class as they come, so that probes fit into "
-                    f"{self._allowance(planner.total)}. A larger budget= or fewer targets keep all"
-                )
-        if (
-            plan.probes < LEAST_PROBES
-            and not self._few_told
-            and count_due(self.schedule, 0, planner.total) != plan.probes
-        ):
-            self._few_told = True
-            tell(
-                f"monitor: {plan.probes} probe{'s' * (plan.probes != 1)} fit into {self._allowance(planner.total)}, "
-                f"fewer than {LEAST_PROBES}; one takes {self.budget.last_seconds:.2g} s. Pass a larger budget=, fewer "
-                "targets, or budget=None"
-            )
-
-    def _allowance(self, total: int | None = None) -> str:
-        what = "the training time" if total is None else f"the time of {total} steps"
-        return f"{100 * (self.budget.share or 0):.3g} % of {what}"
-
-    def _tell_if_few(self) -> None:
-        """Say once at the end that the budget left fewer than eight probes, and what to do."""
-        taken, last = len(self.history), self.budget.last_seconds
-        if self._few_told or not 0 < taken < LEAST_PROBES or not self.budget.refused or self.budget.share is None:
-            return
-        self._few_told = True
-        trained = self.budget.training_seconds
-        tell(
-            f"monitor: {taken} probe{'s' * (taken != 1)} fitted into {self._allowance()} ({trained:.2g} s), fewer than "
-            f"{LEAST_PROBES}; one takes {last:.2g} s. Pass total_steps= to have sources left out instead, fewer "
-            "sources or targets, a larger budget=, or budget=None"
-        )
+        return decided(first() and self.stopped is None and self._runner.safely(step, lambda: self._pace.due(step)))
 
     @untouched
     def probe(self, step: int) -> bool:
@@ -310,7 +237,7 @@ class Monitor:
             step: the step that training is at, counted over all epochs.
 
         Returns:
-            True, or False where memory did not suffice.
+            True, or False if memory did not suffice.
 
         Raises:
             Exception: any error of the model or a measure, and those of `step`.
@@ -364,10 +291,10 @@ class Monitor:
 
         Returns:
             A DataFrame: measure, of, first, late, half_life, change_step, before, after, p_value. From fewer than four
-            probes only the first value is told.
+            probes only the first value is given.
         """
         self._tell_if_silent()
-        self._tell_if_few()
+        self._pace.tell_if_few(len(self.history))
         return self.history.phases()
 
     def state_dict(self) -> dict[str, Any]:
@@ -415,7 +342,7 @@ class Monitor:
         self._seen, self._resumed = int(state["step"]), True
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise a ValueError where a state is damaged, before any of it is taken over."""
+        """Raise a ValueError if a state is damaged, before any of it is taken over."""
         prober = self._runner.prober
         try:
             int(state["step"])
@@ -454,7 +381,7 @@ class Monitor:
         """Write what the store lacks, and log at the end of training that nothing was measured, what was left out,
         or that probing stopped."""
         self._tell_if_silent()
-        self._tell_if_few()
+        self._pace.tell_if_few(len(self.history))
         self.history.flush()
         if self.skipped:
             logger.info("local elasticity: %d probes taken, %d left out", len(self.history), len(self.skipped))

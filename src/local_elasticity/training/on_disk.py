@@ -1,4 +1,4 @@
-"""The store under a history: written to while that works, tried again after errors that may pass."""
+"""The store of a history: written while that works, and retried after temporary errors."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
     """One row for every measure of `history.locality()`: the ratio first and late, its half-life, and its change-point.
 
     Where there is one class only there is no ratio, and the value within it is described. From fewer than four values
-    only the first is told; the rest is NaN, and a warning is logged.
+    only the first is given; the rest is NaN, and a warning is logged.
     """
     import pandas as pd
 

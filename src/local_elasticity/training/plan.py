@@ -1,4 +1,4 @@
-"""A plan for the probes of a whole run: how many its budget pays for, of how many sources, and at which due steps."""
+"""When to probe: which due steps a budget pays for, and a plan for a whole run whose length is known."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from local_elasticity.checks import check_count
+from local_elasticity.statistics.class_pairs import sampled_rows
 from local_elasticity.training.budget import Budget
-from local_elasticity.training.schedule import Every, Listed, LogSpaced, PerEpoch, Schedule
+from local_elasticity.training.distributed import alone
+from local_elasticity.training.failures import tell
+from local_elasticity.training.probe_runner import ProbeRunner
+from local_elasticity.training.schedule import OF_STEPS_ALONE, Every, Listed, LogSpaced, PerEpoch, Schedule
 
 LEAST_PROBES = 8
 """Probes that a run should have: sources are left out before there are fewer."""
 
 MOST_PROBES = 200
-"""Probes that are taken where no schedule was asked for; more tell nothing new and fill the memory."""
+"""The most probes without a schedule; more add little information and fill the memory."""
 
 SOURCES_OF_A_CLASS = 2
 """Sources of a class that are always kept: a class needs two for a pair."""
@@ -44,8 +47,8 @@ def planned(
     """The plan for what is left of a run, where a probe of `measured` sources took `price` seconds.
 
     Sources are left out where fewer than eight probes would fit otherwise. Of more due steps than fit, every second,
-    third, … is taken. Sources that were left out come back, twice as many at a time, where twice as many probes would
-    fit as are wanted: a probe costs at most in proportion to its sources.
+    third, … is taken. If twice as many probes would fit as are needed, the number of sources is doubled again: the cost
+    of a probe grows at most in proportion to its sources.
 
     Args:
         price: seconds of the last probe.
@@ -94,8 +97,8 @@ class Planner:
         self._planned_at = -1
 
     def look(self, step: int, budget: Budget, *, taken: int, last: int, measured: int) -> bool:
-        """Plan where a probe was taken since the last plan; whether there is a new one. `last` is the step of the last
-        probe, which was of `measured` sources."""
+        """Make a new plan if a probe was taken since the last plan; returns whether it did. `last` is the step of the
+        last probe, which was of `measured` sources."""
         if self._began is None:
             self._began = step, budget.training_seconds
         seen = step - self._began[0]
@@ -121,8 +124,90 @@ class Planner:
         return self.plan is not None and (count_due(self.schedule, last + 1, step + 1) or 0) >= self.plan.stride
 
 
+class Pace:
+    """Which of the due steps are probed: as planned where the length of the run is known, by what was spent so far
+    where not. `asked` says whether the user gave a schedule."""
+
+    def __init__(self, schedule: Schedule, runner: ProbeRunner, *, asked: bool) -> None:
+        self.schedule, self.runner, self.asked = schedule, runner, asked
+        self.planner: Planner | None = None
+        self._few_told = False
+
+    def plan_for(self, total_steps: int | None) -> None:
+        """Plan a run of known length under a budget. A schedule that looks at more than the step is not planned.
+        Several processes measure all sources.
+        """
+        if total_steps is None:
+            return
+        check_count("total_steps", total_steps)
+        if self.runner.budget.share is not None and isinstance(self.schedule, OF_STEPS_ALONE):
+            classes = self.runner.history.source_classes
+            self.planner = Planner(total_steps, self.schedule, classes, asked=self.asked, samples=alone())
+
+    def due(self, step: int) -> bool:
+        """Whether this step is due and the budget has a probe for it."""
+        return bool(self.schedule.due(step)) and self._fits(step)
+
+    def _fits(self, step: int) -> bool:
+        runner, budget, planner = self.runner, self.runner.budget, self.planner
+        if planner is None or runner.busy:
+            return budget.affords(step, busy=runner.busy, asked=self.asked)
+        last, measured = runner.last_step, runner.prober.n if runner.rows is None else len(runner.rows)
+        if planner.look(step, budget, taken=len(runner.history), last=last, measured=measured):
+            self._follow(step, planner, measured)
+        if planner.plan is None:
+            return budget.affords(step, asked=self.asked)
+        if planner.takes(step, last):
+            return True
+        budget.leave_out(step, asked=self.asked)
+        return False
+
+    def _follow(self, step: int, planner: Planner, measured: int) -> None:
+        """Measure as many sources as a new plan says, and say so, and where the plan has too few probes."""
+        plan, runner = planner.plan, self.runner
+        assert plan is not None
+        if plan.sources != measured:
+            kept = plan.sources < planner.sources
+            runner.rows = sampled_rows(runner.history.source_classes, plan.sources) if kept else None
+            words = f"{plan.sources} of the {planner.sources} sources are measured"
+            runner.history.note(step, words)
+            if kept:
+                tell(
+                    f"monitor: from step {step} on {words}, as even by class as they come, so that probes fit into "
+                    f"{self._allowance(planner.total)}. A larger budget= or fewer targets keep all"
+                )
+        few = plan.probes < LEAST_PROBES and count_due(self.schedule, 0, planner.total) != plan.probes
+        if few and not self._few_told:
+            self._few_told = True
+            tell(
+                f"monitor: {_probes(plan.probes)} fit into {self._allowance(planner.total)}, fewer than "
+                f"{LEAST_PROBES}; one takes {runner.budget.last_seconds:.2g} s. Pass a larger budget=, fewer targets, "
+                "or budget=None"
+            )
+
+    def tell_if_few(self, taken: int) -> None:
+        """Say once at the end that the budget left fewer than eight probes, and what to do."""
+        budget = self.runner.budget
+        if self._few_told or not 0 < taken < LEAST_PROBES or not budget.refused or budget.share is None:
+            return
+        self._few_told = True
+        tell(
+            f"monitor: {_probes(taken)} fitted into {self._allowance()} ({budget.training_seconds:.2g} s), fewer than "
+            f"{LEAST_PROBES}; one takes {budget.last_seconds:.2g} s. Pass total_steps= to have sources left out "
+            "instead, fewer sources or targets, a larger budget=, or budget=None"
+        )
+
+    def _allowance(self, total: int | None = None) -> str:
+        what = "the training time" if total is None else f"the time of {total} steps"
+        return f"{100 * (self.runner.budget.share or 0):.3g} % of {what}"
+
+
+def _probes(count: int) -> str:
+    return f"{count} probe{'s' * (count != 1)}"
+
+
 def count_due(schedule: Schedule, start: int, stop: int) -> int | None:
-    """How many steps of [start, stop) are due; None where only asking for each would tell.
+    """How many steps of [start, stop) are due; None if the schedule would have to be asked for each step.
 
     >>> count_due(Every(10), 1, 101), count_due(LogSpaced(3), 0, 120), count_due(PerEpoch(2, 9), 0, 20)
     (10, 8, 5)
@@ -142,17 +227,3 @@ def count_due(schedule: Schedule, start: int, stop: int) -> int | None:
         within = [i * epoch // schedule.probes for i in range(schedule.probes)]
         return sum((stop - 1 - at) // epoch - (start - 1 - at) // epoch for at in within)
     return None
-
-
-def sampled_rows(classes: Sequence[Any], count: int) -> np.ndarray:
-    """The places of `count` examples, as even by class as they come, in order. Those of a smaller count are among them.
-
-    >>> sampled_rows(["a", "a", "a", "b", "b", "c"], 4)
-    array([0, 1, 3, 5])
-    """
-    seen: dict[str, int] = {}
-    keys = []
-    for place, one in enumerate(map(str, classes)):
-        seen[one] = seen.get(one, -1) + 1
-        keys.append((seen[one], place))
-    return np.sort(np.array([place for _, place in sorted(keys)[:count]], dtype=int))

@@ -1,4 +1,4 @@
-"""One probe: every measure of the network as it stands, from one response; and those of its features."""
+"""One probe: every measure of the current network, from one response, and the measures of its features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AT_ONCE = 256
 """Examples of one forward pass."""
 
 FEW = 2
-"""Examples enough to see whether something can be measured."""
+"""Examples used to check whether something can be measured."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class Prober:
         return Found(found, response.engine, errors, response.nonlinearity, causes)
 
     def launched(self) -> Launched | None:
-        """The same on a GPU while the caller continues; None where that was not recorded, or is no longer right."""
+        """The same on a GPU while the caller continues; None if that was not recorded, or is no longer right."""
         return self.replay.launched() if self.replay else None
 
     def found(self) -> Found:
-        """What was launched has found. Rows that rounding hides are computed again, at the weights of that moment."""
+        """The result of a launched probe. Rows that rounding hides are computed again, at the weights of that step."""
         assert self.replay is not None
         similarity, clear = self.replay.found()
         if clear or not self.measurement.refine:
@@ -176,8 +176,8 @@ class Prober:
         return torch.stack([bound.loss(outputs, labels).double(), right])
 
     def numbers(self) -> tuple[dict[str, float], dict[str, Exception]]:
-        """The measures of features by name, NaN where one failed, and the errors. Each stream is gone through once, by
-        every process."""
+        """The measures of features by name, NaN where one failed, and the errors. Each stream is read once, by every
+        process."""
         known: dict[int, Gathered] = {}
 
         def gathered(stream: FeatureStream) -> Gathered:
@@ -200,7 +200,7 @@ class Prober:
             return together(measured)
 
     def rehearse(self) -> None:
-        """Take every measure once, of two sources at two targets, so that what cannot be measured shows at once."""
+        """Take every measure once, for two sources and two targets, so that errors appear before training."""
         whole = self.measurement
         few = whole.part(slice(0, min(FEW, whole.n)), slice(0, min(FEW, whole.m)))
         few = replace(few, engine=Looped(), refine=False) if few.refine else few
@@ -274,7 +274,7 @@ def _as_array(S: Tensor) -> np.ndarray:
 
 
 def sorted_measures(
-    measures: Iterable[AnyMeasure | FeatureMeasure],
+    measures: AnyMeasure | FeatureMeasure | Iterable[AnyMeasure | FeatureMeasure],
 ) -> tuple[tuple[Measure, ...], dict[str, FeatureMeasure]]:
     """Those that give similarities, and those of features by name."""
     several = list(measures) if isinstance(measures, Iterable) and not isinstance(measures, str) else [measures]
@@ -282,7 +282,7 @@ def sorted_measures(
     for one in several:
         if isinstance(one, str) and (one in OF_FEATURES or one in ALONG):
             raise ValueError(
-                f"measures: {one!r} is a measure of features; say of which: "
+                f"measure: {one!r} is a measure of features; say of which: "
                 f"le.emergence.FeatureMeasure({one!r}, le.emergence.stream_features(model, loader, layer=...))"
             )
     rest = [one for one in several if not isinstance(one, FeatureMeasure)]
@@ -290,5 +290,5 @@ def sorted_measures(
     names = [*(one.name for one in of_pairs), *(one.name for one in of_features)]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"measures: two are called {name!r}; FeatureMeasure(..., name=...) tells them apart")
+            raise ValueError(f"measure: two are called {name!r}; FeatureMeasure(..., name=...) tells them apart")
     return of_pairs, {one.name: one for one in of_features}

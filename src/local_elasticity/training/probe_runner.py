@@ -33,7 +33,7 @@ logger = logging.getLogger("local_elasticity")
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A probe that a GPU is at, the measures of features at its step, and the state of its sources."""
+    """A probe that a GPU is computing, the measures of features at its step, and the state of its sources."""
 
     step: int
     launched: Launched
@@ -58,24 +58,24 @@ class ProbeRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a probe is under way."""
+        """Whether a probe is in progress."""
         return self._under_way is not None
 
     @property
     def last_step(self) -> int:
-        """The step of the last probe, also of one under way; −1 where there is none."""
+        """The step of the last probe, including one in progress; −1 if there is none."""
         if self._under_way is not None:
             return self._under_way.step
         return self.history[-1].step if len(self.history) else -1
 
     def take(self, step: int) -> bool:
-        """Probe now; False where memory did not suffice."""
+        """Probe now; False if memory did not suffice."""
         self.finish()
         taken = self._spared(step, lambda: self._begin(step))
         return taken if self._beside() else taken and self._finished()
 
     def safely(self, step: int, work: Callable[[], bool]) -> bool:
-        """Do the work of a probe; False where it fails, which is reported, counted and listed as skipped."""
+        """Do the work of a probe; False if it fails, which is reported, counted and listed as skipped."""
         try:
             return work()
         except (MonitorWarning, LargeStepWarning, UnresolvedWarning):  # the user has turned these into errors
@@ -90,13 +90,13 @@ class ProbeRunner:
             return False
 
     def look(self) -> None:
-        """Write down the probe that was under way, where it is done."""
+        """Record the probe in progress if it has finished."""
         one = self._under_way
         if one is not None:
             self.safely(one.step, lambda: not one.launched.done or self._finished())
 
     def finish(self) -> bool:
-        """Wait for the probe under way, and write it down; False where it failed. If interrupted, call it again."""
+        """Wait for the probe in progress, and record it; False if it failed. If interrupted, call it again."""
         one = self._under_way
         return one is None or self.safely(one.step, self._finished)
 
@@ -148,7 +148,7 @@ class ProbeRunner:
 
     def _end(self, one: UnderWay) -> None:
         if len(self.history) and self.history[-1].step == one.step:
-            return  # it was interrupted after it was written down
+            return  # it was interrupted after it was recorded
         self.budget.charge(one.launched.wait())
         with self.budget.recording():
             found = self.prober.found()
@@ -230,7 +230,7 @@ class ProbeRunner:
             return
         error = next(iter(errors.values()))
         message = (
-            f"measures: {', '.join(errors)} failed at step {step} ({first_line(error)}). The values are NaN wherever a "
+            f"measure: {', '.join(errors)} failed at step {step} ({first_line(error)}). The values are NaN wherever a "
             "measure fails; the other measures and training continue"
         )
         self.failures.tell_once(("measures", *errors), message, error)

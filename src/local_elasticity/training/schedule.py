@@ -99,7 +99,7 @@ class PerEpoch:
 
 
 OF_STEPS_ALONE = (Every, Listed, LogSpaced, PerEpoch)
-"""Schedules that say the same in every process; others may look at a clock."""
+"""Schedules that depend on the step alone and agree in all processes; others may depend on a clock."""
 
 
 def resolve_schedule(every: int | None, schedule: Schedule | Iterable[int] | None, budget: float | None) -> Schedule:

@@ -104,7 +104,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         assert self.monitor is not None
         try:
             torch.save(self.monitor.state_dict(), file)
-        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
+        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError if the disk is full
             if not self._lost:
                 self._lost = True
                 tell(f"monitor: {file} cannot be written ({first_line(error)}); training continues", error)

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import IN_PLACE, Pair, base_of, delta_of, rule
+from local_elasticity.engine.difference import IN_PLACE, Pair, aligned, base_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
-from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 
 IN_PLACE.update(
@@ -306,7 +305,7 @@ def log1p(x: Any) -> Pair:
 
 @rule(torch.sqrt, Tensor.sqrt)
 def sqrt(x: Any) -> Pair:
-    """d / (√h + √(h + d)); 0 where both are 0."""
+    """d / (√h + √(h + d)); 0 if both are 0."""
     h, d = _parts(x)
     base, after = torch.sqrt(h), torch.sqrt(h + d)
     return base, torch.where(d == 0, 0, d / (base + after))

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.changes import LowRank, WeightChange
-from local_elasticity.engine.difference import Pair, base_of, change_of, delta_of, rule
+from local_elasticity.engine.difference import Pair, added, aligned, base_of, change_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.products import Term, Windows, total_of
-from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.uses import each_axis, padding_of
 

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import Pair, base_of, delta_of, rule
+from local_elasticity.engine.difference import Pair, added, aligned, base_of, delta_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for, masked_below
 from local_elasticity.engine.products import splits_numbers
-from local_elasticity.engine.rules.alignment import added, aligned
 from local_elasticity.engine.rules.layers import through
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -176,7 +175,7 @@ def _cast(x: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
 
 
 def _less_the_largest(h: Tensor, d: Tensor, axis: int) -> Tensor:
-    """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 where masked."""
+    """d less its value where h is largest, which changes nothing and keeps saturated rows exact; 0 if masked."""
     at = h.argmax(axis - 1, keepdim=True)
     return (d - d.gather(axis, at.expand(len(d), *at.shape))).masked_fill_(h <= masked_below(h.dtype), 0)
 

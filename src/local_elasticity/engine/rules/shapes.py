@@ -14,13 +14,13 @@ from local_elasticity.engine.difference import (
     LINEAR,
     Difference,
     Pair,
+    aligned,
     base_of,
     delta_of,
     rule,
     vectorized_over_sources,
     was_written,
 )
-from local_elasticity.engine.rules.alignment import aligned
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.uses import each_axis
 

@@ -118,7 +118,7 @@ def watched(split: Split, settings: Settings, seed: int, device: str) -> dict[st
             net,
             (x, y),
             loss="cross_entropy",
-            measures=MEASURES,
+            measure=MEASURES,
             update=step,
             schedule=Listed(due),
             budget=None,

@@ -1,10 +1,14 @@
-"""Bringing inputs to the size that networks are made for."""
+"""The points that a network is trained on: scaled inputs, and the auxiliary points that it learns to tell them from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from sklearn.utils import check_array
+
+from local_elasticity.checks import check_choice
 
 Array = np.ndarray
 
@@ -59,3 +63,32 @@ class AsTheyAre:
         if X.dtype.kind not in "iu":
             raise ValueError(f"X: expected whole numbers (as it was fitted on), got {X.dtype}")
         return X.astype(np.int64)
+
+
+def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) -> Array:
+    """Points beside the primary X [n, …] (He & Su, Section 3).
+
+    `"shuffle"` permutes each feature across the samples, which keeps every feature's distribution and removes what they
+    have in common. `"noise"` is normal with each feature's mean and standard deviation. An array of your own is [m, …].
+
+    >>> import numpy as np
+    >>> X = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+    >>> np.sort(auxiliary_points("shuffle", X, np.random.RandomState(0)), axis=0).tolist()
+    [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]
+    """
+    if isinstance(auxiliary, str):
+        check_choice("auxiliary", auxiliary, ("shuffle", "noise"))
+        if auxiliary == "noise" and X.dtype.kind in "iu":
+            raise ValueError('auxiliary: "noise" has no whole numbers; use "shuffle" or an array for such X')
+        flat = X.reshape(len(X), -1)
+        if auxiliary == "noise":
+            drawn = random.standard_normal(flat.shape) * flat.std(0) + flat.mean(0)
+        else:
+            drawn = np.take_along_axis(flat, random.random_sample(flat.shape).argsort(0), 0)
+        return np.asarray(drawn.reshape(X.shape))
+    A = check_array(auxiliary, dtype="numeric", allow_nd=True, input_name="auxiliary")
+    if X.dtype.kind in "iu" and A.dtype.kind not in "iu":
+        raise ValueError(f"auxiliary: expected whole numbers (as in X), got {A.dtype}")
+    if A.shape[1:] != X.shape[1:]:
+        raise ValueError(f"auxiliary: expected samples of shape {X.shape[1:]} (as in X), got shape {A.shape[1:]}")
+    return np.asarray(A, dtype=X.dtype)
