@@ -67,8 +67,9 @@ class Runs:
         loss, accuracy = (np.array([one[name] for one in found], dtype=float) for name in ("loss", "accuracy"))
         return cls(first["classes"], np.array(first["steps"]), loss, accuracy, found)
 
-    def values(self, step: str, measure: str, reduction: str) -> np.ndarray:
-        return np.array([one["probes"][step]["similarity"][measure][reduction] for one in self.found], dtype=float)
+    def values(self, step: str, measure: str, reduction: str, points: str = "training") -> np.ndarray:
+        probes = [one["probes"][points][step]["similarity"][measure] for one in self.found]
+        return np.array([probe[reduction] for probe in probes], dtype=float)
 
     def intra_inter(self, step: str, measure: str, reduction: str) -> tuple[np.ndarray, np.ndarray]:
         """The means over pairs of the same and of different classes, [seeds, t]."""
