@@ -53,6 +53,7 @@ EXPERIMENTS = {
     "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",
     "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
     "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
+    "he2020local/released_probe": "local_elasticity.papers.he2020local.released_probe:ReleasedProbe",
     "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
     "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
     "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",

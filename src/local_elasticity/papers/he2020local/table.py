@@ -152,13 +152,19 @@ class ClusteringTable(Experiment):
         names = [unit.name for unit in units]
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
         works = [
-            _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).prepared()
+            self.clustering(one, samples, kind, reading, unit.seed, settings)
             for unit, one, samples in zip(units, learned, together, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             waiting = {pool.submit(work): unit for unit, work in zip(units, works, strict=True)}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
+
+    def clustering(
+        self, learned: Learned, samples: Samples, kind: nets.Kind, reading: Reading, seed: int, settings: Settings
+    ) -> Callable[[], Measured]:
+        """Measure a trained net, and return what is left to do without the device, the clustering."""
+        return _Clustering(learned, samples, kind, reading, seed, settings["width"]).prepared()
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         """A cell for every row and column, and below a row its variants: the other way of clustering, the other
