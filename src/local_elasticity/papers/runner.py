@@ -21,15 +21,17 @@ import torch
 import local_elasticity
 from local_elasticity.checks import check_choice, check_device
 from local_elasticity.engine.nonlinearity import LargeStepWarning
-from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
+from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit, Values
 from local_elasticity.scale.workers import current_workers
+from local_elasticity.statistics.claims import judge
 from local_elasticity.store.atomic import write_whole
 
 logger = logging.getLogger("local_elasticity")
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: claims carry the values of every unit and how they are tested; cells have a value or null for every seed."""
 MOST_SEEDS = 10_000
 COMMIT = "LOCAL_ELASTICITY_COMMIT"
 EXPERIMENTS = {
@@ -165,20 +167,28 @@ def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
     order = {part: place for place, part in enumerate(experiment.parts(identity["settings"]))}
     kept = sorted((one for one in there if one["part"] in order), key=lambda one: (one["seed"], order[one["part"]]))
     findings = experiment.find({Unit(one["part"], one["seed"]): one["measured"] for one in kept})
+    seeds = sorted({one["seed"] for one in kept})
+    cells = [cell.as_json() for cell in findings.cells]
     result = {
         "schema": SCHEMA,
         **identity,
         "environment": _one_or_all([one["environment"] for one in kept]),
         "commit": _one_or_all([one["commit"] for one in kept]),
-        "seeds": sorted({one["seed"] for one in kept}),
+        "seeds": seeds,
         "seconds": round(sum(one["seconds"] for one in kept), 1),
-        "cells": [cell.as_json() for cell in findings.cells],
-        "claims": [asdict(claim) for claim in findings.claims],
+        "cells": cells,
+        "claims": judged_claims(experiment, cells, len(seeds)),
         "curves": [asdict(curve) for curve in findings.curves],
         "figures": _save_figures(findings, out),
     }
     _write(out / "result.json", result)
     return result
+
+
+def judged_claims(experiment: Experiment, cells: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, Any]]:
+    """The experiment's claims, judged from the cells of a result."""
+    values = Values(cells, seeds)
+    return [claim.as_json() for claim in judge(experiment.claims, values, values.printed())]
 
 
 def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, device: str) -> None:

@@ -1,12 +1,12 @@
 """The classifier of §2.1 in training: ResNet-18 without batch norm, probed as it goes. All panels from one run.
 
-The released notebooks' settings: Adam at 1e-4 with weight decay 1e-4, batches of 256, 7 epochs, one random crop and flip
-of every image at loading, channels normalised.
+The released notebooks' settings: Adam at 1e-4 with weight decay 1e-4, batches of 256, 7 epochs, one random crop and
+flip of every image at loading, channels normalised.
 
-The files at hand hold fewer images than the paper had, so its number of epochs and its number of steps are two different
-places in training. The rate is constant, so one run passes both: the arm `epochs` is the first part of the arm `steps`.
-Each arm has two moments, the probe with the smallest test loss and its end. Probe points come from the training set and
-from the test set, drawn anew for every seed.
+The files at hand hold fewer images than the paper had, so its number of epochs and its number of steps are two
+different places in training. The rate is constant, so one run passes both: the arm `epochs` is the first part of the
+arm `steps`. Each arm has two moments, the probe with the smallest test loss and its end. Probe points come from the
+training set and from the test set, drawn anew for every seed.
 """
 
 from __future__ import annotations

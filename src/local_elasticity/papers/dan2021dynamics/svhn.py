@@ -15,6 +15,22 @@ class SVHN(Classification):
     accuracy = 0.87
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "steps": 3, "probes": 1},
-        "small": {"dataset": dataset, "per_class": 1000, "points": 10, "width": 12, "epochs": 7, "steps": 110, "probes": 8},
-        "paper": {"dataset": dataset, "per_class": None, "points": 20, "width": 64, "epochs": 7, "steps": 623, "probes": 21},
+        "small": {
+            "dataset": dataset,
+            "per_class": 1000,
+            "points": 10,
+            "width": 12,
+            "epochs": 7,
+            "steps": 110,
+            "probes": 8,
+        },
+        "paper": {
+            "dataset": dataset,
+            "per_class": None,
+            "points": 20,
+            "width": 64,
+            "epochs": 7,
+            "steps": 623,
+            "probes": 21,
+        },
     }

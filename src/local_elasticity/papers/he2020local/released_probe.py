@@ -1,5 +1,5 @@
-"""The probe of the released code to the letter, on the nets of Table 1: float32, steps of 1e-6, tripled until the source
-moves.
+"""The probe of the released code to the letter, on the nets of Table 1: float32, steps of 1e-6, tripled until the
+source moves.
 
 The tables take the limit of small steps instead. In float32 a step of 1e-6 is close to the spacing of the weights, so
 part of what the released probe reads is rounding. Here both are read from the same trained nets.
@@ -7,16 +7,15 @@ part of what the released probe reads is rounding. Here both are read from the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.papers.experiment import Claim, Measured, Reading, Settings
+from local_elasticity.papers.experiment import Measured, Reading, Settings
 from local_elasticity.papers.he2020local import clusters, nets
 from local_elasticity.papers.he2020local.clusters import PROBE, Similarities
-from local_elasticity.papers.he2020local.grid import TableGrid
 from local_elasticity.papers.he2020local.stack import still_inputs_gathered
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.table1 import KERNELIZED, RELATIVE
@@ -32,10 +31,10 @@ LITERAL, LIMIT = "released probe", "limit of small steps"
 
 
 def released_similarities(net: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Similarities, np.ndarray]:
-    """S_rel and S_ker of the rows of x, [n, n], as the released code computes them, and the rate that moved each source.
+    """S_rel and S_ker of the rows of x, [n, n], as the released code computes them, and the rate that moved each.
 
-    Every source starts from the same weights. Its step is one of SGD on (f − y)², at 1e-6 and three times that until its
-    own prediction is another float32 number. A source that never moves has a row of NaN.
+    Every source starts from the same weights. Its step is one of SGD on (f − y)², at 1e-6 and three times that until
+    its own prediction is another float32 number. A source that never moves has a row of NaN.
 
     Args:
         net: Linear, ReLU, Linear, in float32.
@@ -70,7 +69,7 @@ def released_similarities(net: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Sim
 
 
 @torch.no_grad()
-def _predictions(params: list[Tensor], gradients: tuple[Tensor, ...], rate: float, x: Tensor) -> Tensor:
+def _predictions(params: Sequence[Tensor], gradients: tuple[Tensor, ...], rate: float, x: Tensor) -> Tensor:
     W, b, V, c = (p - rate * g for p, g in zip(params, gradients, strict=True))
     out: Tensor = (torch.relu(x @ W.T + b) @ V.T + c)[:, 0]
     return out
@@ -81,7 +80,7 @@ def in_pixels(learned: Learned, pixels: Tensor, seed: int) -> nn.Sequential:
     weights only the sum matters, and the rest is drawn as PyTorch draws it, so that rounding meets weights of the usual
     size.
     """
-    lower, _, upper = learned.net
+    lower, _, upper = learned.net.children()
     assert isinstance(lower, nn.Linear)
     assert isinstance(upper, nn.Linear)
     basis = still_inputs_gathered(pixels)
@@ -131,9 +130,6 @@ class ReleasedProbe(ClusteringTable):
             return {**one, **{f"limit {name}": value for name, value in other.items()}, **about}
 
         return clustered
-
-    def judge(self, grid: TableGrid) -> list[Claim]:
-        return []
 
 
 def _compared(literal: np.ndarray, limit: np.ndarray, rates: np.ndarray) -> dict[str, float | None]:
