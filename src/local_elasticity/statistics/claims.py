@@ -135,11 +135,17 @@ class Judged:
     paper: list[float] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        decisive = self.decisive
+        return {**asdict(self), "decisive": None if decisive is None else asdict(decisive)}
 
     @property
     def decisive(self) -> Comparison | None:
-        """The comparison that the verdict rests on: the weakest of the strongest alternative."""
+        """The comparison that the verdict rests on: the weakest of the strongest alternative; of choices, the range of
+        their means, in the alternative where it is smallest."""
+        if self.kind == "spread":
+            tables = [np.array([c.values for c in one], dtype=float) for one in self.alternatives if _complete([one])]
+            ranges = [float(np.ptp(table.mean(1))) for table in tables]
+            return Comparison("range of the means over choices", [*ranges], min(ranges)) if ranges else None
         known = [one for one in self.alternatives if one and all(c.p_for is not None for c in one)]
         weakest = [max(one, key=lambda c: _number(c.p_for)) for one in known]
         return min(weakest, key=lambda c: _number(c.p_for)) if weakest else None
@@ -232,6 +238,8 @@ def _printed(claim: Claim, paper: Any) -> list[float] | None:
     except NotMeasuredError:
         return None
     known = [[v for v in one if v is not None] for one in found]
+    if claim.kind == "spread":
+        return [max(one) - min(one) for one in known] if all(known) else None
     weakest: dict[Direction, Callable[[list[float]], float]] = {
         "above": min,
         "below": max,
@@ -248,7 +256,7 @@ def _missing(compared: Sequence[Sequence[Comparison]]) -> str:
         absent = sum(value is None for value in one.values)
         if absent:
             said.append(f"{one.name}: {absent} of {len(one.values)} units missing or diverged")
-        elif one.p_for is None:
+        elif one.estimate is None:
             said.append(f"{one.name}: {len(one.values)} units, {FEWEST_UNITS} needed")
     more = f" and {len(said) - 3} more" if len(said) > 3 else ""
     return "; ".join(said[:3]) + more
@@ -265,6 +273,8 @@ def _compared(name: str, units: Units, claim: Claim) -> Comparison:
         lies = {"above": x > bound, "below": x < bound, "within": np.abs(x) < bound}[claim.direction].all()
         return Comparison(name, values, float(known.mean()), p_for=float(not lies), p_against=float(lies))
     low, middle, high = interval(x, _floor(claim))
+    if claim.kind == "spread":
+        return Comparison(name, values, middle, low, high)
     middle, low, high = (float(v) for v in _back(np.array([middle, low, high]), claim.scale))
     return Comparison(name, values, middle, low, high, *_p_values(x, bound, claim))
 
@@ -283,8 +293,7 @@ def _together(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[f
     """p-values of the whole claim. A comparison without a value cannot succeed, but another can still contradict."""
     if claim.kind == "spread":
         return _spread(compared, claim)
-    incomplete = not compared or not all(compared) or any(c.p_for is None for one in compared for c in one)
-    if not incomplete:
+    if _complete(compared):
         succeed = [max(_number(c.p_for) for c in one) for one in compared]
         fail = [holm([_number(c.p_against) for c in one]) for one in compared]
         return min(holm(succeed)), max(min(one) for one in fail)
@@ -296,13 +305,17 @@ def _together(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[f
     return None, None
 
 
+def _complete(compared: Sequence[Sequence[Comparison]]) -> bool:
+    return bool(compared) and all(one and all(c.estimate is not None for c in one) for one in compared)
+
+
 def _spread(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[float | None, float | None]:
     """Whether choices differ, in every alternative's table of choices × units: values are exchanged between choices
     within a unit. For: unlikely under exchange, and the means range over more than the bound. Against: every two
     choices are within the bound of each other."""
     p_for, p_against = [], []
     for one in compared:
-        if any(c.p_for is None for c in one):
+        if not _complete([one]):
             return None, None
         table = np.array([c.values for c in one], dtype=float)
         large = np.ptp(table.mean(1)) > claim.effect.bound
