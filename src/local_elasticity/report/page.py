@@ -1,8 +1,8 @@
 """A page of results: what the paper printed, what was measured, and the verdict, from result.json files alone.
 
 `python -m local_elasticity.report.page docs/results/he2020local` reads every result.json below that folder and writes
-docs/results/he2020local.md beside it. What no result.json holds is not on the page. The first paragraph of about.md, the
-conclusions in five sentences, stands above the scoreboard.
+docs/results/he2020local.md beside it. What no result.json holds is not on the page. The first paragraph of about.md,
+the conclusions in five sentences, stands above the scoreboard.
 """
 
 from __future__ import annotations

@@ -55,7 +55,13 @@ def one_sided(x: np.ndarray, floor: float = 0.0) -> tuple[float, float]:
         resamples = PERMUTATIONS if 2 ** len(x) > PERMUTATIONS else np.inf
         found = [
             stats.permutation_test(
-                (x,), np.mean, permutation_type="samples", alternative=side, n_resamples=resamples, rng=0
+                (x,),
+                np.mean,
+                permutation_type="samples",
+                vectorized=True,
+                alternative=side,
+                n_resamples=resamples,
+                rng=0,
             ).pvalue
             for side in ("greater", "less")
         ]

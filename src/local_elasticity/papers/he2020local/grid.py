@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from local_elasticity.papers.experiment import Values
-from local_elasticity.statistics.claims import Alternatives
+from local_elasticity.statistics.claims import Alternatives, NotMeasuredError
 
 Measure = Callable[[Values], Alternatives]
 Pairs = Sequence[tuple[str, str]]
@@ -35,6 +35,8 @@ def best_elsewhere(rows: Sequence[str], others: Sequence[str]) -> Measure:
         alternatives = []
         for row in rows:
             leads = {other: _lead(values, row, other) for other in others}
+            if len(values.columns(row)) == 1:
+                raise NotMeasuredError(f"{row}: one column only")
             most = int(np.nan_to_num(np.mean(list(leads.values()), axis=(0, 2)), nan=-np.inf).argmax())
             alternatives.append(
                 {f"{row} − {other}": np.delete(lead, most, axis=0).mean(0) for other, lead in leads.items()}
