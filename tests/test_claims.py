@@ -1,6 +1,10 @@
 """The rules that claims are judged by: on the papers' own numbers, on null data, on planted effects."""
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +15,9 @@ from local_elasticity.papers import smallest_effects
 from local_elasticity.papers.experiment import Values
 from local_elasticity.papers.he2020local.table import ClusteringTable
 from local_elasticity.papers.judge_again import judge_again
-from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
-from local_elasticity.statistics.claims import Claim, Effect, NotMeasuredError, judge
+from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment
+from local_elasticity.statistics.claims import Claim, Effect, NotMeasuredError
+from local_elasticity.statistics.judging import judge
 from local_elasticity.statistics.verdicts import LEVEL, UNITS_FOR_EXACT, holm, one_sided, permuted_within_units
 
 SIMULATIONS = 1000
@@ -251,6 +256,50 @@ def test_published_verdicts_are_those_of_their_units(file):
     again = json.loads(json.dumps(judge_again(result)))
     assert [one["verdict"] for one in again["claims"]] == [one["verdict"] for one in result["claims"]]
     assert again["schema"] == result["schema"] == 2
+
+
+SCRIPT = re.compile(r"```python\n(import json, pathlib\n.*?)```", re.DOTALL)
+
+
+def test_an_outsider_recomputes_every_verdict_with_ten_lines():
+    """The script in the docs, word for word."""
+    page = (RESULTS.parent / "results.md").read_text()
+    script = SCRIPT.search(page)[1]
+    assert len(script.strip().splitlines()) <= 10
+    told = subprocess.run([sys.executable, "-c", script], cwd=RESULTS.parents[1], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    claims = sum(len(json.loads(file.read_text())["claims"]) for file in PUBLISHED)
+    assert told.stdout.strip().splitlines()[-1] == f"{claims} verdicts recomputed, 0 differ"
+
+
+@pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.parent.name)
+def test_published_p_values_are_scipys(file):
+    """Straight from the units in the file, without our code: one-sample t tests on the stated scale."""
+    on_scale = {"linear": np.asarray, "log": np.log, "fisher": np.arctanh}
+    for one in json.loads(file.read_text())["claims"]:
+        scale = on_scale[one["scale"]]
+        for c in (c for alternative in one["alternatives"] for c in alternative):
+            x = np.array(c["values"], dtype=float)
+            plain = c["p_for"] is not None and one["kind"] == "tested" and one["direction"] != "within"
+            if not plain or len(x) >= UNITS_FOR_EXACT or (one["scale"] == "fisher" and np.abs(x).max() > 0.99):
+                continue
+            x = scale(x) - scale(np.array(one["bound"]))
+            if x.std(ddof=1) <= max(one["resolution"] / 12**0.5, 1e-12):
+                continue
+            side = "greater" if one["direction"] == "above" else "less"
+            assert c["p_for"] == pytest.approx(stats.ttest_1samp(x, 0, alternative=side).pvalue, rel=1e-6, abs=1e-15)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.rglob("units.json")), ids=lambda file: file.parent.name)
+def test_published_results_are_made_from_their_units(file, tmp_path):
+    """Without training; each unit says which version and commit measured it."""
+    for name in ("units.json", "run.json"):
+        shutil.copy(file.parent / name, tmp_path / name)
+    result = json.loads((file.parent / "result.json").read_text())
+    again = conclude(find_experiment(result["experiment"]), tmp_path)
+    assert again["claims"] == result["claims"]
+    assert again["cells"] == result["cells"]
+    assert all(unit["commit"] and unit["environment"] for unit in json.loads(file.read_text())["units"])
 
 
 def test_results_of_other_schemas_are_read_or_refused_with_a_sentence():

@@ -16,8 +16,8 @@ from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, cells
 from local_elasticity.papers.dan2021dynamics.classifier import cropped_and_flipped
 from local_elasticity.papers.experiment import Unit, Values
 from local_elasticity.papers.runner import find_experiment
-from local_elasticity.statistics.claims import judge
 from local_elasticity.statistics.correlation import spearman
+from local_elasticity.statistics.judging import judge
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order,
 from local_elasticity.report.summary import tell
 from local_elasticity.report.words import effect, number, printed
 from local_elasticity.report.write import read_examples
-from local_elasticity.statistics.claims import Claim, judge
+from local_elasticity.statistics.claims import Claim
+from local_elasticity.statistics.judging import judge
 from local_elasticity.statistics.locality import quartiles
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]

@@ -1,8 +1,9 @@
-"""Published results judged again from the values by seed that they hold, without training.
+"""Published results made again without training.
 
-`python -m local_elasticity.papers.judge_again docs/results` reads every result.json below a folder, of this schema or
-the one before, and writes it back with the claims of today's code. A claim whose values the file does not hold is "not
-measured", and says what is missing.
+`python -m local_elasticity.papers.judge_again docs/results` goes through every result.json below a folder, of this
+schema or the one before. Where the units of the run are published beside it (units.json) the whole result is made from
+them. Elsewhere its claims are judged from the values by seed that its cells hold; a claim whose values are not there is
+"not measured", and says what is missing. `python -m local_elasticity.report.page docs/results/PAPER` makes the page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from local_elasticity.papers.runner import EXPERIMENTS, SCHEMA, find_experiment, judged_claims
+from local_elasticity.papers.runner import (
+    EXPERIMENTS,
+    PUBLISHED_UNITS,
+    SCHEMA,
+    conclude,
+    find_experiment,
+    judged_claims,
+)
 from local_elasticity.store.atomic import write_whole
 
 LARGEST_RATIO = 1e12
@@ -54,7 +62,11 @@ def _resolved(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(folders: list[str]) -> None:
     for file in sorted(file for folder in folders for file in Path(folder).rglob("result.json")):
-        made = judge_again(json.loads(file.read_text()))
+        result = json.loads(file.read_text())
+        if (file.parent / PUBLISHED_UNITS).exists():
+            conclude(find_experiment(result["experiment"]), file.parent)
+            continue
+        made = judge_again(result)
         write_whole(file, (json.dumps(made, indent=1, ensure_ascii=False) + "\n").encode())
 
 
