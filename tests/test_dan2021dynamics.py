@@ -12,9 +12,12 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.papers.dan2021dynamics import readings
-from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, judge
+from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, cells
 from local_elasticity.papers.dan2021dynamics.classifier import cropped_and_flipped
+from local_elasticity.papers.experiment import Unit, Values
+from local_elasticity.papers.runner import find_experiment
 from local_elasticity.statistics.correlation import spearman
+from local_elasticity.statistics.judging import judge
 
 
 @pytest.fixture
@@ -76,87 +79,102 @@ def test_images_are_cropped_and_flipped_once():
     assert torch.equal(made, cropped_and_flipped(x, torch.Generator().manual_seed(0)))
 
 
-def run_of(kl, released, *, l1=None, logits=None):
-    """A measured run whose curves are given as functions of time: (intra, inter)."""
-    t = np.linspace(0, 1, 20)
+def run_of(kl, released, *, l1=None, logits=None, seed=0):
+    """A measured run whose curves are given as functions of time, (intra, inter), a little different at every seed."""
+    t, rng = np.linspace(0, 1, 21), np.random.default_rng(seed)
+    noise = np.exp(0.01 * rng.normal(size=(4, 2, len(t))))
 
-    def matrices(intra, inter):
-        return [(np.eye(3) * a + (1 - np.eye(3)) * b).tolist() for a, b in zip(intra(t), inter(t), strict=True)]
-
-    def every(pair):
-        return {reduction: matrices(*pair) for reduction in readings.REDUCTIONS}
+    def every(pair, place):
+        intra, inter = (f(t) * factor for f, factor in zip(pair, noise[place], strict=True))
+        tables = [(np.eye(3) * a + (1 - np.eye(3)) * b).tolist() for a, b in zip(intra, inter, strict=True)]
+        return {"mean": tables, "median apart": tables, "within": intra.tolist(), "between": inter.tolist()}
 
     l1 = l1 or kl
     root = tuple(partial(lambda t, f: np.sqrt(f(t)), f=f) for f in kl)
     measures = {
-        "kl": every(kl),
-        "root_kl": every(root),
-        "l1": every(l1),
-        "l2": every(l1),
-        "logits": every(logits or l1),
+        "kl": every(kl, 0),
+        "root_kl": every(root, 0),
+        "l1": every(l1, 1),
+        "l2": every(l1, 1),
+        "logits": every(logits or l1, 2),
     }
-    both = {**measures, "released_kl": every(released), "released_l1": every(released)}
+    both = {**measures, "released_kl": every(released, 3), "released_l1": every(released, 3)}
     probes = {step: {"similarity": both} for step in ("sgd", "adam")}
-    accuracy = (0.33 + 0.5 * np.minimum(1, 2 * t)).tolist()
-    steps = (100 * t).tolist()
-    return {"classes": ["a", "b", "c"], "steps": steps, "loss": accuracy, "accuracy": accuracy, "probes": probes}
+    return {
+        "classes": ["a", "b", "c"],
+        "steps": (100 * t).tolist(),
+        "arms": {"epochs": 50, "steps": 100},
+        "moments": {"epochs": {"best": 8, "end": 10}, "steps": {"best": 12, "end": 20}},
+        "test loss": (1 - t).tolist(),
+        "test accuracy": (0.33 + 0.5 * np.minimum(1, 2 * t)).tolist(),
+        "probes": {"training": probes, "held out": {"sgd": {"similarity": measures}}},
+    }
+
+
+def verdicts(*curves, **options):
+    runs = Runs([run_of(*curves, seed=seed, **options) for seed in range(5)])
+    values = Values([cell.as_json() for cell in cells(runs)], seeds=5)
+    return {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+
+
+FALLS = (lambda t: 0.5 + 0 * t, lambda t: 0.5 - 0.4 * np.minimum(1, 8 * t))
+FLAT = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
+RISES = (lambda t: 0.8 + 0 * t, lambda t: 1 + 6 * t)
 
 
 def test_verdicts_follow_the_curves():
-    falls = (lambda t: 0.5 + 0 * t, lambda t: 0.5 - 0.4 * np.minimum(1, 8 * t))
-    flat = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
-    verdicts = {claim.id: claim.verdict for claim in judge(Runs.of([run_of(falls, flat)] * 3))}
-    assert list(verdicts) == [claim.id for claim in CLAIMS]
-    assert verdicts["intra_larger"] == "holds"
-    assert verdicts["intra_larger_released"] == "fails"
-    assert verdicts["intra_constant"] == verdicts["intra_constant_released"] == "holds"
-    assert verdicts["inter_decreases"] == "holds"
-    assert verdicts["inter_decreases_released"] == "fails"
-    assert verdicts["not_by_definition_1"] == "fails"
-    assert verdicts["not_by_definition_1_released"] == "holds"
-    assert verdicts["norms_alike"] == "holds"
-    assert verdicts["early"] == "holds"
-    assert verdicts["starts_at_one"] == "holds"
-    reversed_order = (lambda t: 0.8 + 0 * t, lambda t: 1 + 6 * t)
-    verdicts = {claim.id: claim.verdict for claim in judge(Runs.of([run_of(reversed_order, flat, l1=falls)] * 3))}
-    assert verdicts["intra_larger"] == verdicts["inter_decreases"] == verdicts["sharper"] == "fails"
-    mixed = judge(Runs.of([run_of(falls, flat), run_of(reversed_order, flat)]))
-    assert mixed[0].verdict == "depends"
-    assert (mixed[0].low, mixed[0].high) == pytest.approx((0.8 / 6.2, 5), rel=0.1)
-    assert mixed[0].effect == pytest.approx(np.sqrt(mixed[0].low * mixed[0].high))
-    assert mixed[-1].paper == 1
+    found = verdicts(FALLS, RISES)
+    assert list(found) == [claim.id for claim in CLAIMS]
+    for name in ("intra_larger", "pooled", "pooled_held_out", "pooled_best", "definition_3", "intra_constant"):
+        assert found[name] == "supported", name
+    assert found["inter_decreases"] == found["early"] == "supported"
+    assert found["intra_larger_released"] == found["inter_decreases_released"] == "contradicted"
+    assert found["not_by_definition_1"] == "contradicted"
+    assert found["not_by_definition_1_released"] == "supported"
+    assert found["starts_at_one"] == "contradicted"
+    reverse = verdicts(RISES, FLAT, l1=FALLS)
+    for name in ("intra_larger", "pooled", "inter_decreases", "sharper"):
+        assert reverse[name] == "contradicted", name
+    assert reverse["starts_at_one"] != "contradicted"
 
 
-def test_sharper_and_early_are_said_of_locality_only():
-    """Less of the reverse order is no locality, and a rise of inter/intra is no fall of it."""
-    flat = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
+def test_sharper_and_better_are_said_of_locality_only():
+    """Less of the reverse order is no locality."""
     less, more = ((lambda t: 1 + 0 * t, lambda t, top=top: 1 + top * np.minimum(1, 8 * t)) for top in (1, 4))
-    rises = run_of(less, flat, l1=more)
-    claims = {claim.id: claim for claim in judge(Runs.of([rises] * 3))}
-    assert claims["sharper"].verdict == claims["early"].verdict == "fails"
-    assert "Definition 2 in 0, its root in 0 of 3" in claims["sharper"].evidence
-    assert "falls in 0 of 3 runs" in claims["early"].evidence
-    assert claims["early"].effect is None
+    assert verdicts(less, FLAT, l1=more)["sharper"] == "contradicted"
+    assert verdicts(FLAT, FLAT, l1=less, logits=more)["softmax_better"] == "contradicted"
     local = (lambda t: 1 + 0 * t, lambda t: 1 - 0.8 * np.minimum(1, 8 * t))
-    claims = {claim.id: claim for claim in judge(Runs.of([rises, run_of(local, flat, l1=more)]))}
-    assert claims["sharper"].verdict == claims["early"].verdict == "depends"
+    assert verdicts(FLAT, FLAT, l1=local, logits=less)["softmax_better"] == "supported"
+    assert verdicts(local, FLAT, l1=less)["sharper"] == "supported"
 
 
-def test_the_softmax_is_better_only_where_it_shows_locality():
-    """Less of the reverse order is no better; and what holds for medians but not for means depends."""
-    flat = (lambda t: 1 + 0 * t, lambda t: 1 + 0 * t)
-    less, more = ((lambda t: 1 + 0 * t, lambda t, top=top: 1 + top * np.minimum(1, 8 * t)) for top in (1, 4))
-    local = (lambda t: 1 + 0 * t, lambda t: 1 - 0.8 * np.minimum(1, 8 * t))
+def test_one_pair_decides_for_all_pairs_and_not_when_pooled():
+    """A class whose steps hardly move itself: one of six pairs is reversed."""
+    runs = [run_of(FALLS, FLAT, seed=seed) for seed in range(5)]
+    for run in runs:
+        for table in run["probes"]["training"]["sgd"]["similarity"]["kl"]["median apart"]:
+            table[0][0] = 0.01
+    values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
+    found = {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+    assert (found["intra_larger"], found["pooled"]) == ("contradicted", "supported")
 
-    def verdict(run):
-        return next(claim for claim in judge(Runs.of([run] * 3)) if claim.id == "softmax_better").verdict
 
-    assert verdict(run_of(flat, flat, l1=less, logits=more)) == "fails"
-    run = run_of(flat, flat, l1=local, logits=less)
-    assert verdict(run) == "holds"
-    similarity = run["probes"]["sgd"]["similarity"]
-    similarity["l1"]["mean"] = similarity["logits"]["mean"]
-    assert verdict(run) == "depends"
+def test_one_run_passes_both_arms_and_probes_at_drawn_points(tmp_path):
+    """Moments are where the recorded test loss says; held-out points are probed beside training points."""
+    experiment = find_experiment("dan2021dynamics/svhn")
+    found = experiment.measure(Unit("training", 1), experiment.scales["smoke"], "as_defined", "cpu")
+    assert found["steps"][-1] == found["arms"]["steps"] >= found["arms"]["epochs"]
+    for arm, last in found["arms"].items():
+        best, end = found["moments"][arm]["best"], found["moments"][arm]["end"]
+        assert found["steps"][end] == last
+        assert found["test loss"][best] == min(found["test loss"][: end + 1])
+        for points in ("training", "held out"):
+            interval = found["intervals"][points][str(end)]
+            low, high = interval["ratio"][1:]
+            assert low <= interval["ratio"][0] <= high
+            assert len(interval["pairs"]) == 9
+    assert set(found["probes"]["training"]) == {"sgd", "adam"}
+    assert set(found["probes"]["held out"]) == {"sgd"}
 
 
 def test_spearman_is_scipys():

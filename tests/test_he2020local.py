@@ -11,7 +11,8 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.data.images import load
 from local_elasticity.models.small import fnn
-from local_elasticity.papers.experiment import Claim, Unit
+from local_elasticity.papers.experiment import Unit, Values
+from local_elasticity.papers.he2020local import grid
 from local_elasticity.papers.he2020local.clusters import (
     Similarities,
     accuracies,
@@ -19,14 +20,14 @@ from local_elasticity.papers.he2020local.clusters import (
     similarities_of,
     simple_baselines,
 )
-from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead, judge_gains, judge_likeness, judge_spread
 from local_elasticity.papers.he2020local.moves import Moves
 from local_elasticity.papers.he2020local.pretrained import triples
 from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
+from local_elasticity.papers.he2020local.released_probe import in_pixels, released_similarities
 from local_elasticity.papers.he2020local.stack import initial_weights, loss_gradient
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
 from local_elasticity.papers.he2020local.warm_up import TrainingTask, WarmUpSchedule, learn_one, learn_two_layers
-from local_elasticity.papers.runner import find_experiment
+from local_elasticity.papers.runner import find_experiment, judged_claims
 from tests.tolerances import SAME_IN_FLOAT64
 
 
@@ -241,63 +242,73 @@ def test_the_tables_print_the_papers_numbers():
             assert seen.setdefault((net, measure, task), value) == value
 
 
-def test_claims_are_judged_from_the_grid():
-    grid = TableGrid(
-        {("a", "x"): [60, 70], ("a", "y"): [80, 90], ("b", "x"): [55, 75], ("b", "y"): [70, 80]}, ["x", "y"]
-    )
-    claim = Claim("id", "text")
-    assert judge_ahead(claim, grid, ["a"], ["b"]).verdict == "holds"
-    assert judge_ahead(claim, grid, ["a"], ["b"]).effect == 5
-    assert judge_ahead(claim, grid, ["b"], ["a"]).verdict == "fails"
-    assert judge_gains(claim, grid, [("a", "b")]).verdict == "holds"
-    assert judge_gains(claim, grid, [("a", "b")], everywhere=True).verdict == "depends"
-    assert judge_likeness(claim, grid, [("a", "b")], within=2).verdict == "depends"
-    assert judge_spread(claim, grid, ["a"], least=5).verdict == "holds"
-    assert judge_spread(claim, grid, ["b"], least=15).verdict == "fails"
-    missing = TableGrid({("a", "x"): [float("nan")], ("b", "x"): [50.0]}, ["x"])
-    assert judge_ahead(claim, missing, ["a"], ["b"]).verdict == "not measured"
+def judged(table, measured, seeds):
+    cells = [cell.as_json() for cell in table.find(measured).cells]
+    return {claim["id"]: claim for claim in judged_claims(table, cells, seeds)}
 
 
-def test_claims_have_the_papers_own_statistic():
-    """The paper's best rows need not be ours, and its columns are those that were measured."""
-    values = {("a", "x"): [60, 70], ("b", "x"): [50, 55], ("c", "x"): [52, 54], ("a", "y"): [70, 80]}
-    values |= {("b", "y"): [50, 65], ("c", "y"): [50, 52]}
-    paper = {("a", "x"): 66.0, ("a", "y"): 56.0, ("b", "x"): 40.0, ("b", "y"): 50.0, ("c", "x"): 70.0, ("c", "y"): 54.0}
-    claim, grid = Claim("id", "text"), TableGrid(values, ["x", "y"], paper)
-    ahead = judge_ahead(claim, grid, ["a"], ["b", "c"])
-    assert (ahead.effect, ahead.low, ahead.high, ahead.paper) == (15, 15, 15, -1)
-    gains = judge_gains(claim, grid, [("a", "b"), ("a", "c")])
-    assert (gains.effect, gains.low, gains.high, gains.paper) == (16.5, 14.5, 18.5, 7.5)
-    assert judge_likeness(claim, grid, [("a", "c")], within=2).paper == 3
-    assert judge_spread(claim, grid, ["a", "c"], least=5).paper == 13
-    first = TableGrid(values, ["x"], paper)
-    assert judge_ahead(claim, first, ["a"], ["b", "c"]).paper == -4
-    assert judge_spread(claim, first, ["a"], least=5).paper == 0
-    unpublished = TableGrid(values, ["x", "y"], {place: value for place, value in paper.items() if place != ("c", "y")})
-    assert judge_ahead(claim, unpublished, ["a"], ["b", "c"]).paper is None
-    assert judge_gains(claim, unpublished, [("a", "b"), ("a", "c")]).paper is None
-    assert judge_likeness(claim, unpublished, [("a", "c")], within=2).paper is None
-    assert judge_spread(claim, unpublished, ["a", "c"], least=5).paper is None
+def values_of(rows):
+    """Rows of a table by name, [columns, seeds]."""
+    cells = [
+        {"row": row, "column": str(place), "paper": None, "values": list(seeds)}
+        for row, columns in rows.items()
+        for place, seeds in enumerate(columns)
+    ]
+    return Values(cells, len(next(iter(rows.values()))[0]))
 
 
-def test_gains_are_compared_over_the_columns_that_have_values():
-    nan = float("nan")
-    values = {("a", "x"): [60, 70], ("b", "x"): [50, 50], ("a", "y"): [nan, nan], ("b", "y"): [50, 50]}
-    grid = TableGrid(values, ["x", "y"], {("a", "x"): 58.0, ("b", "x"): 50.0, ("a", "y"): 90.0, ("b", "y"): 50.0})
-    gains = judge_gains(Claim("id", "text"), grid, [("a", "b")], everywhere=True)
-    assert (gains.effect, gains.paper) == (15, 8)
-    nothing = judge_gains(Claim("id", "text"), TableGrid(values, ["y"], grid.paper), [("a", "b")])
-    assert (nothing.verdict, nothing.paper) == ("not measured", None)
+def test_rows_are_compared_seed_by_seed():
+    values = values_of({"a": [[60, 70], [80, 90]], "b": [[55, 75], [70, 80]], "c": [[60, 70], [50, 60]]})
+
+    def compared(measure):
+        return [{name: list(x) for name, x in one.items()} for one in measure(values)]
+
+    assert compared(grid.best("a", ["b", "c"])) == [{"a − b": [7.5, 2.5], "a − c": [15, 15]}]
+    assert compared(grid.some_best(["a", "b"], ["c"])) == [{"a − c": [15, 15]}, {"b − c": [7.5, 12.5]}]
+    assert compared(grid.best_elsewhere(["a"], ["b", "c"])) == [{"a − b": [5, -5], "a − c": [0, 0]}]
+    assert compared(grid.gains([("a", "b")], np.median)) == [{"a − b": [7.5, 2.5]}]
+    assert compared(grid.gains_everywhere([("a", "b")])) == [{"a − b, 0": [5, -5], "a − b, 1": [10, 10]}]
+    assert compared(grid.gains_somewhere("a", "b")) == [{"a − b, 0": [5, -5]}, {"a − b, 1": [10, 10]}]
+    assert compared(grid.by_choice(["a"])) == [{"a, 0": [60, 70], "a, 1": [80, 90]}]
+    assert compared(grid.ratio("a", "c")) == [{"a / c": pytest.approx([70 / 55, 80 / 65])}]
 
 
-def test_a_row_without_a_value_in_some_column_has_no_spread():
-    nan = float("nan")
-    claim, columns = Claim("id", "text"), ["x", "y"]
-    values = {("a", "x"): [60, nan, 64], ("a", "y"): [80, 82, nan], ("b", "x"): [nan] * 3, ("b", "y"): [50, 50, 50]}
-    spread = judge_spread(claim, TableGrid(values, columns), ["a", "b"], least=5)
-    assert (spread.verdict, spread.effect) == ("holds", 19)
-    assert spread.evidence == "a: from 62.0 (x) to 81.0 (y), standard error 1.5"
-    assert judge_spread(claim, TableGrid(values, columns), ["b"], least=5).verdict == "not measured"
+def test_a_diverged_row_is_not_measured_and_never_zero():
+    table = find_experiment("he2020local/table2")
+    measured = {}
+    for seed in range(3):
+        for net in ("baselines", "linear l2", "linear bce", "relu bce"):
+            names = ["K-means", "PCA + K-means", "relative", "kernelized"]
+            found = {name: 50.0 + seed + len(name) for name in names}
+            measured[Unit(f"cifar10 car-cat aux bird {net}", seed)] = found
+        measured[Unit("cifar10 car-cat aux bird relu l2", seed)] = {"diverged": True}
+    assert {claim["verdict"] for claim in judged(table, measured, 3).values()} == {"not measured"}
+
+
+def test_the_released_probe_is_the_limit_but_for_rounding():
+    """In float64 nothing is rounded, and the literal probe gives the limit of small steps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+    x = torch.randn(8, 5, dtype=torch.float64)
+    S, rates = released_similarities(net, x, torch.full((8,), 3.0, dtype=torch.float64))
+    K = kernel_of_small_steps(net, x)
+    assert np.allclose(S.kernel, K.numpy(), rtol=1e-3, atol=1e-4)
+    assert np.allclose(S.relative, relative_of_small_steps(K).numpy(), rtol=1e-3, atol=1e-4)
+    assert (rates == 1e-6).all()
+    fitted = net(x)[:, 0].detach()
+    S, rates = released_similarities(net, x, fitted)
+    assert np.isnan(rates).all()
+    assert np.isnan(S.relative).all()
+
+
+def test_a_net_on_pixels_is_the_net_on_gathered_inputs():
+    pixels = torch.rand(20, 6)
+    pixels[:, :3] = -1.0
+    one = TrainingTask(pixels, (torch.arange(20) % 2).float(), 0.02, 3)
+    learned = learn_two_layers([one], WarmUpSchedule("l2", 3, 5), width=32, activation="relu", device="cpu")[0]
+    net = in_pixels(learned, pixels, 0)
+    assert torch.allclose(net(pixels), learned.net(learned.x), atol=1e-5)
+    assert net[0].weight[:, 0].std() > 0.1  # the weights of inputs that never change have the usual size
 
 
 def test_the_tables_hand_on_what_the_paper_printed():
@@ -307,9 +318,10 @@ def test_the_tables_hand_on_what_the_paper_printed():
     for seed in range(3):
         for task in ("mnist 5-8 aux 3,9", "mnist 4-9 aux 5,7"):
             measured[Unit(f"{task} relu l2", seed)] = {"kernelized": 60.0, "normalized-kernelized": 61.0 + seed}
-    claim = next(claim for claim in table.find(measured).claims if claim.id == "normalized_l2")
-    assert (claim.effect, claim.low, claim.high) == (2, 1, 3)
-    assert claim.paper == pytest.approx((71.3 - 71.0 + 62.3 - 63.8) / 2)
+    claim = judged(table, measured, 3)["normalized_l2"]
+    assert claim["decisive"]["estimate"] == pytest.approx(2)
+    assert claim["decisive"]["values"] == [1, 2, 3]
+    assert claim["paper"] == pytest.approx([(71.3 - 71.0 + 62.3 - 63.8) / 2])
     later = {unit: found for unit, found in measured.items() if "4-9" in unit.part}
     assert {cell.paper for cell in table.find(later).cells if cell.row == "l2-kernelized (ours)"} == {63.8}
 
@@ -349,7 +361,7 @@ def test_a_table_says_why_values_are_missing_and_gives_no_verdict_on_few():
     elsewhere = {Unit("mnist 4-9 aux 5,7 relu l2", seed): {"relative": 55.0} for seed in range(3)}
     cells = {(cell.row, cell.column): cell for cell in table.find(measured | elsewhere).cells}
     few = cells["l2-relative (ours)", "5 vs 8 (aux 3, 9)"]
-    assert few.values == (75.0,)
+    assert few.values == (75.0, None, None)
     assert few.verdict is None
     why = "diverged at the paper's rate at 1 of 3 seeds; not run at 1 of 3 seeds; no verdict below 3 seeds"
     assert few.as_json()["reason"] == few.reason == why
@@ -369,9 +381,13 @@ def test_linear_nets_and_regression_are_compared_by_one_procedure():
     for seed in range(3):
         measured[Unit("mnist 5-8 aux 3,9 linear l2", seed)] = linear
         measured[Unit("mnist 5-8 aux 3,9 baselines", seed)] = baselines
-    claim = next(claim for claim in table.find(measured).claims if claim.id == "regression")
-    assert claim.verdict == "holds"
-    assert "l2-kernelized (linear), best of ten starts and kernelized (linear regression), best" in claim.evidence
+    claim = judged(table, measured, 3)["regression"]
+    assert claim["verdict"] == "supported"
+    names = [one["name"] for one in claim["alternatives"][0]]
+    assert any(
+        name.startswith("l2-kernelized (linear), best of ten starts − kernelized (linear regression), best")
+        for name in names
+    )
 
 
 def test_linear_regression_is_clustered_as_the_linear_nets_are():

@@ -33,8 +33,10 @@ from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
 from local_elasticity.report.summary import tell
-from local_elasticity.report.words import effect, number
+from local_elasticity.report.words import effect, number, printed
 from local_elasticity.report.write import read_examples
+from local_elasticity.statistics.claims import Claim
+from local_elasticity.statistics.judging import judge
 from local_elasticity.statistics.locality import quartiles
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
@@ -669,8 +671,8 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
     page = written(folder, tmp_path)
     for claim in result["claims"]:
         assert claim["verdict"] in page
-        assert f'data-name="paper">{number(claim["paper"])}</td>' in page
-        assert f'data-name="measured (range)">{effect(claim)}</td>' in page
+        assert f'data-name="paper">{printed(claim)}</td>' in page
+        assert f'data-name="measured (95 %)">{effect(claim)}</td>' in page
     assert page.count('src="data:image/png;base64,') == sum(name.endswith(".png") for name in result["figures"])
     assert "local-elasticity run he2020local/fig1 --scale smoke" in page
     assert "he2020local/fig1, as defined, smoke scale, 2 seeds.</figcaption>" in re.sub(r"\s+</", "</", page)
@@ -681,7 +683,7 @@ def test_a_paper_is_shown_with_its_verdicts(tmp_path):
 
 def test_papers_have_a_legend_and_small_scales_are_said(tmp_path):
     result = {
-        "schema": 1,
+        "schema": 2,
         "experiment": "he2020local/table1",
         "scale": "smoke",
         "reading": "as_released",
@@ -699,20 +701,27 @@ def test_papers_have_a_legend_and_small_scales_are_said(tmp_path):
         (tmp_path / scale / "result.json").write_text(json.dumps({**result, "scale": scale}))
         page = written(tmp_path / scale, tmp_path)
         assert (f"{scale} {said}" in page) == (scale != "paper")
-        assert all(word in page for word in ("as defined", "as released", "depends", "tolerance", "its evidence names"))
+        assert all(word in page for word in ("as defined", "as released", "undecided", "tolerance", "unadjusted"))
     page = written(tmp_path, tmp_path / "out")
     assert page.count('class="legend"') == 1
     assert 'data-name="numbers"' in page
+
+
+def a_claim(**options):
+    """As it stands in a result.json."""
+    units = [0.7, 0.8, 0.9]
+    one = Claim("falls", "It falls.", "§1", "statistic", lambda _: [{"a − b": units}], **options)
+    return judge([one], None)[0].as_json()
 
 
 def test_a_claim_leads_to_the_figure_it_names(tmp_path):
     from local_elasticity.report.paper import Figure, _claim
 
     figures = [Figure("fig11", "", ""), Figure("fig12 13", "", ""), Figure("loss 13", "", "")]
-    claim = {"text": "It falls (Figs 11, 13).", "verdict": "holds", "effect": None, "evidence": ""}
-    assert _claim(claim, figures)["figures"] == [1, 2]
-    assert _claim({**claim, "text": "It falls."}, figures)["figures"] == []
-    assert _claim({**claim, "text": "It falls."}, figures[:1])["figures"] == [1]
+    claim = a_claim()
+    assert _claim({**claim, "place": "Figs 11, 13"}, figures)["figures"] == [1, 2]
+    assert _claim(claim, figures)["figures"] == []
+    assert _claim(claim, figures[:1])["figures"] == [1]
 
 
 def test_many_results_are_titled_by_their_papers(tmp_path):
@@ -724,13 +733,20 @@ def test_many_results_are_titled_by_their_papers(tmp_path):
     assert "<title>Local elasticity: 4 results of he2020local</title>" in written(tmp_path, tmp_path / "out")
 
 
-def test_a_claim_shows_the_papers_value_and_the_range():
+def test_a_claim_shows_the_papers_value_the_interval_and_the_test():
     from local_elasticity.report.paper import _claim
 
-    claim = {"text": "It falls.", "verdict": "holds", "effect": 0.7812, "evidence": ""}
-    assert (_claim(claim, [])["paper"], _claim(claim, [])["measured"]) == ("–", "0.781")
-    shown = _claim({**claim, "low": 0.4712, "high": 0.9634, "paper": 0.97}, [])
-    assert (shown["paper"], shown["measured"]) == ("0.97", "0.781 (0.471 … 0.963)")
+    shown = _claim({**a_claim(), "paper": [0.97, 0.2]}, [])
+    assert (shown["text"], shown["verdict"], shown["paper"]) == ("It falls. (§1)", "supported", "0.97")
+    assert shown["measured"] == "0.8 (0.552 … 1.05)"
+    assert shown["evidence"] == "statistic; above 0?; a − b; 3 seeds; p for 0.00258, against 0.997"
+    assert _claim(a_claim(kind="exact"), [])["evidence"] == "statistic; above 0?; a − b; no chance involved"
+
+
+def test_a_result_of_another_schema_says_how_to_read_it(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "result.json").write_text('{"schema": 1}')
+    assert "expected schema 2, got 1; judge it again with" in written(tmp_path / "old", tmp_path)
 
 
 def test_labels_are_ordered_as_people_do():

@@ -88,6 +88,9 @@ def _print_result(screen: Any, result: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from local_elasticity.report.scoreboard import sentence
+    from local_elasticity.report.words import effect, evidence
+
     cells = Table("row", "column", "paper", "measured", "verdict", title=f"{result['experiment']} ({result['scale']})")
     for cell in result["cells"]:
         spread = f" ± {cell['sd']:.2g}" if cell["sd"] is not None else ""
@@ -96,4 +99,6 @@ def _print_result(screen: Any, result: dict[str, Any]) -> None:
         cells.add_row(cell["row"], cell["column"], paper, measured, cell["verdict"] or "")
     screen.print(cells)
     for claim in result["claims"]:
-        screen.print(Text.assemble((claim["verdict"], "bold"), f": {claim['text']}\n  {claim['evidence']}"))
+        screen.print(
+            Text.assemble((claim["verdict"], "bold"), f": {sentence(claim)}\n  {effect(claim)}; {evidence(claim)}")
+        )

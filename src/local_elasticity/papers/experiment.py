@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from local_elasticity.statistics.verdicts import CellVerdict, ClaimVerdict, agreement, effect_of, verdict_of
+import numpy as np
+
+from local_elasticity.statistics.claims import Claim, NotMeasuredError
+from local_elasticity.statistics.verdicts import CellVerdict, agreement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scale = Literal["smoke", "small", "paper"]
 Reading = Literal["as_defined", "as_printed", "as_released"]
-Verdict = CellVerdict | ClaimVerdict | Literal["not measured"]
 Settings = Mapping[str, Any]
 Measured = Mapping[str, Any]
 """What one unit of work found: JSON values by name."""
@@ -40,7 +43,7 @@ def runs_of(measured: Mapping[Unit, Measured], part: str) -> list[Measured]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of the paper beside ours, over seeds.
+    """A number of the paper beside ours, one for every seed, None where there is none.
 
     It agrees where the published value lies within the range of our seeds widened by `tolerance` on either side: the
     paper gives one seed, and prints it rounded. Without a published value, or with fewer values than `least`, there is
@@ -50,85 +53,93 @@ class Cell:
     row: str
     column: str
     paper: float | None
-    values: tuple[float, ...]
+    values: tuple[float | None, ...]
     tolerance: float = 0.0
     least: int = 1
     reason: str = ""
 
     @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None and math.isfinite(value)]
+
+    @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.values) if self.values else None
+        return statistics.fmean(self.known) if self.known else None
 
     @property
     def sd(self) -> float | None:
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        return statistics.stdev(self.known) if len(self.known) > 1 else None
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> CellVerdict | Literal["not measured"] | None:
         if self.paper is None:
             return None
-        if not self.values:
+        if not self.known:
             return "not measured"
-        if len(self.values) < self.least:
+        if len(self.known) < self.least:
             return None
-        return agreement(self.paper, self.values, self.tolerance)
+        return agreement(self.paper, self.known, self.tolerance)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "row": self.row,
             "column": self.column,
             "paper": self.paper,
-            "values": list(self.values),
+            "values": [value if value is not None and math.isfinite(value) else None for value in self.values],
             "mean": self.mean,
             "sd": self.sd,
+            "tolerance": self.tolerance,
             "verdict": self.verdict,
             **({"reason": self.reason} if self.reason else {}),
         }
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, and what came out: the effect in numbers and the evidence in words.
+class Values:
+    """An experiment's numbers by row and column, one for every seed: what claims are judged from.
 
-    `low` and `high` are the range of the effect over seeds or runs, None where it is one number; `paper` is the same
-    quantity from the numbers that the paper prints, None where it prints none.
+    Args:
+        cells: the cells of a result, as JSON.
+        seeds: how many there are. A cell with another number of values does not say which seeds it lacks.
+
+    >>> values = Values([Cell("K-means", "5 vs 8", 50.4, (50.0, 51.0)).as_json()], seeds=2)
+    >>> values.of("K-means", "5 vs 8"), values.printed().of("K-means", "5 vs 8")
+    (array([50., 51.]), array([50.4]))
     """
 
-    id: str
-    text: str
-    verdict: Verdict = "not measured"
-    effect: float | None = None
-    evidence: str = ""
-    low: float | None = None
-    high: float | None = None
-    paper: float | None = None
+    def __init__(self, cells: Sequence[Mapping[str, Any]], seeds: int) -> None:
+        self.cells = {(cell["row"], cell["column"]): cell for cell in cells}
+        self.seeds = seeds
 
-    def judged(
-        self,
-        outcomes: Sequence[bool],
-        effect: Iterable[float] | float | None,
-        evidence: str,
-        paper: float | None = None,
-        *,
-        average: Callable[[Sequence[float]], float] = statistics.fmean,
-    ) -> Claim:
-        """With a verdict: it holds where every outcome is true, fails where none is, and depends otherwise; without
-        outcomes it is not measured.
+    def of(self, row: str, column: str = "") -> np.ndarray:
+        """The values at all seeds, NaN where there is none."""
+        cell = self.cells.get((row, column))
+        where = " / ".join(filter(None, (row, column)))
+        if cell is None:
+            raise NotMeasuredError(f"{where}: the result holds no values by seed; run the experiment again")
+        if len(cell["values"]) != self.seeds:
+            why = cell.get("reason") or f"{len(cell['values'])} of {self.seeds} seeds"
+            raise NotMeasuredError(f"{where}: {why}")
+        return np.array(cell["values"], dtype=float)
 
-        `effect` is that of every seed or run, of which the average, the lowest and the highest are kept and NaN is left
-        out; or one number, a maximum say.
+    def columns(self, row: str) -> list[str]:
+        """The columns in which a row has a cell."""
+        return [column for name, column in self.cells if name == row]
 
-        >>> rises = Claim("rises", "It rises.").judged([True, True], [0.25, 0.75], "in 2 of 2 runs", paper=0.6)
-        >>> rises.verdict, rises.effect, rises.low, rises.high, rises.paper
-        ('holds', 0.5, 0.25, 0.75, 0.6)
-        """
-        if not outcomes:
-            return replace(self, paper=paper)
-        made = replace(self, verdict=verdict_of(outcomes), evidence=evidence, paper=paper)
-        if effect is None or isinstance(effect, int | float):
-            return replace(made, effect=effect)
-        middle, low, high = effect_of(effect, average)
-        return replace(made, effect=middle, low=low, high=high)
+    def row(self, row: str) -> np.ndarray:
+        """[columns, seeds]."""
+        columns = self.columns(row)
+        if not columns:
+            raise NotMeasuredError(f"{row}: the result has no such row; run the experiment again")
+        return np.array([self.of(row, column) for column in columns])
+
+    def average(self, row: str) -> np.ndarray:
+        """A row's average over its columns at every seed; NaN where a column is missing."""
+        return np.asarray(self.row(row).mean(0))
+
+    def printed(self) -> Values:
+        """The paper's own numbers as one seed's; rows that it does not print are missing."""
+        cells = [{**cell, "values": [cell["paper"]]} for cell in self.cells.values() if cell["paper"] is not None]
+        return Values(cells, seeds=1)
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,6 @@ class Findings:
     """All that an experiment has to say about its measured units."""
 
     cells: Sequence[Cell] = ()
-    claims: Sequence[Claim] = ()
     curves: Sequence[Curve] = ()
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
@@ -156,9 +166,9 @@ class Experiment(ABC):
     """A table or figure of a paper.
 
     A subclass declares its name, title, claims, readings and settings for each scale, measures units, and turns what
-    was measured into findings. Units are independent, so that they can be interrupted and resumed. Measuring needs
-    torch, NumPy and what the work itself needs; pandas and matplotlib are imported where findings are made, so that
-    units can be measured on a bare GPU machine and concluded elsewhere.
+    was measured into findings; its claims are judged from the cells that it finds. Units are independent, so that they
+    can be interrupted and resumed. Measuring needs torch, NumPy and what the work itself needs; pandas and matplotlib
+    are imported where findings are made, so that units can be measured on a bare GPU machine and concluded elsewhere.
     """
 
     name: str
@@ -191,4 +201,4 @@ class Experiment(ABC):
 
     @abstractmethod
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
-        """Cells, claims, curves and figures from whatever units there are."""
+        """Cells, curves and figures from whatever units there are; claims are judged from the cells."""

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import time
 import warnings
@@ -21,16 +22,19 @@ import torch
 import local_elasticity
 from local_elasticity.checks import check_choice, check_device
 from local_elasticity.engine.nonlinearity import LargeStepWarning
-from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit
+from local_elasticity.papers.experiment import Experiment, Findings, Reading, Scale, Unit, Values
 from local_elasticity.scale.workers import current_workers
+from local_elasticity.statistics.judging import judge
 from local_elasticity.store.atomic import write_whole
 
 logger = logging.getLogger("local_elasticity")
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: claims carry the values of every unit and how they are tested; cells have a value or null for every seed."""
 MOST_SEEDS = 10_000
+PUBLISHED_UNITS = "units.json"
 COMMIT = "LOCAL_ELASTICITY_COMMIT"
 EXPERIMENTS = {
     "dan2021dynamics/cifar10": "local_elasticity.papers.dan2021dynamics.cifar10:CIFAR10",
@@ -53,6 +57,7 @@ EXPERIMENTS = {
     "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",
     "he2020local/photos": "local_elasticity.papers.he2020local.photos:Photos",
     "he2020local/pretrained": "local_elasticity.papers.he2020local.pretrained:Pretrained",
+    "he2020local/released_probe": "local_elasticity.papers.he2020local.released_probe:ReleasedProbe",
     "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
     "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
     "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",
@@ -160,24 +165,61 @@ def _without_warnings(results: Iterable[T]) -> Iterator[T]:
 def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
     """The second half of a run: result.json and figures from the units in `out`, wherever they were measured."""
     identity = json.loads((out / "run.json").read_text())
-    there = [json.loads(file.read_text()) for file in sorted((out / "units").glob("[!.]*.json"))]
+    there = stored_units(out)
     order = {part: place for place, part in enumerate(experiment.parts(identity["settings"]))}
     kept = sorted((one for one in there if one["part"] in order), key=lambda one: (one["seed"], order[one["part"]]))
     findings = experiment.find({Unit(one["part"], one["seed"]): one["measured"] for one in kept})
+    seeds = sorted({one["seed"] for one in kept})
+    cells = [cell.as_json() for cell in findings.cells]
     result = {
         "schema": SCHEMA,
         **identity,
         "environment": _one_or_all([one["environment"] for one in kept]),
         "commit": _one_or_all([one["commit"] for one in kept]),
-        "seeds": sorted({one["seed"] for one in kept}),
+        "seeds": seeds,
         "seconds": round(sum(one["seconds"] for one in kept), 1),
-        "cells": [cell.as_json() for cell in findings.cells],
-        "claims": [asdict(claim) for claim in findings.claims],
+        "cells": cells,
+        "claims": judged_claims(experiment, cells, len(seeds)),
         "curves": [asdict(curve) for curve in findings.curves],
         "figures": _save_figures(findings, out),
     }
     _write(out / "result.json", result)
     return result
+
+
+def stored_units(out: Path) -> list[dict[str, Any]]:
+    """The units of a run: a file each, or all in one where they were published."""
+    if (out / PUBLISHED_UNITS).exists():
+        units: list[dict[str, Any]] = json.loads((out / PUBLISHED_UNITS).read_text())["units"]
+        return units
+    return [json.loads(file.read_text()) for file in sorted((out / "units").glob("[!.]*.json"))]
+
+
+def publish(out: Path, to: Path) -> None:
+    """Copy a finished run to where results are published: its result, its figures, and its units in one small file,
+    each with version and commit. `conclude` makes the result from that file again.
+
+    Args:
+        out: the folder of a run.
+        to: the folder to write; what a former run left there is replaced.
+    """
+    units = stored_units(out)
+    if not units:
+        raise ValueError(f"out: {out} holds no units of a run")
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    for name in ("result.json", "run.json"):
+        shutil.copy(out / name, to / name)
+    if (out / "figures").exists():
+        shutil.copytree(out / "figures", to / "figures")
+    text = json.dumps({"schema": SCHEMA, "units": units}, ensure_ascii=False, separators=(",", ":"))
+    write_whole(to / PUBLISHED_UNITS, f"{text}\n".encode())
+
+
+def judged_claims(experiment: Experiment, cells: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, Any]]:
+    """The experiment's claims, judged from the cells of a result."""
+    values = Values(cells, seeds)
+    return [claim.as_json() for claim in judge(experiment.claims, values, values.printed())]
 
 
 def _check(experiment: Experiment, scale: Scale, seeds: int, reading: Reading, device: str) -> None:

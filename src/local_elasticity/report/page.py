@@ -1,14 +1,13 @@
 """A page of results: what the paper printed, what was measured, and the verdict, from result.json files alone.
 
 `python -m local_elasticity.report.page docs/results/he2020local` reads every result.json below that folder and writes
-docs/results/he2020local.md beside it. What no result.json holds is not on the page. A file instead of a folder,
-README.md say, gets its tables of claims renewed, between `<!-- claims: FOLDER -->` and `<!-- end of claims -->`.
+docs/results/he2020local.md beside it. What no result.json holds is not on the page. The first paragraph of about.md,
+the conclusions in five sentences, stands above the scoreboard.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from local_elasticity.report.paper import MARKS
-from local_elasticity.report.words import effect, number
+from local_elasticity.report.scoreboard import plain, power_of_agreement, scoreboard, sentence
+from local_elasticity.report.words import effect, evidence, printed
 from local_elasticity.store.atomic import write_whole
 
 GRID_COLUMNS = 3
@@ -31,39 +31,16 @@ def write_page(folder: Path) -> Path:
 
 
 def results_page(folder: Path) -> str:
-    """The page as Markdown; links are relative to the folder's parent."""
+    """The page as Markdown: the title, the scoreboard, the introduction, the runs; links are relative to the folder's
+    parent."""
     runs = _runs(folder)
     introduction = folder / "about.md"
-    sections = [introduction.read_text().strip() if introduction.exists() else f"# {folder.name}"]
+    title, _, rest = (introduction.read_text() if introduction.exists() else f"# {folder.name}").partition("\n")
+    five, _, rest = rest.strip().partition("\n\n")
+    found = list(runs.values())
+    sections = [title, five, "## Scoreboard", scoreboard(found), power_of_agreement(found), rest.strip()]
     sections += [_section(run, place.relative_to(folder.parent)) for place, run in runs.items()]
-    return "\n\n".join(sections) + "\n"
-
-
-def with_claims(file: Path) -> str:
-    """A Markdown file with the tables of claims that it asks for, one line a claim; folders are relative to it."""
-
-    def renewed(match: re.Match[str]) -> str:
-        runs = list(_runs(file.parent / match[2]).values())
-        readings = sorted({run["reading"] for run in runs})
-        rows = [
-            f"| {_plain(text)} | {' | '.join(found.get(one, '') for one in readings)} | {name} |"
-            for (name, text), found in _verdicts(runs).items()
-        ]
-        head = f"| claim | {' | '.join(one.replace('_', ' ') for one in readings)} | run |"
-        return "\n".join([match[1], head, "|---" * (len(readings) + 2) + "|", *rows, match[3]])
-
-    marked = r"(<!-- claims: (\S+) -->)\n.*?(<!-- end of claims -->)"
-    return re.sub(marked, renewed, file.read_text(), flags=re.DOTALL)
-
-
-def _verdicts(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:
-    """(experiment, claim) → reading → verdict."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for run in runs:
-        for claim in run["claims"]:
-            line = found.setdefault((Path(run["experiment"]).name, claim["text"]), {})
-            line[run["reading"]] = f"**{claim['verdict']}**"
-    return found
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def _runs(folder: Path) -> dict[Path, Any]:
@@ -98,11 +75,17 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return ""
     rows = [
-        f"| {_plain(claim['text'])} | **{claim['verdict']}** | {number(claim.get('paper'))} "
-        f"| {effect(claim)} | {_plain(claim['evidence'])} |"
+        f"| {plain(sentence(claim))} | **{claim['verdict']}** | {printed(claim)} "
+        f"| {effect(claim)} | {plain(evidence(claim))} |"
         for claim in claims
     ]
-    return "\n".join(["| claim | verdict | paper | measured (range) | evidence |", "|---|---|---|---|---|", *rows])
+    return "\n".join(
+        [
+            "| sentence | verdict | paper | measured (unadjusted 95 % interval) | evidence |",
+            "|---|---|---|---|---|",
+            *rows,
+        ]
+    )
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -115,8 +98,8 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def _grid(cells: Sequence[Mapping[str, Any]], rows: Sequence[str], columns: Sequence[str]) -> str:
     at = {(cell["row"], cell["column"]): cell for cell in cells}
-    head = [f"| | {' | '.join(map(_plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
-    body = [f"| {_plain(row)} | {' | '.join(_beside(at[row, column]) for column in columns)} |" for row in rows]
+    head = [f"| | {' | '.join(map(plain, columns))} |", "|---" * (len(columns) + 1) + "|"]
+    body = [f"| {plain(row)} | {' | '.join(_beside(at[row, column]) for column in columns)} |" for row in rows]
     legend = (
         f"Our mean, the range over seeds, and the paper's value: {MARKS['agrees']} agrees, {MARKS['differs']} differs."
     )
@@ -125,8 +108,8 @@ def _grid(cells: Sequence[Mapping[str, Any]], rows: Sequence[str], columns: Sequ
 
 def _beside(cell: Mapping[str, Any]) -> str:
     """A cell with the paper's value below."""
-    reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
-    values = cell["values"]
+    reason = f" ({plain(cell['reason'])})" if cell.get("reason") else ""
+    values = _known(cell)
     spread = f"<br>{min(values):.3g} … {max(values):.3g}" if len(values) > 1 else ""
     ours = "not measured" if cell["mean"] is None else f"{cell['mean']:.3g}{spread}"
     mark = MARKS.get(cell["verdict"] or "", "")
@@ -136,8 +119,8 @@ def _beside(cell: Mapping[str, Any]) -> str:
 
 def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        f"| {_plain(cell['row'])} | {_plain(cell['column'])} | {_number(cell['paper'])} | {_measured(cell)} "
-        f"| {_range(cell['values'])} | {cell['verdict'] or ''} |"
+        f"| {plain(cell['row'])} | {plain(cell['column'])} | {_number(cell['paper'])} | {_measured(cell)} "
+        f"| {_range(_known(cell))} | {cell['verdict'] or ''} |"
         for cell in cells
     ]
     head = ["| row | column | paper | measured, mean ± sd | range over seeds | verdict |", "|---|---|---|---|---|---|"]
@@ -145,7 +128,7 @@ def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(cell: Mapping[str, Any]) -> str:
-    reason = f" ({_plain(cell['reason'])})" if cell.get("reason") else ""
+    reason = f" ({plain(cell['reason'])})" if cell.get("reason") else ""
     if cell["mean"] is None:
         return f"not measured{reason}"
     spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
@@ -160,14 +143,10 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _plain(text: str) -> str:
-    """As it stands in a table: bars would end the cell, and tags would be read as HTML."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+def _known(cell: Mapping[str, Any]) -> list[float]:
+    return [value for value in cell["values"] if value is not None]
 
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
-        if path.is_dir():
-            write_page(path)
-        else:
-            write_whole(path, with_claims(path).encode())
+        write_page(path)

@@ -10,10 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from local_elasticity.report.words import effect, number
+from local_elasticity.report.scoreboard import sentence
+from local_elasticity.report.words import effect, evidence, number, printed
 
-SCHEMA = 1
-MARKS = {"agrees": "✓", "holds": "✓", "differs": "≠", "fails": "✗", "depends": "±", "not measured": "–"}
+SCHEMA = 2
+MARKS = {
+    "agrees": "✓",
+    "supported": "✓",
+    "differs": "≠",
+    "contradicted": "✗",
+    "undecided": "?",
+    "not measured": "–",
+}
 """A verdict is shown by a sign and a word, not by colour alone."""
 
 LARGEST_FIGURE = 2**20
@@ -58,7 +66,10 @@ def read_paper(folder: Path) -> Paper:
     try:
         result = json.loads(file.read_text())
         if result["schema"] != SCHEMA:
-            raise ValueError(f"expected schema {SCHEMA}, got {result['schema']}")
+            raise ValueError(
+                f"expected schema {SCHEMA}, got {result['schema']}; judge it again with "
+                f"`python -m local_elasticity.papers.judge_again {folder}`"
+            )
         title = f"{result['experiment']}, {result['reading'].replace('_', ' ')}, {result['scale']} scale"
         figures, missing = _figures(folder, result["figures"], f"{title}, {_seeds(len(result['seeds']))}")
         return Paper(
@@ -103,18 +114,19 @@ def _small(scale: str) -> list[str]:
 
 def _claim(claim: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
     """A claim, with the places of the figures that it names, or of the only one that there is."""
-    cited = " ".join(re.findall(r"Figs?\.? ([\d, and]+)", str(claim["text"])))
+    text = sentence(claim)
+    cited = " ".join(re.findall(r"Figs?\.? ([\d, and]+)", text))
     named = set(re.findall(r"\d+", cited))
     shown = [place for place, figure in enumerate(figures, 1) if figure.numbers & named or len(figures) == 1]
     verdict = str(claim["verdict"])
     return {
-        "text": str(claim["text"]),
+        "text": text,
         "verdict": verdict,
         "mark": MARKS.get(verdict, ""),
         "figures": shown,
-        "paper": number(claim.get("paper")),
+        "paper": printed(claim),
         "measured": effect(claim),
-        "evidence": str(claim["evidence"]),
+        "evidence": evidence(claim),
     }
 
 
@@ -122,7 +134,7 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, str]:
     verdict = cell["verdict"] or ""
     spread = "" if cell["sd"] is None else f" ± {cell['sd']:.2g}"
     reason = f" ({cell['reason']})" if cell.get("reason") else ""
-    values = cell["values"]
+    values = [value for value in cell["values"] if value is not None]
     return {
         "row": str(cell["row"]),
         "column": str(cell["column"]),

@@ -31,10 +31,43 @@ def percent(share: float) -> str:
 
 
 def effect(claim: Mapping[str, Any]) -> str:
-    """The effect of a claim in a result, with its range over seeds or runs where the result has one.
+    """The comparison that a claim's verdict rests on: its average over units and the unadjusted 95 % interval.
 
-    >>> effect({"effect": 0.7812, "low": 0.4712, "high": 0.9634}), effect({"effect": 0.7812})
-    ('0.781 (0.471 … 0.963)', '0.781')
+    >>> effect({"decisive": {"estimate": 0.7812, "low": 0.4712, "high": 0.9634}})
+    '0.781 (0.471 … 0.963)'
+    >>> effect({"decisive": None})
+    '–'
     """
-    low, high = claim.get("low"), claim.get("high")
-    return number(claim["effect"]) + ("" if low is None else f" ({number(low)} … {number(high)})")
+    decisive = claim["decisive"]
+    if decisive is None:
+        return "–"
+    low, high = decisive["low"], decisive["high"]
+    return number(decisive["estimate"]) + ("" if low is None else f" ({number(low)} … {number(high)})")
+
+
+def printed(claim: Mapping[str, Any]) -> str:
+    """The same of the paper's own numbers, where it prints them: the strongest alternative.
+
+    >>> printed({"paper": [1.5, -2.0], "direction": "above"}), printed({"paper": None, "direction": "above"})
+    ('1.5', '–')
+    """
+    if not claim["paper"]:
+        return "–"
+    strongest = {"above": max(claim["paper"]), "below": min(claim["paper"]), "within": min(claim["paper"], key=abs)}
+    return number(strongest[claim["direction"]])
+
+
+def evidence(claim: Mapping[str, Any]) -> str:
+    """What was tested, on how many units, against which bound, and both p-values; or why there is none."""
+    decisive, count = claim["decisive"], sum(map(len, claim["alternatives"]))
+    if claim["verdict"] == "not measured" or decisive is None:
+        return claim["reason"] or "no values"
+    side = {"above": "above", "below": "below", "within": "within ±"}[claim["direction"]]
+    said = [f"{claim['statistic']}; {side} {number(claim['bound'])}?"]
+    name = decisive["name"] or claim["statistic"]
+    said.append(f"weakest of {count} comparisons: {name}" if count > 1 else name)
+    if claim["kind"] == "exact":
+        return "; ".join([*said, "no chance involved"])
+    said.append(f"{len(decisive['values'])} seeds")
+    said.append(f"p for {number(claim['p_for'])}, against {number(claim['p_against'])}")
+    return "; ".join(filter(None, said)) + (f". {claim['reason']}" if claim["reason"] else "")

@@ -1,12 +1,17 @@
 """The classifier of §2.1 in training: ResNet-18 without batch norm, probed as it goes. All panels from one run.
 
-The released notebooks' settings: Adam at 1e-4 with weight decay 1e-4, batches of 256, 7 epochs, 7 probes an epoch, one
-random crop and flip of every image at loading, channels normalised.
+The released notebooks' settings: Adam at 1e-4 with weight decay 1e-4, batches of 256, 7 epochs, one random crop and
+flip of every image at loading, channels normalised.
+
+The files at hand hold fewer images than the paper had, so its number of epochs and its number of steps are two
+different places in training. The rate is constant, so one run passes both: the arm `epochs` is the first part of the
+arm `steps`. Each arm has two moments, the probe with the smallest test loss and its end. Probe points come from the
+training set and from the test set, drawn anew for every seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +23,10 @@ from torch import Tensor, nn
 import local_elasticity as le
 from local_elasticity.engine.update import Update
 from local_elasticity.models.resnet18 import ResNet18
-from local_elasticity.papers.dan2021dynamics.readings import MEASURES, smoothed
+from local_elasticity.papers.dan2021dynamics.readings import DEFINED, MEASURES, rounded, smoothed
 from local_elasticity.papers.experiment import Settings
+from local_elasticity.statistics.class_pairs import pair_rows
+from local_elasticity.statistics.locality import locality
 from local_elasticity.training.schedule import Listed
 
 RATE = WEIGHT_DECAY = 1e-4
@@ -30,8 +37,16 @@ CROP = 4
 EVALUATED = 1500
 """Images of the training set that its loss and accuracy are read from."""
 
+RESAMPLES = 200
+"""Of the bootstrap intervals at the moments."""
+
 STEPS: dict[str, Update] = {"sgd": le.SGD(RATE), "adam": le.Adam(RATE, weight_decay=WEIGHT_DECAY)}
 """The probing step: of the definition (SGD), and of the notebooks (a fresh Adam)."""
+
+POINTS = ("training", "held out")
+PROBED = (("training", "sgd", MEASURES), ("training", "adam", MEASURES), ("held out", "sgd", DEFINED))
+"""Probe points, step, and what is measured. The notebooks' step is taken where the notebooks take it, on training
+points."""
 
 ENGINES = {"cpu": {"sgd": "auto", "adam": "auto"}, "cuda": {"sgd": "structured", "adam": "vmapped"}}
 """All exact. On a GPU the fastest is known, and no race is needed."""
@@ -110,26 +125,26 @@ def watched(split: Split, settings: Settings, seed: int, device: str) -> dict[st
     outputs = int(split.y_train.max()) + 1
     net = network(outputs, split.x_train.shape[1], settings["width"], seed, device)
     optimizer = adam(net)
-    x, y = _points(split, settings["points"], outputs)
     steps_per_epoch = len(split.x_train) // min(BATCH, len(split.x_train))
-    due = _due(settings["epochs"], settings["probes"], steps_per_epoch)
+    arms = {"epochs": settings["epochs"] * steps_per_epoch}
+    arms["steps"] = max(settings["steps"], arms["epochs"])
+    due = _due(arms, settings["probes"])
     monitors = {
-        name: le.Monitor(
+        (points, name): le.Monitor(
             net,
-            (x, y),
+            _points(split, points, settings["points"], outputs, seed),
             loss="cross_entropy",
-            measure=MEASURES,
-            update=step,
+            measure=measures,
+            update=STEPS[name],
             schedule=Listed(due),
             budget=None,
             engine=ENGINES[device.partition(":")[0]][name],
             memory=None,
         )
-        for name, step in STEPS.items()
+        for points, name, measures in PROBED
     }
-    measured: dict[str, Any] = {"steps": due, "steps per epoch": steps_per_epoch, "images": split.origin}
     progress: dict[str, list[float]] = {}
-    stream = batches(split, settings["epochs"], seed)
+    stream = batches(split, -(-due[-1] // steps_per_epoch), seed)
     for step in range(due[-1] + 1):
         for monitor in monitors.values():
             monitor.step(step)
@@ -137,21 +152,43 @@ def watched(split: Split, settings: Settings, seed: int, device: str) -> dict[st
             _note(progress, net, split)
         if step < due[-1]:
             train_step(net, optimizer, *next(stream))
-    labels = y.cpu().numpy()
-    return {**measured, **progress, "probes": {name: _summaries(monitors[name], labels) for name in STEPS}}
+    labels = np.repeat(np.arange(outputs), settings["points"])
+    moments = {arm: _moments(due, progress["test loss"], last) for arm, last in arms.items()}
+    return {
+        "steps": due,
+        "steps per epoch": steps_per_epoch,
+        "images": split.origin,
+        "arms": arms,
+        "moments": moments,
+        **progress,
+        "probes": {
+            points: {name: _summaries(monitors[points, name], labels) for of, name, _ in PROBED if of == points}
+            for points in POINTS
+        },
+        "intervals": {points: _intervals(monitors[points, "sgd"], labels, moments) for points in POINTS},
+    }
 
 
-def _due(epochs: int, probes: int, steps_per_epoch: int) -> list[int]:
-    """Evenly spaced in every epoch, from before the first step to after the last."""
-    schedule = le.training.PerEpoch(min(probes, steps_per_epoch), steps_per_epoch)
-    last = epochs * steps_per_epoch
-    return [step for step in range(last) if schedule.due(step)] + [last]
+def _due(arms: Mapping[str, int], probes: int) -> list[int]:
+    """Evenly spaced in the first arm, `probes` of them after the start, and as many in what the second adds."""
+    first, last = arms["epochs"], arms["steps"]
+    times = [*np.linspace(0, first, probes + 1), *np.linspace(first, last, probes + 1)]
+    return sorted({round(time) for time in times})
 
 
-def _points(split: Split, points: int, outputs: int) -> tuple[Tensor, Tensor]:
-    """The first `points` training images of each class."""
-    rows = torch.cat([torch.nonzero(split.y_train == label).flatten()[:points] for label in range(outputs)])
-    return split.x_train[rows], split.y_train[rows]
+def _moments(due: Sequence[int], loss: Sequence[float], last: int) -> dict[str, int]:
+    """Places among the probes of an arm: the smallest test loss, and the end."""
+    end = due.index(last)
+    return {"best": int(np.argmin(loss[: end + 1])), "end": end}
+
+
+def _points(split: Split, points: str, number: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`number` images of each class, class by class, drawn from the training set or the test set."""
+    x, y = (split.x_train, split.y_train) if points == "training" else (split.x_test, split.y_test)
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.nonzero(y == label).flatten() for label in range(outputs)]
+    rows = [of_one[torch.randperm(len(of_one), generator=generator)[:number].to(y.device)] for of_one in rows]
+    return x[torch.cat(rows)], y[torch.cat(rows)]
 
 
 def _note(progress: dict[str, list[float]], net: nn.Module, split: Split) -> None:
@@ -165,10 +202,27 @@ def _note(progress: dict[str, list[float]], net: nn.Module, split: Split) -> Non
 
 
 def _summaries(monitor: le.Monitor, labels: np.ndarray) -> dict[str, Any]:
-    """Measure → reduction → [t, classes, classes]; and the share of pairs without a value."""
+    """Measure → reduction → [t, classes, classes], or [t] where all pairs are pooled; and the share of pairs without a
+    value."""
     found: dict[str, Any] = {}
     for name in monitor.history.measures:
         times = [smoothed(probe.similarity[name], labels) for probe in monitor.history]
         found[name] = {reduction: [time[reduction] for time in times] for reduction in times[0]}
-    unresolved = [float(np.isnan(probe.similarity["kl"]).mean()) for probe in monitor.history]
+    first = monitor.history.measures[0]
+    unresolved = [float(np.isnan(probe.similarity[first]).mean()) for probe in monitor.history]
     return {"similarity": found, "unresolved": unresolved, "engine": monitor.history[0].engine}
+
+
+def _intervals(monitor: le.Monitor, labels: np.ndarray, moments: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Definition 2 at each moment, by its place among the probes: [value, low, high] of the pooled ratio and of every
+    pair of classes, by a bootstrap over probe points."""
+    found = {}
+    for place in sorted({place for arm in moments.values() for place in arm.values()}):
+        S = monitor.history[place].similarity["kl"]
+        whole = locality(S, labels, resamples=RESAMPLES, permutations=0)
+        rows = pair_rows((S, labels, labels, None, True), "median", "exclude", RESAMPLES)
+        found[str(place)] = {
+            "ratio": [rounded(value) for value in (whole.ratio, whole.low, whole.high)],
+            "pairs": [[rounded(value) for value in row[2:5]] for row in rows],
+        }
+    return found

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from local_elasticity.papers.dan2021dynamics.claims import Runs
+from local_elasticity.papers.dan2021dynamics.claims import POINTS, Runs
 from local_elasticity.report.figures import COLOURS, ONE_COLUMN, STYLE, TWO_COLUMNS, figure
 
 
@@ -33,14 +33,37 @@ def draw_panels(runs: Runs, panels: Mapping[str, tuple[str, str]], reduction: st
     return made
 
 
+def draw_locality(runs: Runs) -> Figure:
+    """Other classes over the own class (Definition 2, SGD, pooled medians) at training and held-out points, a line for
+    each seed; beside it the test loss. A dot is the smallest test loss, a vertical line the end of the paper's epochs.
+    """
+    with mpl.rc_context(STYLE):
+        made = figure(TWO_COLUMNS, 2.2)
+        panels = made.subplots(1, 3, sharex=True)
+        curves = {}
+        for points in POINTS:
+            own, other = (runs.values("sgd", "kl", name, points) for name in ("within", "between"))
+            curves[f"other/own, {points} points"] = other / own
+        curves["test loss"] = runs.curves("test loss")
+        for axes, (title, values) in zip(panels, curves.items(), strict=True):
+            for run, curve in zip(runs.found, values, strict=True):
+                (line,) = axes.plot(runs.steps, curve, linewidth=0.9)
+                best = run["moments"]["steps"]["best"]
+                axes.plot(runs.steps[best], curve[best], ".", color=line.get_color(), markersize=5)
+            axes.axvline(runs.found[0]["arms"]["epochs"], color="0.6", linewidth=0.6)
+            axes.set(title=title, xlabel="step")
+        for axes in panels[:2]:
+            axes.axhline(1, color="0.4", linewidth=0.6)
+            axes.set_yscale("log")
+    return made
+
+
 def draw_progress(runs: Runs) -> Figure:
     """Figures 15 to 17: loss and accuracy over training."""
     with mpl.rc_context(STYLE):
         made = figure(ONE_COLUMN, 1.8)
-        for axes, name, curves in zip(
-            made.subplots(1, 2), ("loss", "accuracy"), (runs.loss, runs.accuracy), strict=True
-        ):
-            _band(axes, runs.steps, curves, COLOURS[0], None, 1.4)
+        for axes, name in zip(made.subplots(1, 2), ("loss", "accuracy"), strict=True):
+            _band(axes, runs.steps, runs.curves(name), COLOURS[0], None, 1.4)
             axes.set(xlabel="step", title=name)
     return made
 

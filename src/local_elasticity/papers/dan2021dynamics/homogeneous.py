@@ -14,7 +14,6 @@ import numpy as np
 
 from local_elasticity.papers.experiment import (
     Cell,
-    Claim,
     Curve,
     Experiment,
     Findings,
@@ -24,6 +23,8 @@ from local_elasticity.papers.experiment import (
     Unit,
     runs_of,
 )
+from local_elasticity.papers.smallest_effects import ANY, NEVER, REACHED, SMALL_GAP
+from local_elasticity.statistics.claims import Claim
 from local_elasticity.theory import DiagonalQuadratic, integrate
 
 if TYPE_CHECKING:
@@ -39,20 +40,60 @@ PAIRS = {
 }
 """Source and target."""
 
-DISTANCE, TIME, ANY = "Fig. 11, distance", "Figs 12–13, time", "random pairs"
+DISTANCE, TIME, ANY_PAIRS = "Fig. 11, distance", "Figs 12–13, time", "random pairs"
 WAYS = ("formula", "flow by numbers", "SGD")
-FARTHER = Claim("farther", "S_rel falls as x moves away from x′ (Fig. 11)")
-LATE = Claim(
-    "non_decreasing", "For all (x, x′) S_rel is a non-decreasing function of time for all later times (Fig. 12)"
+RISE_AWAY = "largest rise of S_rel as x moves one step away from x′ (formula)"
+FALL_SOMEWHERE = "share of random pairs whose S_rel falls somewhere after t = 500"
+FALL_EVERYWHERE = "share of random pairs whose S_rel falls at every time after t = 500"
+SGD_GAP = "largest relative distance of the mean over runs of SGD from the formula"
+FARTHEST = "largest ‖w − w*‖ over the runs at the last step"
+CLAIMS = (
+    Claim(
+        "farther",
+        "At all times S_rel decreases as x gets farther away from x′",
+        "Fig. 11",
+        RISE_AWAY,
+        lambda values: [{"formula": values.of(RISE_AWAY)}],
+        ANY,
+        "below",
+        kind="exact",
+    ),
+    Claim(
+        "non_decreasing",
+        "For all (x, x′) S_rel is a non-decreasing function of time for all later times",
+        "Fig. 12",
+        FALL_SOMEWHERE,
+        lambda values: [{"pairs from N(0, I)": values.of(FALL_SOMEWHERE)}],
+        NEVER,
+        "below",
+    ),
+    Claim(
+        "sgd",
+        "The sharp resemblance (of values as well as of the shape) between the flow and SGD averaged over runs",
+        "Figs 12, 13",
+        SGD_GAP,
+        lambda values: [{name: values.of(SGD_GAP, name) for name in PAIRS}],
+        SMALL_GAP,
+        "below",
+        "log",
+    ),
+    Claim(
+        "reaches",
+        "In all runs ‖w_t − w*‖ < 1e-6 eventually",
+        "Fig. 13",
+        FARTHEST,
+        lambda values: [{"all runs": values.of(FARTHEST)}],
+        REACHED,
+        "below",
+        "log",
+    ),
 )
-SGD_FOLLOWS = Claim("sgd", "SGD of eq. 15, averaged over runs, sharply resembles the flow (Figs 12, 13)")
-REACHES = Claim("reaches", "In all runs ‖w_t − w*‖ < 1e-6 eventually")
 
 
 class Homogeneous(Experiment):
     name = "dan2021dynamics/homogeneous"
     title = "S_rel of the diagonal quadratic model: formula, flow by numbers, SGD (Figs 11–13)"
-    claims = (FARTHER, LATE, SGD_FOLLOWS, REACHES)
+    claims = CLAIMS
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"runs": 20, "until": 2000, "pairs": 50},
         "small": {"runs": 200, "until": 10000, "pairs": 500},
@@ -60,7 +101,7 @@ class Homogeneous(Experiment):
     }
 
     def parts(self, settings: Settings) -> list[str]:
-        return [DISTANCE, TIME, ANY]
+        return [DISTANCE, TIME, ANY_PAIRS]
 
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
         rng = np.random.default_rng(unit.seed)
@@ -80,7 +121,7 @@ class Homogeneous(Experiment):
         curves = [_curve(measured, DISTANCE, "distance", way) for way in WAYS]
         curves += [_curve(measured, TIME, name, way) for name in PAIRS for way in WAYS]
         figures = {"fig11": _draw_distance(measured), "fig12_13": _draw_time(measured)}
-        return Findings(cells, _judge(measured), curves, figures)
+        return Findings([*cells, *_claim_cells(measured)], curves, figures)
 
 
 def sgd(rng: np.random.Generator, runs: int, record: np.ndarray) -> np.ndarray:
@@ -159,38 +200,19 @@ def _curve(measured: Mapping[Unit, Measured], part: str, name: str, way: str) ->
     return Curve(f"{name}: {way}", found[0]["x"], _plain(mean), _plain(low), _plain(high))
 
 
-def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
-    distance = np.array(runs_of(measured, DISTANCE)[0]["distance"]["formula"])
-    top = int(distance.argmax())
-    falls = {key: [one[key] for one in runs_of(measured, ANY)] for key in ("somewhere", "everywhere")}
-    somewhere, everywhere = map(np.mean, falls.values())
-    gaps = [
-        np.abs(np.array(one[name]["SGD"]) / np.array(one[name]["formula"]) - 1).max()
-        for one in runs_of(measured, TIME)
+def _claim_cells(measured: Mapping[Unit, Measured]) -> list[Cell]:
+    runs, anywhere = runs_of(measured, TIME), runs_of(measured, ANY_PAIRS)
+    away = [float(np.diff(one["distance"]["formula"]).max()) for one in runs_of(measured, DISTANCE)]
+    gaps = {
+        name: [float(np.abs(np.array(one[name]["SGD"]) / np.array(one[name]["formula"]) - 1).max()) for one in runs]
         for name in PAIRS
-    ]
-    far = [one["farthest"] for one in runs_of(measured, TIME)]
+    }
     return [
-        FARTHER.judged(
-            (np.diff(distance) < 0).tolist(),
-            float(np.diff(distance).max()),
-            f"it rises from {distance[0]:.3f} at z = 1 to {distance[top]:.3f} at z = {top + 1} and falls from there to "
-            f"{distance[-1]:.3f} at z = 100",
-        ),
-        LATE.judged(
-            [bool(somewhere < 1e-3)],
-            falls["somewhere"],
-            f"of pairs drawn from N(0, I), {somewhere:.0%} fall somewhere after t = 500, {everywhere:.0%} at every "
-            "time after it",
-        ),
-        SGD_FOLLOWS.judged(
-            [bool(gap < 0.05) for gap in gaps],
-            float(max(gaps)),
-            f"largest distance of the mean over runs from the formula, as a share of it: {max(gaps):.2%}",
-        ),
-        REACHES.judged(
-            [value < 1e-6 for value in far], float(max(far)), f"largest ‖w − w*‖ at the last step: {max(far):.2g}"
-        ),
+        Cell(RISE_AWAY, "", None, tuple(away)),
+        Cell(FALL_SOMEWHERE, "", None, tuple(one["somewhere"] for one in anywhere)),
+        Cell(FALL_EVERYWHERE, "", None, tuple(one["everywhere"] for one in anywhere)),
+        *(Cell(SGD_GAP, name, None, tuple(values)) for name, values in gaps.items()),
+        Cell(FARTHEST, "", None, tuple(one["farthest"] for one in runs)),
     ]
 
 

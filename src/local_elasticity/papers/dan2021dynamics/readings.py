@@ -8,6 +8,7 @@ an L1 mean above and a root mean square below. Both add ε to the denominator.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import local_elasticity as le
 from local_elasticity.engine.response import Response
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import SelfPairs, pair_rows
+from local_elasticity.statistics.locality import locality
 
 EPSILON = 1e-8
 """What the notebooks add to denominators."""
@@ -79,24 +81,41 @@ def _kl_of_probabilities(before: Tensor, after: Tensor) -> Tensor:
     return value
 
 
-MEASURES: tuple[Callable[[Response], Tensor], ...] = (kl, root_kl, l1, l2, logits, released_kl, released_l1)
+DEFINED: tuple[Callable[[Response], Tensor], ...] = (kl, root_kl, l1, l2, logits)
+MEASURES = (*DEFINED, released_kl, released_l1)
 
 REDUCTIONS = ("mean", "median apart")
-"""Definition 3 (all k² pairs, self-pairs included); the median without self-pairs."""
+"""By pair of classes: Definition 3 (all k² pairs, self-pairs included); the median without self-pairs."""
 
 
-def smoothed(S: np.ndarray, labels: np.ndarray) -> dict[str, list[list[float | None]]]:
-    """One number for every pair of classes under each reduction, [classes, classes]: rows are sources.
+def smoothed(S: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """One number for every pair of classes under each reduction, [classes, classes], rows are sources; and the medians
+    over all pairs of one class (`within`) and of different classes (`between`), self-pairs left out.
 
     >>> import numpy as np
-    >>> smoothed(np.array([[1.0, 0.5, 0.2], [0.7, 1.0, 0.4], [0.3, 0.1, 1.0]]), np.array([0, 0, 1]))["median apart"]
-    [[0.6, 0.3], [0.2, None]]
+    >>> found = smoothed(np.array([[1.0, 0.5, 0.2], [0.7, 1.0, 0.4], [0.3, 0.1, 1.0]]), np.array([0, 0, 1]))
+    >>> found["median apart"], found["within"], found["between"]
+    ([[0.6, 0.3], [0.2, None]], 0.6, 0.25)
     """
     read, classes = (S, labels, labels, None, True), len(np.unique(labels))
 
     def table(reduce: Reduction, self_pairs: SelfPairs) -> list[list[float | None]]:
-        values = [row[2] for row in pair_rows(read, reduce, self_pairs, resamples=0)]
-        rounded = [round(value, 6) if np.isfinite(value) else None for value in values]
-        return [rounded[i : i + classes] for i in range(0, len(rounded), classes)]
+        values = [rounded(row[2]) for row in pair_rows(read, reduce, self_pairs, resamples=0)]
+        return [values[i : i + classes] for i in range(0, len(values), classes)]
 
-    return {"mean": table("mean", "include"), "median apart": table("median", "exclude")}
+    whole = locality(read, resamples=0, permutations=0)
+    return {
+        "mean": table("mean", "include"),
+        "median apart": table("median", "exclude"),
+        "within": rounded(whole.within),
+        "between": rounded(whole.between),
+    }
+
+
+def rounded(value: float) -> float | None:
+    """Five significant digits; None where there is no value, since JSON has no NaN.
+
+    >>> rounded(0.123456789), rounded(float("nan"))
+    (0.12346, None)
+    """
+    return float(f"{value:.5g}") if np.isfinite(value) else None

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.papers.dan2021dynamics.regression_claims import CLAIMS, judge
+from local_elasticity.papers.dan2021dynamics.regression_claims import CLAIMS, GRID, cells
 from local_elasticity.papers.experiment import (
-    Cell,
     Curve,
     Experiment,
     Findings,
@@ -29,7 +28,6 @@ from local_elasticity.papers.experiment import (
     Unit,
     runs_of,
 )
-from local_elasticity.statistics.correlation import spearman
 from local_elasticity.statistics.locality import quartiles
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 INPUTS, WIDTH, TRAINED_ON, TESTED_ON = 5, 100, 1000, 2000
 RATE, BATCH = 1e-3, 50
-GRID = tuple(f"{start} {activation}" for start in ("default", "he-normal") for activation in ("relu", "tanh"))
 FLOW = "flow"
 SLOWER = 4
 """By how much the rate is smaller, and the steps more, in the part `flow`."""
@@ -68,13 +65,8 @@ class Regression(Experiment):
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         grid = {part: runs_of(measured, part) for part in GRID}
         flow = [found for unit, found in measured.items() if unit.part == FLOW]
-        cells = []
-        for part, runs in grid.items():
-            for place, time in enumerate(runs[0]["times"] if runs else ()):
-                correlations = tuple(spearman(run["S"][place], run["distance"]) for run in runs)
-                cells.append(Cell(f"{part}: Spearman of S_rel with distance", f"t = {time}", None, correlations))
         figures = {"fig3": _draw_distance(grid), "fig4-5": _draw_time(grid)}
-        return Findings(cells, judge(grid, flow), _curves(grid), figures)
+        return Findings(list(cells(grid, flow)), _curves(grid), figures)
 
 
 def data(seed: int, device: str) -> dict[str, Tensor]:

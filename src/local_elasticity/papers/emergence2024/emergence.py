@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, said
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of
 from local_elasticity.papers.emergence2024.sweep import (
     Variant,
     columns,
@@ -20,7 +20,6 @@ from local_elasticity.papers.emergence2024.sweep import (
 )
 from local_elasticity.papers.experiment import (
     Cell,
-    Claim,
     Curve,
     Experiment,
     Findings,
@@ -28,9 +27,11 @@ from local_elasticity.papers.experiment import (
     Reading,
     Settings,
     Unit,
+    Values,
     runs_of,
 )
-from local_elasticity.statistics.correlation import log_slope
+from local_elasticity.papers.smallest_effects import CURVES_ALIKE, TENTH
+from local_elasticity.statistics.claims import Alternatives, Claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,20 +43,75 @@ VARIANTS = {name: Variant(activation=name) for name in ACTIVATIONS} | {
 }
 SMALL_STEP = f"relu, alpha {ALPHAS[0]}"
 
-IDENTICAL = Claim(
-    "identical",
-    "[P] Alignment and local elasticity emerge under identical conditions: rise curves within 0.05 of each other, ReLU",
+GAP, HALF_GAP = "max |u_A − u_LE|", "distance of half-rise points"
+LEADING = ("rise of A over leading order", "LE over leading order")
+FLOORS = ("A at s = 0 over its end", "LE at s = 0 over its end")
+
+
+def _of(part: str, names: Sequence[str]) -> Callable[[Values], Alternatives]:
+    return lambda values: [{name: values.of(part, name) for name in names}]
+
+
+CLAIMS = (
+    Claim(
+        "identical",
+        "Alignment and Local Elasticity emergence condition after one step of training are identical",
+        "abstract",
+        "the largest distance of the two rise curves over s, ReLU",
+        _of("relu", [GAP]),
+        CURVES_ALIKE,
+        "below",
+        "log",
+    ),
+    Claim(
+        "half_rise",
+        "They are half risen at the same similarity, to within a twentieth of its range",
+        "ours",
+        "distance of the half-rise points as a share of the range of |s|",
+        _of("relu", [HALF_GAP]),
+        CURVES_ALIKE,
+        "below",
+        ours=True,
+    ),
+    Claim(
+        "leading_order",
+        "At small steps ΔA and LE follow the leading order, both rising as (ηs)²",
+        "ours",
+        "measured over leading order at t = 1",
+        _of(SMALL_STEP, LEADING),
+        TENTH,
+        "within",
+        "log",
+        ours=True,
+    ),
+    Claim(
+        "proportional",
+        "At α = ½ the leading order still gives their size to within a tenth",
+        "ours",
+        "measured over leading order at t = 1",
+        _of("relu", LEADING),
+        TENTH,
+        "within",
+        "log",
+        ours=True,
+    ),
+    Claim(
+        "thresholds",
+        "Absolute thresholds coincide: at s = 0 both lie equally far below their end",
+        "ours",
+        "A at s = 0 as a share of its end less the same of LE",
+        lambda values: [{"A − LE": values.of("relu", FLOORS[0]) - values.of("relu", FLOORS[1])}],
+        CURVES_ALIKE,
+        "within",
+        ours=True,
+    ),
 )
-HALF = Claim("half_rise", "[I] They are half risen at the same similarity, to within a twentieth of its range")
-SMALL = Claim("leading_order", "[I] At small steps ΔA and LE follow the leading order, both rising as (ηs)²")
-PROPORTION = Claim("proportional", "[I] At α = ½ the leading order still gives their size to within a tenth")
-THRESHOLD = Claim("thresholds", "[I] Absolute thresholds coincide: at s = 0 both lie equally far below their end")
 
 
 class Emergence(Experiment):
     name = "emergence2024/emergence"
     title = "Rise curves of alignment and elasticity against train–unseen similarity, and the step size"
-    claims = (IDENTICAL, HALF, SMALL, PROPORTION, THRESHOLD)
+    claims = CLAIMS
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"d": 64, "n": 128, "width": 128, "per_class": 40, "values": 4},
         "small": {"d": 128, "n": 256, "width": 256, "per_class": 200, "values": 11},
@@ -74,7 +130,7 @@ class Emergence(Experiment):
         return {**columns(rows), "step_size": found.step.step_size}
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
-        return Findings(_cells(measured), _judge(measured), _curves(measured), {"emergence": _draw(measured)})
+        return Findings(_cells(measured), _curves(measured), {"emergence": _draw(measured)})
 
 
 def _gap(run: Measured) -> float:
@@ -107,51 +163,14 @@ def _cells(measured: Mapping[Unit, Measured]) -> list[Cell]:
         runs = runs_of(measured, part)
         ratios = [_leading_ratio(run) for run in runs]
         cells += [
-            Cell(part, "max |u_A − u_LE|", None, tuple(_gap(run) for run in runs)),
-            Cell(part, "distance of half-rise points", None, tuple(_half_gap(run) for run in runs)),
-            Cell(part, "rise of A over leading order", None, tuple(a for a, _ in ratios)),
-            Cell(part, "LE over leading order", None, tuple(b for _, b in ratios)),
-            Cell(part, "A at s = 0 over its end", None, tuple(_floor(run, "alignment") for run in runs)),
-            Cell(part, "LE at s = 0 over its end", None, tuple(_floor(run, "elasticity") for run in runs)),
+            Cell(part, GAP, None, tuple(_gap(run) for run in runs)),
+            Cell(part, HALF_GAP, None, tuple(_half_gap(run) for run in runs)),
+            Cell(part, LEADING[0], None, tuple(a for a, _ in ratios)),
+            Cell(part, LEADING[1], None, tuple(b for _, b in ratios)),
+            Cell(part, FLOORS[0], None, tuple(_floor(run, "alignment") for run in runs)),
+            Cell(part, FLOORS[1], None, tuple(_floor(run, "elasticity") for run in runs)),
         ]
     return cells
-
-
-def _judge(measured: Mapping[Unit, Measured]) -> list[Claim]:
-    main, small = runs_of(measured, "relu"), runs_of(measured, SMALL_STEP)
-    gaps, halves = [_gap(run) for run in main], [_half_gap(run) for run in main]
-    return [
-        IDENTICAL.judged([gap < 0.05 for gap in gaps], max(gaps), f"max |u_A − u_LE| over s, each seed: {said(gaps)}"),
-        HALF.judged([gap < 0.05 for gap in halves], max(halves), f"distance in t of half-rise points: {said(halves)}"),
-        _leading(SMALL, small, exponent=True),
-        _leading(PROPORTION, main, exponent=False),
-        _thresholds(main),
-    ]
-
-
-def _leading(claim: Claim, runs: list[Measured], *, exponent: bool) -> Claim:
-    ratios = np.array([_leading_ratio(run) for run in runs])
-    mean = ratios.mean(0)
-    evidence = f"measured over leading order at t = 1: rise of A {said(ratios[:, 0])}, LE {said(ratios[:, 1])}"
-    if exponent:
-        evidence += f"; exponent of s in the rise of A {_exponent(runs, 'alignment'):.2f}, of LE "
-        evidence += f"{_exponent(runs, 'elasticity'):.2f} (2 by theory)"
-    return claim.judged([abs(ratio - 1) < 0.1 for ratio in mean], float(np.abs(mean - 1).max()), evidence)
-
-
-def _exponent(runs: list[Measured], name: str) -> float:
-    """p of rise ~ sᵖ on the mean over seeds, from the upper half of s, where the rise stands clear of sampling."""
-    rise = mean_of(runs, name) - mean_of(runs, f"{name} before") if name == "alignment" else mean_of(runs, name)
-    s = mean_of(runs, "s")
-    upper = slice(len(s) // 2, None)
-    return log_slope(np.sqrt(s**2 - s[0] ** 2)[upper], np.abs(rise - rise[0])[upper])
-
-
-def _thresholds(runs: list[Measured]) -> Claim:
-    floors = {name: [_floor(run, name) for run in runs] for name in ("alignment", "elasticity")}
-    apart = [abs(a - b) for a, b in zip(*floors.values(), strict=True)]
-    evidence = "; ".join(f"{name} at s = 0 is {said(values)} of its end" for name, values in floors.items())
-    return THRESHOLD.judged([gap < 0.05 for gap in apart], apart, evidence)
 
 
 def _curves(measured: Mapping[Unit, Measured]) -> list[Curve]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,6 @@ def over_seeds(runs: Runs, name: str) -> np.ndarray:
 
 def mean_of(runs: Runs, name: str) -> np.ndarray:
     return np.asarray(over_seeds(runs, name).mean(0))
-
-
-def said(values: Iterable[float], digits: int = 3) -> str:
-    """Lowest, mean and highest over seeds, in words."""
-    v = np.array(list(values))
-    return f"{v.mean():.{digits}f} ({v.min():.{digits}f} … {v.max():.{digits}f})"
 
 
 def band(name: str, x: np.ndarray, values: np.ndarray) -> Curve:

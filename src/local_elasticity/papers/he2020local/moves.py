@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.papers.experiment import Cell, Claim
+from local_elasticity.papers.experiment import Cell, Values
+from local_elasticity.statistics.claims import Alternatives
 from local_elasticity.statistics.verdicts import rank_tests
 
 SIGNIFICANT = 0.05
@@ -20,10 +20,11 @@ SIGNIFICANT = 0.05
 PAPER_MEANS = 4.4, 6.6
 """Mean S_rel of the similar and of the other class, with another network and other images."""
 
+SHARE = "share of updates that move the similar class more"
 ROWS = {
     "rank-sum p (the paper's ResNet-152: 0.0007)": "rank-sum p",
     "signed-rank p": "signed-rank p",
-    "share of updates that move the similar class more": "share",
+    SHARE: "share",
     "median S_rel, similar class": "median similar",
     "median S_rel, other class": "median other",
     f"mean S_rel, similar class (the paper: {PAPER_MEANS[0]})": "mean similar",
@@ -93,23 +94,14 @@ def cells(column: str, compared: Sequence[dict[str, Any]]) -> list[Cell]:
     return [Cell(row, column, None, tuple(one[key] for one in compared)) for row, key in ROWS.items()]
 
 
-def judge_similar(claim: Claim, compared: Sequence[dict[str, Any]]) -> Claim:
-    """That the similar class moves more, significantly so in every comparison; the effect is the share of updates."""
-    outcomes = [one["rank-sum p"] < SIGNIFICANT for one in compared]
-    paired = sum(one["signed-rank p"] < SIGNIFICANT for one in compared)
-    shares = [one["share"] for one in compared]
-    evidence = (
-        f"the similar class moves more after {100 * np.mean(shares):.0f} % of updates; rank-sum p < {SIGNIFICANT} in "
-        f"{sum(outcomes)} of {len(outcomes)} comparisons, signed-rank in {paired}; largest rank-sum p "
-        f"{max(one['rank-sum p'] for one in compared):.2g}"
-    )
-    return claim.judged(outcomes, shares, evidence)
+def similar_moves_more(columns: Sequence[str], row: str = SHARE) -> Callable[[Values], Alternatives]:
+    """A claim's comparisons: the share of updates that move the similar class more, of each network."""
+    return lambda values: [{column: values.of(row, column) for column in columns}]
 
 
-def judge_means(claim: Claim, compared: Sequence[dict[str, Any]]) -> Claim:
-    """That means of S_rel order the classes the other way than the changes do; medians beside them."""
-    outcomes = [one["mean similar"] < one["mean other"] for one in compared]
-    words = [f"{key} {np.median([one[key] for one in compared]):.3g}" for key in list(ROWS.values())[3:7]]
-    gaps = [one["mean similar"] - one["mean other"] for one in compared]
-    evidence = f"in {sum(outcomes)} of {len(outcomes)} runs; {', '.join(words)}"
-    return claim.judged(outcomes, gaps, evidence, PAPER_MEANS[0] - PAPER_MEANS[1], average=median)
+def means_reversed(columns: Sequence[str]) -> Callable[[Values], Alternatives]:
+    """The mean S_rel at the other class over that at the similar one, of each network."""
+    names = {key: row for row, key in ROWS.items()}
+    return lambda values: [
+        {c: values.of(names["mean other"], c) / values.of(names["mean similar"], c) for c in columns}
+    ]

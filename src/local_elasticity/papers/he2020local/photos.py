@@ -17,8 +17,10 @@ from torch import Tensor
 
 from local_elasticity.data.images import FOLDER
 from local_elasticity.models.pretrained import pretrained
-from local_elasticity.papers.experiment import Claim, Experiment, Findings, Measured, Reading, Settings, Unit
-from local_elasticity.papers.he2020local.moves import Moves, cells, judge_means, judge_similar
+from local_elasticity.papers.experiment import Experiment, Findings, Measured, Reading, Settings, Unit
+from local_elasticity.papers.he2020local.moves import Moves, cells, means_reversed, similar_moves_more
+from local_elasticity.papers.smallest_effects import ANY_RATIO, HALF
+from local_elasticity.statistics.claims import Claim
 
 BREEDS = {
     "chihuahua": 151,
@@ -50,14 +52,31 @@ BREEDS = {
 
 STEP_SIZE = 1e-3
 
-SIMILAR = Claim("photos", "A step on a dog moves the predictions at other dogs more than those at vehicles (A.2)")
-MEANS = Claim("means", "The mean relative similarity is smaller at the similar class (A.2: 4.4 against 6.6)")
+COLUMN = "efficientnet_lite0: dog updates, dogs against vehicles"
 
 
 class Photos(Experiment):
     name = "he2020local/photos"
     title = "One step of EfficientNet-Lite0 on a photograph of a dog: KL at other dogs and at vehicles"
-    claims = (SIMILAR, MEANS)
+    claims = (
+        Claim(
+            "photos",
+            "A step on a dog moves the predictions at other dogs more than those at vehicles",
+            "A.2",
+            "share of updates after which the average KL of the dogs is larger than that of the vehicles, paired",
+            similar_moves_more([COLUMN]),
+            HALF,
+        ),
+        Claim(
+            "means",
+            "The mean relative similarity is smaller at the similar class: 4.4 against 6.6",
+            "A.2",
+            "mean S_rel, other class over similar class",
+            means_reversed([COLUMN]),
+            ANY_RATIO,
+            scale="log",
+        ),
+    )
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"sources": 2, "targets": 1, "pixels": 64},
         "small": {"sources": 6, "targets": 6, "pixels": 224},
@@ -82,8 +101,7 @@ class Photos(Experiment):
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         compared = [found["example"] for found in measured.values()]
-        claims = [judge_similar(SIMILAR, compared), judge_means(MEANS, compared)]
-        return Findings(cells("efficientnet_lite0: dog updates, dogs against vehicles", compared), claims)
+        return Findings(cells(COLUMN, compared))
 
 
 def _folder() -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import local_elasticity as le
 from local_elasticity.data.manifolds import Manifold, manifold
 from local_elasticity.models.small import fnn
-from local_elasticity.papers.experiment import Cell, Claim, Experiment, Measured, Reading, Scale, Settings, Unit
+from local_elasticity.papers.experiment import Cell, Experiment, Measured, Reading, Scale, Settings, Unit, Values
 from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
 from local_elasticity.papers.he2020local.stack import Activation
 from local_elasticity.papers.he2020local.warm_up import (
@@ -29,6 +29,7 @@ from local_elasticity.papers.he2020local.warm_up import (
     learn_one,
     learn_two_layers,
 )
+from local_elasticity.statistics.claims import Alternatives
 from local_elasticity.statistics.correlation import pearson
 
 if TYPE_CHECKING:
@@ -46,13 +47,10 @@ TWO_DISTANCES = ("torus", "folded_boxes")
 RELEASED_RATE = 3e-3
 """Of the spheres with BCE."""
 
-LOCAL = -0.8
-"""A correlation below this is called local elasticity; the paper's own range from −0.92 to −0.99."""
 
 LINEAR_AXIS = 100.0
 """Where S_rel is larger, because the net hardly moves at the source, it is drawn on a logarithmic axis."""
 
-WITH_IT = "; the paper's value is with the diagonal"
 WITH, WITHOUT = "correlation", "correlation without diagonal"
 RELEASED, RELEASED_WITHOUT = "correlation, distance as released", "correlation without diagonal, distance as released"
 
@@ -212,7 +210,7 @@ def cell(
     measured: Mapping[Unit, Measured], key: Key, what: str, paper: float | None = None, tolerance: float = 0.005
 ) -> Cell:
     """A value of one manifold and net over seeds; published ones are rounded to two digits."""
-    return Cell(f"{key[0].replace('_', ' ')}: {what}", key[1], paper, values(measured, key, what), tolerance)
+    return Cell(row_of(key, what), key[1], paper, values(measured, key, what), tolerance)
 
 
 def correlation_cells(measured: Mapping[Unit, Measured], key: Key, paper: float | None) -> list[Cell]:
@@ -223,22 +221,17 @@ def correlation_cells(measured: Mapping[Unit, Measured], key: Key, paper: float 
     return [cell(measured, key, what, paper) for what in whole] + [cell(measured, key, what) for what in apart]
 
 
-def judge_local(
-    claim: Claim, measured: Mapping[Unit, Measured], keys: Sequence[Key], paper: Mapping[Key, float] | None = None
-) -> Claim:
-    """That S_rel falls with distance: correlations without the diagonal below −0.8."""
-    found = {key: values(measured, key, WITHOUT) for key in keys}
-    every = [value for seen in found.values() for value in seen]
-    said = "; ".join(f"{' '.join(key).replace('_', ' ')} {np.mean(seen):.2f}" for key, seen in found.items() if seen)
-    evidence = f"correlation without the diagonal below {LOCAL} in {sum(v < LOCAL for v in every)} of {len(every)} runs"
-    evidence += f"; means over seeds: {said}{WITH_IT if paper else ''}"
-    return claim.judged([v < LOCAL for v in every], every, evidence, printed(paper, found))
+def correlations(keys: Sequence[Key], what: str = WITHOUT) -> Callable[[Values], Alternatives]:
+    """A claim's comparisons: a correlation of each manifold and net."""
+
+    def measure(values: Values) -> Alternatives:
+        return [{" ".join(key).replace("_", " "): values.of(row_of(key, what), key[1]) for key in keys}]
+
+    return measure
 
 
-def printed(paper: Mapping[Any, float] | None, found: Mapping[Any, Sequence[float]]) -> float | None:
-    """The mean over the runs that were measured, with the paper's value in place of each; None where it prints none."""
-    own = [paper[key] for key, seen in found.items() for _ in seen] if paper else []
-    return float(np.mean(own)) if own else None
+def row_of(key: Key, what: str) -> str:
+    return f"{key[0].replace('_', ' ')}: {what}"
 
 
 def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns: int) -> Figure:

@@ -7,7 +7,6 @@ cores, and each kept when it is done: a killed run loses nets in their warm-up, 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import torch
 
 from local_elasticity.papers.experiment import (
     Cell,
-    Claim,
     Experiment,
     Findings,
     Measured,
@@ -29,7 +27,6 @@ from local_elasticity.papers.experiment import (
     Unit,
 )
 from local_elasticity.papers.he2020local import clusters, nets
-from local_elasticity.papers.he2020local.grid import TableGrid
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
 from local_elasticity.papers.he2020local.warm_up import Learned
 
@@ -92,17 +89,13 @@ class Row:
 
 
 class ClusteringTable(Experiment):
-    """A subclass gives tasks (its columns), rows, claims, and `judge`."""
+    """A subclass gives tasks (its columns), rows and claims."""
 
     tasks: tuple[Task, ...]
     rows: tuple[Row, ...]
     readings = ("as_released", "as_defined")
     shares = tuple(f"he2020local/table{number}" for number in range(1, 9))
     scales = SCALES
-
-    @abstractmethod
-    def judge(self, grid: TableGrid) -> list[Claim]:
-        """The claims with their verdicts."""
 
     def parts(self, settings: Settings) -> list[str]:
         return list(self._meanings(settings))
@@ -152,7 +145,7 @@ class ClusteringTable(Experiment):
         names = [unit.name for unit in units]
         learned = nets.learn(kind, together, names, plan, settings=settings, reading=reading, device=device)
         works = [
-            _Clustering(one, samples, kind, reading, unit.seed, settings["width"]).prepared()
+            self.clustering(one, samples, kind, reading, unit.seed, settings)
             for unit, one, samples in zip(units, learned, together, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -160,28 +153,28 @@ class ClusteringTable(Experiment):
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
 
+    def clustering(
+        self, learned: Learned, samples: Samples, kind: nets.Kind, reading: Reading, seed: int, settings: Settings
+    ) -> Callable[[], Measured]:
+        """Measure a trained net, and return what is left to do without the device, the clustering."""
+        return _Clustering(learned, samples, kind, reading, seed, settings["width"]).prepared()
+
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         """A cell for every row and column, and below a row its variants: the other way of clustering, the other
         protocol. Published values are compared with the row itself.
         """
         tasks = [task for task in self.tasks if any(unit.part.startswith(f"{task.name} ") for unit in measured)]
         seeds = sorted({unit.seed for unit in measured})
-        values: dict[tuple[str, str], list[float]] = {}
-        printed: dict[tuple[str, str], float] = {}
         cells = []
         shown = [(row, *variant) for row in self.rows for variant in _variants(row, measured)]
         for row, name, measure in shown:
             for task in tasks:
                 units = [Unit(f"{task.name} {row.net}", seed) for seed in seeds]
                 found = [measured.get(unit, {}).get(measure) for unit in units]
-                values[name, task.heading] = [float("nan") if value is None else value for value in found]
                 paper = row.paper[self.tasks.index(task)] if row.paper and measure == row.measure else None
-                if paper is not None:
-                    printed[name, task.heading] = paper
-                there = tuple(value for value in found if value is not None)
-                reason = _reason([measured.get(unit) for unit in units], len(there))
-                cells.append(Cell(name, task.heading, paper, there, TOLERANCE, SEEDS, reason))
-        return Findings(cells, self.judge(TableGrid(values, [task.heading for task in tasks], printed)))
+                reason = _reason([measured.get(unit) for unit in units], len(found) - found.count(None))
+                cells.append(Cell(name, task.heading, paper, tuple(found), TOLERANCE, SEEDS, reason))
+        return Findings(cells)
 
 
 def _variants(row: Row, measured: Mapping[Unit, Measured]) -> list[tuple[str, str]]:

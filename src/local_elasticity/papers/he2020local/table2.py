@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from local_elasticity.papers.experiment import Claim
-from local_elasticity.papers.he2020local.grid import TableGrid, judge_ahead
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
-from local_elasticity.papers.he2020local.table1 import ABOUT, REGRESSION
+from local_elasticity.papers.he2020local.table1 import ABOUT, REGRESSION, outperform
 from local_elasticity.papers.he2020local.task import CIFAR10_TASKS
 
 OTHERS = (
@@ -24,20 +22,15 @@ OURS = (
     Row("BCE-kernelized (ours)", "relu bce", "kernelized", (58.4, 59.7, 56.6, 51.2, 55.0, 51.8)),
 )
 
-RELATIVE_BEST = Claim(
-    "relative_best", "The relative similarity based method with the l2 loss performs best on CIFAR-10 (§4.2)"
-)
-AHEAD = Claim("ahead", "Overall, our methods outperform both linear and simple baseline models (§4.2), CIFAR-10")
-
 
 class Table2(ClusteringTable):
     name = "he2020local/table2"
     title = "Clustering accuracy on CIFAR-10: Algorithm 1 with ReLU and linear nets, K-means, PCA"
-    claims = (RELATIVE_BEST, AHEAD)
+    claims = outperform(
+        "The relative similarity based method with the l2 loss performs best on CIFAR-10",
+        best_row=RELATIVE,
+        baselines=[row.name for row in OTHERS],
+        methods=[row.name for row in OURS],
+    )
     tasks = CIFAR10_TASKS
     rows = (*OTHERS, *OURS, *REGRESSION, *ABOUT)
-
-    def judge(self, grid: TableGrid) -> list[Claim]:
-        others, ours = [row.name for row in OTHERS], [row.name for row in OURS]
-        rest = [name for name in (*others, *ours) if name != RELATIVE.name]
-        return [judge_ahead(RELATIVE_BEST, grid, [RELATIVE.name], rest), judge_ahead(AHEAD, grid, ours, others)]

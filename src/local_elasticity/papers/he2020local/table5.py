@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from local_elasticity.papers.experiment import Claim
 from local_elasticity.papers.he2020local import table1
-from local_elasticity.papers.he2020local.grid import TableGrid, judge_gains
+from local_elasticity.papers.he2020local.grid import gains, gains_everywhere
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
+from local_elasticity.papers.smallest_effects import EXAMPLE
+from local_elasticity.statistics.claims import Claim
 
 RANDOM = (
     Row("l2-relative (random)", "relu l2 random", "relative", (50.9, 55.2, 51.2, 59.0, 58.5, 59.9)),
@@ -14,16 +15,31 @@ RANDOM = (
 )
 TRAINED = (table1.RELATIVE, table1.KERNELIZED)
 
-TRAINED_AHEAD = Claim("trained", "The optimal setting always outperforms the random setting of the weights (A.4)")
+PAIRS = [(trained.name, random.name) for trained, random in zip(TRAINED, RANDOM, strict=True)]
 
 
 class Table5(ClusteringTable):
     name = "he2020local/table5"
     title = "Clustering accuracy on MNIST from random and from warmed-up weights"
-    claims = (TRAINED_AHEAD,)
+    claims = (
+        Claim(
+            "trained",
+            "We find that the optimal setting always outperforms the random setting",
+            "A.4",
+            "accuracy in every pair, both similarities, in points",
+            gains_everywhere(PAIRS),
+            resolution=EXAMPLE,
+            implies=("trained_average",),
+        ),
+        Claim(
+            "trained_average",
+            "The same on average over the six pairs",
+            "A.4",
+            "accuracy averaged over the six pairs, in points",
+            gains(PAIRS),
+            resolution=EXAMPLE,
+            ours=True,
+        ),
+    )
     tasks = MNIST_TASKS
     rows = (*RANDOM, *TRAINED)
-
-    def judge(self, grid: TableGrid) -> list[Claim]:
-        pairs = [(trained.name, random.name) for trained, random in zip(TRAINED, RANDOM, strict=True)]
-        return [judge_gains(TRAINED_AHEAD, grid, pairs, everywhere=True)]
