@@ -53,7 +53,7 @@ def calls(device: str) -> dict[str, Callable[[], Any]]:
     x, y = torch.randn(n, 20, device=device), torch.arange(n, device=device) % 3
     pictures, digits = torch.randn(n // 5, 1, 28, 28, device=device), torch.arange(n // 5, device=device) % 10
     vectors, sides = torch.randn(n, 784, device=device), torch.randn(n, device=device)
-    monitor = le.Monitor(small, (x[:60], y[:60]), loss="cross_entropy", measures=("kl",), every=1, budget=None)
+    monitor = le.Monitor(small, (x[:60], y[:60]), loss="cross_entropy", measure=("kl",), every=1, budget=None)
     steps = iter(range(1_000_000))
     problem = {name: le.Problem.of(net, "cross_entropy") for name, net in (("small", small), ("wide", wide))}
     of_images, of_two = le.Problem.of(images, "cross_entropy"), le.Problem.of(two, "half_mse")
