@@ -43,7 +43,8 @@ class ClassBlocks:
     ) -> ClassBlocks:
         """Of at most MOST_EXAMPLES examples, sampled class by class in proportion; by default of logarithms.
 
-        >>> blocks = ClassBlocks.of(np.eye(2), np.array(["a", "b"]), np.array(["a", "b"]), False, np.random.default_rng(0))
+        >>> classes = np.array(["a", "b"])
+        >>> blocks = ClassBlocks.of(np.eye(2), classes, classes, False, np.random.default_rng(0))
         >>> blocks.medians(blocks.rows, blocks.columns).tolist()
         [[0.0, -inf], [-inf, 0.0]]
         """

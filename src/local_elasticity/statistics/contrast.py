@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.bootstrap import quantiles
+from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs
 from local_elasticity.statistics.locality import SIGNIFICANT, pairs_by_class, pooled, within_and_between
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from local_elasticity.statistics.class_blocks import redrawn, sampled
 from local_elasticity.statistics.bootstrap import quantiles
 from local_elasticity.statistics.change_point import change_point
+from local_elasticity.statistics.class_blocks import redrawn, sampled
 from local_elasticity.statistics.locality import SIGNIFICANT, quotient
 
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.bootstrap import quantiles, reduced
+from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
 
 QUARTILES = (0.25, 0.5, 0.75)
