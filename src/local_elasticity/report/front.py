@@ -185,7 +185,8 @@ def _shown(pairs: Pairs, panel: Panel, a: str, b: str, value: list[float], kind:
         extra = f"{times(*value)} as far as the other pairs of {a} and {b} suggest"
     else:
         words = f"{a} → {b}: {number(median[i, j])}; {b} → {a}: {number(median[j, i])} (medians of {panel.measure})."
-        extra = f"{number(value[0])} ({number(value[1])} to {number(value[2])}) above what the other pairs of {a} and {b} suggest"
+        middle, low, high = map(number, value)
+        extra = f"{middle} ({low} to {high}) above what the other pairs of {a} and {b} suggest"
     return {"from": i, "to": j, "words": words, "coupling": extra}
 
 

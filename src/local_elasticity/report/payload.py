@@ -163,16 +163,17 @@ def colour_scale(panel: Panel, kind: str) -> dict[str, Any]:
     >>> colour_scale(Panel("kl", np.array([[[0.2, 0.5, 0.9]]])), "ratio")["high"]
     1.0
     """
-    few = panel.values.ravel()[:: max(1, panel.values.size // 10**6)]
+    few = panel.values.reshape(len(panel.values), -1)
+    few = few[:, :: max(1, panel.values.size // 10**6)]
     known = few[np.isfinite(few)]
     if kind == "ratio":
-        above = known[known > 0]
-        low, high = np.quantile(above, [0.02, 0.98]) if len(above) else (0.1, 1.0)
-        low, high = min(float(low), 0.5), max(float(high), 1.0)
+        ends = [np.quantile(above, [0.02, 0.98]) for one in few if len(above := one[np.isfinite(one) & (one > 0)])]
+        low, high = min([0.5, *(one[0] for one in ends)]), max([1.0, *(one[1] for one in ends)])
     else:
         high = float(np.quantile(np.abs(known), 0.98)) if len(known) else 1.0
         high = high or 1.0
         low = -high if len(known) and known.min() < 0 else 0.0
+    low, high = float(low), float(high)
     beyond = float(((known < low) | (known > high)).mean()) if len(known) else 0.0
     return {"log": kind == "ratio", "low": low, "high": high, "beyond": beyond}
 

@@ -52,9 +52,8 @@ def tell_clusters(side: Side, match: Matched | None) -> list[str]:
 
 def tell_content(run: Run) -> str:
     """What a page with this run contains of the user's data."""
-    texts = [
-        one for side in {id(side): side for side in (run.sources, run.targets)}.values() for one in side.examples or ()
-    ]
+    sides = (run.sources,) if run.square else (run.sources, run.targets)
+    texts = [one for side in sides for one in side.examples or ()]
     kept = [one for one in texts if one]
     pictures = sum(is_picture(one) for one in kept)
     vectors = sum(one.startswith("[") for one in kept)

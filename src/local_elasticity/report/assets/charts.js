@@ -180,17 +180,17 @@ function drawMap(one, places, by, source, values) {
   const { scale } = panel();
   const alike = { name: "similarity to the chosen one", marker: { size: 11, symbol: "circle", color: all.map((i) => drawn(scale, near(i))), colorscale: stopsOf(scale), cmin: endsOf(scale)[0], cmax: endsOf(scale)[1],
     colorbar: { thickness: 10, ...scaleTicks(scale) }, line: { color: theme().ink, width: 0.5 } } };
+  const kept = side.examples;
+  const pictures = by !== "similarity" && kept && all.length <= PICTURES ? all.filter((i) => PICTURE.test(kept[i])) : [];
   const faded = (/** @type {number} */ g) => chosen.cell === "open" && of && g !== of[chosen.source] && g !== of[chosen.target];
   const traces = by === "similarity" ? [trace(all, alike)] : names.map((name, g) => trace(all.filter((i) => !of || of[i] === g), { name: plain((by === "cluster" ? "cluster " : "") + name),
-    marker: { color: colourOf(g), symbol: SYMBOLS[g % SYMBOLS.length], size: 9, opacity: faded(g) ? 0.15 : 0.85 } }));
+    marker: { color: colourOf(g), symbol: pictures.length ? "square" : SYMBOLS[g % SYMBOLS.length], size: pictures.length ? 26 : 9, opacity: faded(g) ? 0.15 : 0.85 } }));
   if (one.match)
     traces.push(trace(all.filter((i) => one.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: 16, line: { width: 2 } } }));
   traces.push(trace([source], { name: "chosen source", marker: { color: theme().ink, symbol: "cross-open", size: 18, line: { width: 2 } } }));
   const axis = { showticklabels: false, zeroline: false };
   const spread = (/** @type {number} */ k) => Math.max(...points.map((/** @type {number[]} */ p) => p[k])) - Math.min(...points.map((/** @type {number[]} */ p) => p[k])) || 1;
   const size = 0.035 * Math.max(spread(0), spread(1));
-  const kept = side.examples;
-  const pictures = by !== "similarity" && kept && all.length <= PICTURES ? all.filter((i) => PICTURE.test(kept[i])) : [];
   const images = pictures.map((i) => ({ source: kept && kept[i], x: points[i][0], y: points[i][1], xref: "x", yref: "y", sizex: size, sizey: size, xanchor: "center", yanchor: "middle", layer: "above",
     opacity: of && faded(of[i]) ? 0.2 : 0.8 }));
   const labels = names.length > 30 || !of ? [] : names.map((name, g) => {

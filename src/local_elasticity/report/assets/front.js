@@ -108,7 +108,7 @@ function classTable(table, colours) {
   const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
   const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
   const head = element("tr");
-  head.append(element("th", "↓ step on"));
+  head.append(element("th", "↓ step on", "corner"));
   for (const name of classes) {
     const cell = element("th", undefined, `column${turned ? " turned" : ""}`);
     cell.append(element("span", clipped(name, 18)));
