@@ -325,7 +325,7 @@ def test_pages_of_odd_results_say_what_they_cannot_show(browser, tmp_path):
     )
     long = le.as_similarity(np.eye(3), source_labels=["x" * 10**7, "y" * 10**7, "z"], measure="kl")
     for S, words in (
-        (first, "a step moves other examples of its class"),
+        (first, "moves other examples of its class"),
         (nothing, "No pair could be resolved"),
         (single, "All examples have one class, a,"),
         (many, "classes are more than the page compares"),
