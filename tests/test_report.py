@@ -27,12 +27,13 @@ from torch import nn
 import local_elasticity as le
 from local_elasticity.report import payload
 from local_elasticity.report.diagnostics import examine
-from local_elasticity.report.distance import distances, rank_correlation, scatter
+from local_elasticity.report.distance import distances, rank_correlation
+from local_elasticity.report.distance import dots as pairs_of_dots
 from local_elasticity.report.embedding import matched, principal_places
 from local_elasticity.report.examples import is_picture, kept_examples
+from local_elasticity.report.front import Front
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
-from local_elasticity.report.summary import tell
 from local_elasticity.report.words import effect, number, printed
 from local_elasticity.report.write import read_examples
 from local_elasticity.statistics.claims import Claim
@@ -182,55 +183,6 @@ def test_pairs_are_those_of_class_pairs():
         assert pairs.bands["between_high"][-1] == pytest.approx(np.nanquantile(values[~same], 0.75), rel=1e-5)
 
 
-def test_a_class_that_hardly_moves_itself_does_not_rule_the_story():
-    """Of ten classes one has steps that move others a thousand times as far as itself."""
-    kinds = np.repeat([f"kind {i}" for i in range(10)], 4)
-    values = np.where(kinds[:, None] == kinds, 0.5, 0.02)
-    values[kinds == "kind 9"] = np.where(kinds == "kind 9", 0.01, 30.0)
-    side = Side(np.arange(40), kinds)
-    run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
-    pairs = pairs_of(run, run.panels[0])
-    told = " ".join(tell(run, run.panels[0], pairs, None))
-    assert "its class 50 % as far as itself, and examples of other classes 2 % (medians over pairs)" in told
-    assert "Learning is local." in told
-
-
-def test_the_closest_classes_are_found():
-    values = np.kron(np.array([[1, 0.6, 0.1], [0.5, 1, 0.2], [0.1, 0.2, 1]]), np.ones((4, 4)))
-    side = Side(np.arange(12), np.repeat(["four", "nine", "zero"], 4))
-    run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
-    (a, b, share), *_ = pairs_of(run, run.panels[0]).closest()
-    assert (a, b) == ("four", "nine")
-    assert share == pytest.approx(0.3**0.5)
-    told = " ".join(tell(run, run.panels[0], pairs_of(run, run.panels[0]), None))
-    assert "four and nine (0.548)" in told
-    assert "Learning is local." in told
-
-
-def test_the_summary_claims_what_the_statistics_support():
-    """The verdict is that of le.locality on the same matrix, with its interval and baseline."""
-    rng, kinds = np.random.default_rng(0), np.repeat(["cat", "dog"], 15)
-    same = kinds[:, None] == kinds
-    noise = rng.lognormal(sigma=0.3, size=same.shape)
-    few = slice(12, 18)
-    for values, classes, verdict, sentence in (
-        (np.where(same, 1.0, 0.3) * noise, kinds, "local", "Learning is local."),
-        (np.where(same, 1.0, 0.9) * rng.lognormal(sigma=0.01, size=same.shape), kinds, "hardly local", "hardly local."),
-        (np.where(same, 0.3, 1.0) * noise, kinds, "not local", "learning is not local."),
-        (noise, kinds, "no structure found", "no class structure was found."),
-        (np.where(same, 1.0, 0.3)[few, few], kinds[few], "undecided", "is undecided"),
-    ):
-        side = Side(np.arange(len(classes)), classes)
-        run = Run("run", "similarity", (Panel("kl", values[None]),), side, side, True)
-        told = " ".join(tell(run, run.panels[0], pairs_of(run, run.panels[0]), None))
-        found = le.locality(values, classes)
-        assert found.verdict == verdict
-        assert f"{number(found.ratio)} (95 % interval {number(found.low)} to {number(found.high)}; " in told
-        assert f"{number(found.baseline)} with permuted classes, p = {found.p_value:.2g})" in told
-        assert sentence in told
-        assert ("Learning is local." in told) == (verdict == "local")
-
-
 @settings(deadline=None)
 @given(arrays(np.float64, (3, 7), elements=st.one_of(st.floats(-1e6, 1e6), st.just(np.nan))))
 def test_quantiles_are_numpys(values):
@@ -246,7 +198,7 @@ def _nothing():
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (130, 7), (250, 301)])
-def test_blocks_are_means_of_neighbours(shape):
+def test_blocks_are_medians_of_neighbours(shape):
     rng = np.random.default_rng(0)
     values = rng.random(shape)
     values[1, 1] = np.nan
@@ -257,16 +209,19 @@ def test_blocks_are_means_of_neighbours(shape):
     for i in (0, len(edges[0]) - 2):
         for j in (0, len(edges[1]) - 2):
             block = ordered[edges[0][i] : edges[0][i + 1], edges[1][j] : edges[1][j + 1]]
-            assert np.allclose(made[i, j], np.nanmean(block) if np.isfinite(block).any() else np.nan, equal_nan=True)
+            assert np.allclose(made[i, j], np.nanmedian(block) if np.isfinite(block).any() else np.nan, equal_nan=True)
 
 
-def test_a_large_history_is_exact_at_the_end_and_coarse_before(monkeypatch):
+def test_a_large_history_is_exact_at_its_ends_and_where_it_changed(monkeypatch):
     monkeypatch.setattr(payload, "COARSE_SIDE", 5)
-    run, pack = random_run(t=6), payload.Pack()
-    made = payload._panel(run, run.panels[0], pack, exact=2 * 20 * 15)
-    assert [matrix["exact"] for matrix in made["matrices"]] == [False] * 4 + [True] * 2
+    run, pack = random_run(t=8), payload.Pack()
+    front = Front("ratio", 2, "", curve={"change": [3, 4], "steepest": None})
+    made = payload._panel(run, run.panels[0], pack, 3 * 20 * 15, None, front)
+    assert [matrix["exact"] for matrix in made["matrices"]] == [True, False, False, True, False, False, False, True]
     assert np.array_equal(unpacked(pack.blocks[-1]).reshape(20, 15), run.panels[0].values[-1], equal_nan=True)
-    assert unpacked(pack.blocks[0]).shape == (25,)
+    assert unpacked(pack.blocks[1]).shape == (25,)
+    alone = payload._panel(run, run.panels[0], payload.Pack(), 1, None, front)
+    assert [matrix["exact"] for matrix in alone["matrices"]] == [False] * 7 + [True]
 
 
 @settings(deadline=None)
@@ -307,10 +262,10 @@ def test_distances_are_between_the_examples():
     assert distances([x[0], None], x) is None
     assert distances(np.zeros((3000, 1)), np.zeros((3000, 1))) is None
     run = random_run(square=True)
-    found = scatter(dataclasses.replace(run, apart=expected))
+    found = pairs_of_dots(dataclasses.replace(run, apart=expected))
     assert np.allclose(found.distances, expected[found.rows, found.columns])
     assert (found.rows != found.columns).all()
-    assert scatter(run) is None
+    assert pairs_of_dots(run) is None
 
 
 def test_correlations_with_distance_are_of_whole_examples(tmp_path):
@@ -325,7 +280,7 @@ def test_correlations_with_distance_are_of_whole_examples(tmp_path):
         (tmp_path / "run.zarr", {}),
     ):
         run = payload_of(written(results, tmp_path, **options))["runs"][0]
-        assert run["scatter"]["correlations"] == [-1.0]
+        assert run["panels"][0]["correlations"] == {"0": -1.0}
     kept = kept_examples(x, 20)
     page = written(le.as_similarity(S, examples=kept), tmp_path)
     assert payload_of(page)["runs"][0]["scatter"] is None
@@ -373,7 +328,7 @@ def test_examples_travel_with_a_similarity(S, tmp_path):
     assert len(S.le.nearest(3, top=2)) == 2
     page = payload_of(written([tmp_path / "run.zarr"], tmp_path))
     assert page["runs"][0]["sources"]["examples"] == S["source_example"].values.tolist()
-    assert page["runs"][0]["scatter"]["correlations"][0] is not None
+    assert page["runs"][0]["panels"][0]["correlations"]["0"] is not None
 
 
 def test_a_sample_keeps_every_class_in_its_share():
@@ -448,8 +403,8 @@ def test_any_number_makes_a_page(tmp_path, value, every):
     values[0, 1] = value
     S = le.as_similarity(values, source_labels=[0, 1, 1])
     page = le.write_report(S, tmp_path / "page.html")
-    low, high = payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["panels"][0]["range"]
-    assert low <= 0 < high < np.finfo(np.float32).max
+    scale = payload_of(page.read_bytes().decode("utf-8"))["runs"][0]["panels"][0]["scale"]
+    assert scale["low"] <= 0 < scale["high"] < np.finfo(np.float32).max
     S.le.html()
     left_out = "Similarities beyond ±3.4e+38 are left out as unresolved" in page.read_text(encoding="utf-8")
     assert left_out == (abs(value) == 1e308)
@@ -550,7 +505,8 @@ def test_long_labels_are_shortened_but_not_mixed(tmp_path):
     run = payload_of(page)["runs"][0]
     assert run["sources"]["class"] == [0, 0, 0, 1, 1, 1]
     assert len(set(run["panels"][0]["pairs"]["classes"])) == 2
-    assert run["panels"][0]["pairs"]["ratio"] == pytest.approx([0.1])
+    pairs = run["panels"][0]["pairs"]
+    assert pairs["between"][0] / pairs["within"][0] == pytest.approx(0.1)
     assert shown("می\u200cخواهم 👩\u200d🔬 \u202eabc\x07") == "می\u200cخواهم 👩\u200d🔬 abc"
 
 
@@ -632,35 +588,6 @@ def test_health_says_what_to_be_careful_with():
     }
     kernel = {f.title for f in examine(run, Panel("kernel", values))}
     assert "No denominators" in kernel
-
-
-def test_the_story_says_when_it_became_local(tmp_path):
-    ratio = [0.9, 0.8, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2]
-    values = np.stack([np.kron(np.where(np.eye(4), 1, r), np.ones((6, 6))) for r in ratio])
-    side = Side(np.arange(24), np.repeat(["cat", "dog", "fox", "owl"], 6))
-    run = Run("run", "history", (Panel("kl", values, tuple(range(0, 80, 10))),), side, side, True)
-    pairs = pairs_of(run, run.panels[0])
-    half = le.training.half_life(run.panels[0].steps, pairs.ratio)
-    told = tell(run, run.panels[0], pairs, half)[-1]
-    assert told.startswith("Learning became local by step 20 (below 0.8 from there on): the ratio")
-    assert "from 0.9 at step 0 to 0.2 at step 70, and half of the drop had happened by step 18" in told
-
-
-def test_the_story_says_where_it_was_local_all_along():
-    side = Side(np.arange(24), np.repeat(["cat", "dog", "fox", "owl"], 6))
-    for ratio, told in (
-        ([0.7, 0.6, 0.5, 0.3], "Learning was local from the first probe on, and became more so: the ratio"),
-        ([0.9, 0.7, 0.85, 0.6, 0.5], "Learning became local by step 30 (below 0.8 from there on): the ratio"),
-        ([0.5, 0.6, 0.6, 0.7], "The ratio of other classes to its own went from 0.5"),
-        ([0.9, 0.95, 0.9, 0.9], "The ratio"),
-        (
-            [0.7, 0.5, 0.3],
-            "The ratio of other classes to its own went from 0.7 at step 0 to 0.3 at step 20; 3 probes are",
-        ),
-    ):
-        values = np.stack([np.kron(np.where(np.eye(4), 1, r), np.ones((6, 6))) for r in ratio])
-        run = Run("run", "history", (Panel("kl", values, tuple(range(0, 10 * len(ratio), 10))),), side, side, True)
-        assert tell(run, run.panels[0], pairs_of(run, run.panels[0]), None)[-1].startswith(told)
 
 
 def test_a_paper_is_shown_with_its_verdicts(tmp_path):

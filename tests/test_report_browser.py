@@ -175,20 +175,24 @@ def test_the_slider_moves_the_matrix_and_the_curves(reader, digits):
     reader.settle("chosen.when === 0 && byId('step').textContent === '0'")
     reader.settle(f"byId('matrix-plot').data[0].z[0][9] !== {before}")
     first = digits[0].history[0].similarity["kl"][0, 9]
-    assert reader.page.evaluate("byId('matrix-plot').data[0].z[0][9]") == pytest.approx(float(first), rel=1e-5)
-    assert reader.page.evaluate("byId('time-plot').layout.shapes[0].x0") == 0
+    shown = 10 ** reader.page.evaluate("byId('matrix-plot').data[0].z[0][9]")
+    assert shown == pytest.approx(float(first), rel=1e-4)
+    reader.page.evaluate("byId('time').scrollIntoView()")
+    reader.settle("byId('time-plot').layout.shapes[0].x0 === 0")
+    reader.page.locator("#when").focus()
     reader.page.keyboard.press("ArrowRight")
     reader.settle("byId('step').textContent === '20'")
 
 
 def test_curves_have_bands_and_can_be_of_one_class(reader):
     assert reader.page.evaluate("byId('time-plot').data.filter((d) => d.fill === 'tonexty').length") == 2
-    assert "averaged over equal and over different classes" in reader.text("#time-words")
-    reader.page.select_option("#curves", "ratio: other classes to the same")
-    reader.settle("byId('time-plot').layout.yaxis.title.text === 'ratio'")
-    assert "as a share of how far the same class does" in reader.text("#time-words")
+    assert "medians over all pairs of one class and of different classes" in reader.text("#time-words")
+    reader.page.evaluate("byId('time').scrollIntoView()")
+    reader.page.select_option("#curves", "times as far as other classes")
+    reader.settle("byId('time-plot').layout.yaxis.title.text === 'times as far as other classes'")
+    assert "1 where it moves all alike" in reader.text("#time-words")
     reader.page.select_option("#curves", "8")
-    reader.settle("byId('time-plot').data.length === 9")
+    reader.settle("byId('time-plot').data.length === 7")
     assert "target 9" in reader.page.evaluate("byId('time-plot').data.map((d) => d.name).join()")
     reader.page.select_option("#measure", "1")
     reader.settle("byId('time-plot').layout.yaxis.title.text === 'relative_l1'")
@@ -197,11 +201,15 @@ def test_curves_have_bands_and_can_be_of_one_class(reader):
 def test_the_order_follows_class_and_cluster(reader):
     reader.page.select_option("#run", "2")
     reader.settle("run().name === 'clusters' && seen.order === 'class'")
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("byId('map-words').textContent.includes('Clusters agree')")
     count = reader.page.evaluate("run().sources.cluster.length")
     right = f"{100 * (count - 1) / count:.1f} % of the examples"  # one is in a cluster of its own
     assert f"Clusters agree with the classes for {right}" in reader.text("#map-words")
     reader.page.select_option("#order", "cluster")
     reader.settle("seen.order === 'cluster'")
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("!stale.has('map')")
     order = reader.page.evaluate("seen.rows.map((i) => run().sources.cluster[i])")
     assert order == sorted(order)
     assert reader.page.evaluate("byId('map-plot').data.find((d) => d.name === 'in a wrong cluster').x.length") == 1
@@ -225,14 +233,16 @@ def test_zooming_is_exact_and_can_be_undone(reader):
 def test_the_keyboard_reaches_everything(reader):
     reader.page.evaluate("document.activeElement.blur()")
     reached = set()
-    for _ in range(60):
+    for _ in range(70):
         reader.page.keyboard.press("Tab")
         reached.add(reader.page.evaluate("document.activeElement.id || document.activeElement.getAttribute('href')"))
     assert {
         "theme",
         "run",
         "measure",
+        "search",
         "order",
+        "per",
         "when",
         "play",
         "matrix-plot",
@@ -245,7 +255,7 @@ def test_the_keyboard_reaches_everything(reader):
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         reader.page.keyboard.press(key)
     reader.settle(f"chosen.source === {start + 2} && chosen.target === 1")
-    assert f"#{start + 2}" in reader.text("#moved h3")
+    reader.settle(f"byId('moved').textContent.includes('#{start + 2}')")
     reader.page.locator("#map-plot").focus()
     reader.page.keyboard.press("ArrowRight")
     reader.settle(f"chosen.source === {start + 3} && byId('spot').textContent.includes('#{start + 3}')")
@@ -397,7 +407,7 @@ def test_our_own_functions(reader):
         [3, None],
         [1, 2],
     ]
-    assert ask("windowOf(Float32Array.from([1, 2, 3, NaN]), 2, [1, 0], [0, 1], [0, 2, 0, 2], 1).z") == [[2]]
+    assert ask("windowOf(Float32Array.from([1, 9, 3, NaN]), 2, [1, 0], [0, 1], [0, 2, 0, 2], 1).z") == [[3]]
     assert ask("ranked(Float32Array.from([1, 5, NaN, 3]), 4, 0, true).map((r) => r.target)") == [1, 3]
     assert ask("partOf([4.2, 1.6], [-3, 99], 10, 10)") == [2, 5, 0, 10]
     assert ask("[0, 9, 10, 19, 249].map((place) => blockOf(place, 250, 100))") == [0, 3, 4, 7, 99]
@@ -409,6 +419,19 @@ def test_our_own_functions(reader):
     assert ask("upperOf([3, NaN, 7])") == 7
     assert ask("upperOf([])") == 1
     assert ask("digits(0.123456)") == "0.123"
+    assert ask("digits(-0.00000552)") == "-5.52 × 10⁻⁶"
+    assert ask(
+        "[...byTarget(Float32Array.from([9, 2, 4, 9, 6, 8]), 2, false, true)].map((v) => Math.round(100 * v))"
+    ) == [
+        150,
+        25,
+        67,
+        112,
+        100,
+        100,
+    ]
+    assert ask("csvOf([['a,\"b', '=1+1', -2.5, null]])") == '"a,""b",\'=1+1,-2.5,\n'
+    assert ask("timesOf([0, 2, 5, 10, 400]).x.map((v) => Math.round(100 * v))") == [0, 30, 54, 78, 230]
     assert ask("digits(NaN)") == "–"
     assert ask("plain('<b>&')") == "&lt;b&gt;&amp;"
     assert ask("fromHash(toHash({view: 'map', run: 2, order: 'as it was'}))") == {
@@ -473,7 +496,8 @@ def test_a_thousand_examples_at_fifty_times(browser, tmp_path, caplog):
     (SHOTS / "report-speed.json").write_text(json.dumps(figures, indent=1) + "\n")
     reader.page.screenshot(path=SHOTS / "report-large.png")
     assert file.stat().st_size < 15e6
-    assert "means of about 10 × 10 pairs" in reader.text("#matrix-note")
+    assert "medians of about 10 × 10 pairs" in reader.text("#matrix-note")
+    assert "kept at steps 0, 49." in reader.text("#matrix-note")
     reader.close()
 
 

@@ -146,3 +146,56 @@ def test_permuted_classes_seldom_look_local():
     rng, labels = np.random.default_rng(2), np.repeat(np.arange(4), 8)
     p = [le.locality(np.exp(rng.normal(size=(32, 32))), labels, resamples=0).p_value for _ in range(200)]
     assert 2 <= sum(one < 0.05 for one in p) <= 20
+
+
+def test_noise_has_no_coupled_classes_and_planted_pairs_are_found():
+    """Rows and columns differ in size, as sources and targets do; of twenty noise matrices at most one may clear."""
+    from local_elasticity.statistics.coupling import coupling
+
+    classes = np.arange(60) % 6
+    false = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        S = rng.lognormal(size=(60, 60)) * rng.lognormal(size=(60, 1)) * rng.lognormal(size=60)
+        false += bool(coupling((S, classes, classes, None, True), resamples=50, seed=seed).clear())
+    assert false <= 1
+    S[np.ix_(classes == 2, classes == 5)] *= 30
+    found = coupling((S, classes, classes, None, True))
+    assert [(found.classes[a], found.classes[b]) for a, b in found.clear()] == [(2, 5)]
+    difference = np.log(S)
+    found = coupling((difference, classes, classes, None, True), signed=True)
+    assert found.clear() == [(found.classes.index(2), found.classes.index(5))]
+    assert coupling((S, classes % 3, classes % 3, None, True)) is None
+
+
+def test_medians_of_class_pairs_are_numpys():
+    from local_elasticity.statistics.class_blocks import ClassBlocks
+
+    rng = np.random.default_rng(0)
+    S, rows, columns = rng.normal(size=(12, 15)), rng.integers(0, 3, 12), rng.integers(0, 3, 15)
+    S[2, 3] = np.nan
+    blocks = ClassBlocks.of(S, rows, columns, False, rng, logarithms=False)
+    found = blocks.medians(blocks.rows, blocks.columns)
+    for i, a in enumerate(blocks.labels):
+        for j, b in enumerate(blocks.labels):
+            expected = np.nanmedian(S[np.ix_(rows == a, columns == b)])
+            assert found[i, j] == pytest.approx(expected)
+
+
+def test_the_development_is_that_of_locality_and_change_point():
+    from local_elasticity.statistics.change_point import change_point
+    from local_elasticity.statistics.development import development
+
+    rng, classes = np.random.default_rng(0), np.arange(40) % 4
+    same = classes[:, None] == classes
+    levels = np.array([0.9, 0.9, 0.88, 0.9, 0.4, 0.3, 0.3, 0.32, 0.3, 0.3])
+    values = rng.lognormal(sigma=0.2, size=(10, 40, 40)) * np.where(same, 1.0, levels[:, None, None])
+    ratio = np.array([le.locality(S, classes, resamples=0, permutations=0).ratio for S in values])
+    steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    found = development(steps, ratio, values, classes, classes, square=True)
+    assert found.step == change_point(steps, ratio).step == 8
+    assert (found.step_low, found.step_high) == (4, 8)
+    assert ((found.low <= ratio) & (ratio <= found.high)).all()
+    assert found.steepest == (4, 8)
+    drift = development(steps, ratio[::-1], values[::-1], classes, classes, square=True)
+    assert drift.steepest != (4, 8)

@@ -15,12 +15,14 @@ app = typer.Typer(
     name="local-elasticity",
     help="If a network took one step on this example, whose predictions would move, and how far?",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 INTERRUPTED = 130
 USERS_MISTAKE = 2
+PIPED_WIDTH = 200
+"""Columns where the output is no terminal, so that a program reads whole lines."""
 USERS_MISTAKES = (ValueError, OSError, ImportError)
 """An OSError is a file that cannot be read or written; an ImportError is an extra that is not installed."""
 
@@ -34,6 +36,18 @@ def _device(name: str) -> str:
     check_device(name, "--device")
     return name
 
+
+def choices(*names: str) -> dict[str, Any]:
+    """Options of `typer.Option` that show the choices in the help, and complete them in a shell.
+
+    >>> choices("sgd", "adam")["metavar"]
+    '[sgd|adam]'
+    """
+    return {"metavar": f"[{'|'.join(names)}]", "autocompletion": lambda: list(names)}
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors; what is written is written.")]
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …", callback=_device)]
 
@@ -56,11 +70,31 @@ def options(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
 
 
-def console() -> Any:
-    """Prints what it is given as it stands: brackets and colons in a path or label are no markup and no emoji."""
+def console(*, quiet: bool = False) -> Any:
+    """Prints what it is given as it stands: brackets and colons in a path or label are no markup and no emoji. In a
+    pipe it draws no boxes and breaks no lines; `quiet`, it prints nothing."""
     from rich.console import Console
+    from rich.table import Table
 
-    return Console(markup=False, emoji=False)
+    class Plain(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            if not self.is_terminal:
+                for table in objects:
+                    if isinstance(table, Table):
+                        table.box = None
+            super().print(*objects, **options)
+
+    piped = not sys.stdout.isatty()
+    return Plain(markup=False, emoji=False, quiet=quiet, width=PIPED_WIDTH if piped else None)
+
+
+def print_json(content: Any) -> None:
+    """JSON on stdout; numbers that JSON does not know are null."""
+    import json
+
+    from local_elasticity.report.payload import as_json
+
+    typer.echo(json.dumps(json.loads(as_json(content)), ensure_ascii=False, indent=1))
 
 
 def print_frame(to: Any, frame: Any, title: str) -> None:

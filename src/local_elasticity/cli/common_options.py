@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from local_elasticity.cli.app import choices
+
 if TYPE_CHECKING:
     from local_elasticity.data.own import Examples
 
-LOSSES = "cross_entropy, nll, mse, half_mse, bce or bce_logits."
+LOSSES = ("cross_entropy", "nll", "mse", "half_mse", "bce", "bce_logits")
+MEASURES = ("relative", "relative_l1", "kl", "kernel", "loss", "stiffness_cos", "stiffness_sign", "activation")
 
-Loss = Annotated[str, typer.Option(help=LOSSES)]
-Measure = Annotated[str, typer.Option(help="relative, relative_l1, kl, kernel, loss, stiffness_cos, …")]
-UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step: sgd or adam.")]
+Loss = Annotated[str, typer.Option(help="The loss of the step.", **choices(*LOSSES))]
+Measure = Annotated[str, typer.Option(help="The measure.", **choices(*MEASURES))]
+UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step.", **choices("sgd", "adam"))]
 StepSize = Annotated[
     str | None,
     typer.Option(help="η, or auto for the largest step of sgd that still acts as a small one.", show_default="0.001"),
 ]
 Count = Annotated[int, typer.Option("-n", "--n", min=1, help="The most examples, as even by class as they come.")]
-Labels = Annotated[str, typer.Option(help="given, or predicted: the classes that the model predicts.")]
+Labels = Annotated[
+    str, typer.Option(help="Given with the data, or predicted by the model.", **choices("given", "predicted"))
+]
 ImageSize = Annotated[
     str | None,
     typer.Option(metavar="HEIGHT,WIDTH", help="Resize the images of a folder; by default all have one size."),

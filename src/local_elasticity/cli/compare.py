@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.app import Device, Json, Quiet, app, choices, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, StepSize, UpdateRule
 
 ROWS_SHOWN = 10
@@ -35,11 +35,15 @@ def compare(
     n: Count = 100,
     labels: Labels = "given",
     image_size: ImageSize = None,
-    by: Annotated[str, typer.Option(help="A row for each of: classes, pairs, sources or targets.")] = "classes",
+    by: Annotated[
+        str, typer.Option(help="A row for each of these.", **choices("classes", "pairs", "sources", "targets"))
+    ] = "classes",
     top: Annotated[int, typer.Option(min=1, help="Rows that are printed: those that changed most.")] = ROWS_SHOWN,
     out: Annotated[Path | None, typer.Option(help="Keep all rows, in a .csv file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with both sides.")] = None,
     device: Device = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """What changed from one result to another, or from one file of weights to another, pair by pair.
 
@@ -62,13 +66,15 @@ def compare(
         step = common_options.made_update(update, step_size)
         sources = common_options.read_data(data, n, image_size, device)
         found = _of_models((model, before), (model_after or model, after), sources, loss, measure, step, labels, device)
-    screen = console()
+    if json:
+        print_json({"measure": found.measure, "overall": vars(found.overall), by: found.frame(by).to_dict("records")})
+    screen = console(quiet=quiet or json)
     screen.print(found, soft_wrap=True)
     if by != "classes" or {"source_class", "target_class"} <= set(found.after.coords):
         print_frame(
             screen, common_options.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most"
         )
-    _write(found, by, out, report)
+    _write(found, by, out, report, quiet=quiet or json)
 
 
 def _of_results(before: Path, after: Path, measure: str | None) -> Any:
@@ -125,15 +131,16 @@ def _of_models(
     )
 
 
-def _write(found: Any, by: str, out: Path | None, report: Path | None) -> None:
+def _write(found: Any, by: str, out: Path | None, report: Path | None, *, quiet: bool) -> None:
+    screen = console(quiet=quiet)
     if out is not None:
         from local_elasticity.store.atomic import write_whole
 
         write_whole(out, found.frame(by).to_csv(index=False).encode(), "--out")
-        typer.echo(f"wrote {out}")
+        screen.print(f"wrote {out}", soft_wrap=True)
     if report is not None:
         from local_elasticity.report.write import write_report
 
-        both = {"before": found.before, "after": found.after}
-        page = write_report(both, report, command=shlex.join(["local-elasticity", *sys.argv[1:]]))
-        typer.echo(f"wrote {page}: open it in a browser")
+        command = shlex.join(["local-elasticity", *sys.argv[1:]])
+        page = write_report({"before and after": found}, report, command=command)
+        screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)

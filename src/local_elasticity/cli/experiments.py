@@ -8,28 +8,47 @@ from typing import Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import INTERRUPTED, Device, app, console
+from local_elasticity.cli.app import INTERRUPTED, Device, Json, Quiet, app, choices, console, print_json
 
 
 @app.command(name="list")
-def list_experiments() -> None:
+def list_experiments(
+    paper: Annotated[
+        str | None, typer.Argument(metavar="[PAPER]", help="Only experiments of this paper, such as he2020local.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """The papers' experiments that can be run."""
-    from rich.table import Column, Table
-
     from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
 
-    table = Table(Column("name", no_wrap=True), "what", "scales", "readings")
-    for name in EXPERIMENTS:
-        experiment = find_experiment(name)
-        table.add_row(name, experiment.title, " ".join(experiment.scales), " ".join(experiment.readings))
-    console().print(table)
+    papers = list(dict.fromkeys(name.partition("/")[0] for name in EXPERIMENTS))
+    if paper is not None and paper not in papers:
+        raise ValueError(f"PAPER: expected one of {', '.join(papers)}, got {paper!r}")
+    found = {name: find_experiment(name) for name in EXPERIMENTS if paper in (None, name.partition("/")[0])}
+    if json:
+        print_json(
+            [
+                {"name": name, "title": one.title, "scales": list(one.scales), "readings": list(one.readings)}
+                for name, one in found.items()
+            ]
+        )
+        return
+    screen = console()
+    wide = max(map(len, found))
+    for name, one in found.items():
+        both = "*" if len(one.readings) > 1 else " "
+        screen.print(f"{name:{wide}} {both} {one.title}", no_wrap=True, overflow="ellipsis", crop=True, highlight=False)
+    screen.print("*: also --reading as_released. Whole titles, scales and readings: --json")
 
 
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment, as `local-elasticity list` shows it.")],
     scale: Annotated[
-        str, typer.Option(help="smoke (seconds), small (minutes on 2 cores) or paper (the published setting).")
+        str,
+        typer.Option(
+            help="Seconds, minutes on 2 cores, or the published setting.", **choices("smoke", "small", "paper")
+        ),
     ] = "small",
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, …")] = 3,
     out: Annotated[
@@ -39,19 +58,22 @@ def run(
     reading: Annotated[
         str,
         typer.Option(
-            help="as_defined (the paper's definitions) or as_released (the authors' code); `list` shows which."
+            help="The paper's definitions or the authors' code; `list` shows which.",
+            **choices("as_defined", "as_released"),
         ),
     ] = "as_defined",
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help='Units on Ray: "local", ray://HOST:10001 or HOST:6379.')
     ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment of a paper. Finished parts are kept: the same command resumes after an interruption."""
     from local_elasticity.papers.runner import find_experiment, run_experiment
     from local_elasticity.scale.workers import workers
 
-    screen = console()
-    experiment = find_experiment(name)
+    screen = console(quiet=quiet or json)
+    experiment = find_experiment(whole_name(name))
     folder = out or Path("runs") / f"{name.replace('/', '-')}-{scale}-{reading}"
 
     def report(unit: Any, done: int, total: int, how: str) -> None:
@@ -73,6 +95,8 @@ def run(
             f"\ninterrupted; what is finished is kept in {folder}: the same command resumes from there", err=True
         )
         raise typer.Exit(INTERRUPTED) from None
+    if json:
+        print_json(result)
     _print_result(screen, result)
     if len(result["seeds"]) > seeds:
         there = ", ".join(map(str, result["seeds"]))
@@ -82,6 +106,23 @@ def run(
     if scale == "smoke":
         screen.print("smoke scale: this shows that it runs; verdicts count at --scale paper, and hint at --scale small")
     screen.print(f"written to {folder / 'result.json'} and {folder / 'figures'}", soft_wrap=True)
+
+
+def whole_name(name: str) -> str:
+    """The name itself; an error suggests the experiment whose last part it is, where there is one such.
+
+    >>> whole_name("fig1")
+    Traceback (most recent call last):
+    ValueError: NAME: there is no 'fig1'; did you mean he2020local/fig1?
+    """
+    from local_elasticity.papers.runner import EXPERIMENTS
+
+    if name in EXPERIMENTS:
+        return name
+    meant = [one for one in EXPERIMENTS if one.partition("/")[2] == name]
+    if meant:
+        raise ValueError(f"NAME: there is no {name!r}; did you mean {' or '.join(meant)}?")
+    return name
 
 
 def _print_result(screen: Any, result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, Measure, StepSize, UpdateRule
 
 PAIRS_SHOWN = 16
@@ -42,6 +42,8 @@ def measure(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page to explore, such as report.html.")] = None,
     device: Device = "cpu",
+    json_wanted: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Whose predictions move, and how far, when your model takes one step on each of your examples.
 
@@ -62,23 +64,37 @@ def measure(
     with common_options.warnings_on_one_line():
         S = similarity(problem, x, at, examples=common_options.shown_examples(sources, others), **options)
     S = common_options.named(S, sources, others)
-    _show(S)
+    screen = console(quiet=quiet or json_wanted)
+    if json_wanted:
+        print_json(_facts(S))
+    _show(S, screen)
     if out is not None:
         _write(S, out)
-        typer.echo(f"wrote {out}")
+        screen.print(f"wrote {out}", soft_wrap=True)
     if report is not None:
         from local_elasticity.report.write import write_report
 
         page = write_report({data: S}, report, command=shlex.join(["local-elasticity", *sys.argv[1:]]))
-        typer.echo(f"wrote {page}: open it in a browser")
+        screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)
 
 
-def _show(S: Any) -> None:
+def _facts(S: Any) -> dict[str, Any]:
+    """What a program wants to know: how it was made, class pairs, locality."""
+    from local_elasticity import locality
+
+    found: dict[str, Any] = {"about": {key: str(value) for key, value in S.attrs.items()}, "shape": list(S.shape)}
+    if {"source_class", "target_class"} <= set(S.coords):
+        found["classes"] = S.le.classes().to_dict("records")
+        local = locality(S)
+        found["locality"] = {**vars(local), "verdict": local.verdict}
+    return found
+
+
+def _show(S: Any, screen: Any) -> None:
     """Class pairs, how local the step is, and whether to believe it."""
     from local_elasticity import locality
     from local_elasticity.cli.common_options import in_words
 
-    screen = console()
     about = S.attrs
     size = f"{S.shape[0]} sources × {S.shape[1]} targets"
     if {"source_class", "target_class"} <= set(S.coords):

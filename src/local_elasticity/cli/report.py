@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from local_elasticity.cli.app import app
+from local_elasticity.cli.app import Quiet, app
 
 
 @app.command()
@@ -24,12 +24,21 @@ def report(
         typer.Option(help="Pictures, vectors (.npy, or x of an .npz) or texts (.txt, a line each) of the sources."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    no_examples: Annotated[
+        bool, typer.Option("--no-examples", help="Leave out all examples, also those that results carry.")
+    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show results on one page that opens offline: matrix, examples, curves over training, clusters, papers' claims."""
     from local_elasticity.report.write import read_examples, write_report
 
-    shown = None if examples is None else read_examples(examples)
+    if no_examples and examples is not None:
+        raise ValueError("--no-examples: it leaves out what --examples names; give one of them")
+    if not out.parent.is_dir() and not out.parent.exists():
+        raise FileNotFoundError(f"--out: there is no folder {out.parent}; make it first, or choose another")
+    shown = False if no_examples else None if examples is None else read_examples(examples)
     command = shlex.join(["local-elasticity", *sys.argv[1:]])
     verb = "replaced" if out.exists() else "wrote"
     page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
-    typer.echo(f"{verb} {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")
+    if not quiet:
+        typer.echo(f"{verb} {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")

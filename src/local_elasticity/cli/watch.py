@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.app import Device, Quiet, app, console, print_frame
+from local_elasticity.cli.common_options import Loss
 
 
 @app.command()
@@ -17,12 +18,13 @@ def watch(
     ],
     model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
-    loss: Annotated[str, typer.Option(help="cross_entropy, mse, half_mse, bce or bce_logits.")] = "cross_entropy",
+    loss: Loss = "cross_entropy",
     measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
     per_class: Annotated[int, typer.Option(min=1, help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
     device: Device = "cpu",
+    quiet: Quiet = False,
 ) -> None:
     """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
     from local_elasticity import SGD
@@ -46,7 +48,7 @@ def watch(
         update=SGD(step_size),
         store=out / "history.zarr",
     )
-    screen = console()
+    screen = console(quiet=quiet)
     print_frame(screen, monitor.phases().round(4), "Phases")
     print_frame(screen, monitor.frame().round(4).tail(12), "The last class pairs")
     files = save_figure(monitor.plot(), out / "curves")

@@ -120,6 +120,15 @@ def is_ours(given: Measure) -> bool:
     return given in OURS
 
 
+def known_measure(name: Any) -> Measure | None:
+    """The measure of that name, where it is ours or registered.
+
+    >>> known_measure("kl").order, known_measure("my_own")
+    (2, None)
+    """
+    return _by_name.get(name) if isinstance(name, str) else None
+
+
 def words_of(name: str) -> str:
     """What a measure says, as half a sentence, by the name that a result carries.
 

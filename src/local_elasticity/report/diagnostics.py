@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from local_elasticity.engine.nonlinearity import LARGE
 from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.report.words import number
+from local_elasticity.report.words import number, percent
 
 Level = Literal["good", "careful", "bad", "unknown"]
 
@@ -50,7 +51,8 @@ class Finding:
 
 def examine(run: Run, panel: Panel) -> list[Finding]:
     """All findings of one measure, at its last time where it has several."""
-    return [_unresolved(run, panel), _denominators(panel), _noise(panel), _extremes(panel), *_itself(run, panel)]
+    always = [_unresolved(run, panel), _denominators(panel), _noise(panel), _extremes(panel)]
+    return [*always, *_step(run), *_itself(run, panel)]
 
 
 def _unresolved(run: Run, panel: Panel) -> Finding:
@@ -136,6 +138,20 @@ def _extremes(panel: Panel) -> Finding:
             "careful", "Many pairs are extreme" if share > MANY_EXTREMES_SHARE else "A few pairs are extreme", words
         )
     return Finding("good", "No pair rules the rest", words)
+
+
+def _step(run: Run) -> list[Finding]:
+    """How far the step is from its limit of small steps, where that is known."""
+    known = run.state.get("nonlinearity", np.array([run.about.get("nonlinearity", np.nan)], dtype=float))
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return []
+    last, most = float(known[-1]), float(known.max())
+    words = f"Changes deviate by {percent(last)} from those of an infinitely small step, ‖R − JΔ‖ / ‖JΔ‖."
+    words += f" At the worst of {len(known)} times it was {percent(most)}." if most > last else ""
+    if most > LARGE:
+        return [Finding("careful", "The step is large", words + " A smaller step shows the local effect alone.")]
+    return [Finding("good", "The step is small", words)]
 
 
 def _itself(run: Run, panel: Panel) -> list[Finding]:

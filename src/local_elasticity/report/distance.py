@@ -23,12 +23,11 @@ AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Scatter:
-    """Pairs drawn at random: rows, columns and distances [points]; and rank correlations over all pairs, by measure."""
+    """Pairs drawn at random: rows, columns and distances, [points]."""
 
     rows: np.ndarray
     columns: np.ndarray
     distances: np.ndarray
-    correlations: tuple[float | None, ...]
 
 
 def distances(sources: Any, targets: Any) -> np.ndarray | None:
@@ -55,17 +54,29 @@ def distances(sources: Any, targets: Any) -> np.ndarray | None:
     return np.where(np.isfinite(apart), apart, np.float32(np.nan))
 
 
-def scatter(run: Run) -> Scatter | None:
-    """Similarity against the distances that the run knows; None without."""
+def dots(run: Run) -> Scatter | None:
+    """Pairs to draw, where the run knows the distances of its examples."""
     if run.apart is None:
         return None
-    counted = ~np.eye(len(run.apart), dtype=bool) if run.square else np.ones(run.apart.shape, dtype=bool)
-    rows, columns = np.nonzero(counted)
+    rows, columns = np.nonzero(_counted(run))
     if not len(rows):
         return None
     drawn = np.random.default_rng(0).permutation(len(rows))[:PAIRS_SHOWN]
-    correlations = tuple(rank_correlation(run.apart[counted], panel.values[-1][counted]) for panel in run.panels)
-    return Scatter(rows[drawn], columns[drawn], run.apart[rows[drawn], columns[drawn]], correlations)
+    return Scatter(rows[drawn], columns[drawn], run.apart[rows[drawn], columns[drawn]])
+
+
+def distance_correlation(run: Run, values: np.ndarray) -> float | None:
+    """The rank correlation of distance and similarity over all pairs; None where distances are not known."""
+    if run.apart is None:
+        return None
+    counted = _counted(run)
+    return rank_correlation(run.apart[counted], values[counted])
+
+
+def _counted(run: Run) -> np.ndarray:
+    """Which pairs count: not an example with itself."""
+    assert run.apart is not None
+    return ~np.eye(len(run.apart), dtype=bool) if run.square else np.ones(run.apart.shape, dtype=bool)
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:

@@ -12,14 +12,14 @@ from typing import Any
 import local_elasticity
 from local_elasticity.extras import extra
 from local_elasticity.report.diagnostics import Finding, examine
-from local_elasticity.report.distance import scatter
-from local_elasticity.report.embedding import Matched, matched, principal_places
-from local_elasticity.report.pairs import Pairs, pairs_of
+from local_elasticity.report.embedding import Matched, matched
+from local_elasticity.report.foreseen import Foreseen
+from local_elasticity.report.front import Front, front_of
+from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
 from local_elasticity.report.run import (
     EXACT_NUMBERS,
-    Panel,
     Run,
     Side,
     Unshown,
@@ -30,10 +30,20 @@ from local_elasticity.report.run import (
     shown,
     side_for,
 )
-from local_elasticity.report.summary import tell, tell_clusters, tell_missing
-from local_elasticity.statistics.change_point import FEWEST, half_life
+from local_elasticity.report.summary import tell, tell_clusters, tell_content, tell_missing
 
-SCRIPTS = ("reading.js", "matrix.js", "charts.js", "choice.js", "views.js", "page.js")
+SCRIPTS = (
+    "reading.js",
+    "colours.js",
+    "matrix.js",
+    "charts.js",
+    "choice.js",
+    "front.js",
+    "views.js",
+    "compare.js",
+    "tools.js",
+    "page.js",
+)
 """Our own JavaScript, in the order in which it is put together."""
 
 
@@ -42,32 +52,57 @@ LARGEST_VALUE = 2000
 
 
 @dataclass(frozen=True)
+class PanelText:
+    """What the page says about one measure of a run; `checks` counts the findings of each level."""
+
+    title: str
+    front: Front
+    sentences: Sequence[str]
+    findings: Sequence[Finding]
+
+    @property
+    def checks(self) -> str:
+        named = {"bad": ("failed", "failed"), "careful": ("needs care", "need care"), "good": ("passed", "passed")}
+        counts = {level: sum(one.level == level for one in self.findings) for level in named}
+        return ", ".join(f"{count} {named[level][count > 1]}" for level, count in counts.items() if count)
+
+    @property
+    def level(self) -> str:
+        """The worst level of a finding."""
+        there = {one.level for one in self.findings}
+        return next(level for level in ("bad", "careful", "good", "unknown") if level in there)
+
+
+@dataclass(frozen=True)
 class Section:
     """What the page says about one run."""
 
     name: str
     kind: str
-    panels: Sequence[tuple[str, Sequence[str], Sequence[Finding]]]
+    panels: Sequence[PanelText]
     provenance: Mapping[str, str]
     notes: Sequence[str]
+    content: str
 
 
 def page(
-    runs: Sequence[Run | Paper | Unshown],
+    runs: Sequence[Run | Paper | Foreseen | Unshown],
     *,
     title: str,
     command: str = "",
     about: Mapping[str, Any] | None = None,
+    left_out: bool = False,
 ) -> str:
-    """The whole page as text.
+    """The whole page as text; `left_out` says that examples were not wanted.
 
     The content security policy allows two scripts, by their hashes, and nothing else: no request can leave the page.
     """
     measured = [run for run in runs if isinstance(run, Run) and run.panels]
-    side = side_for(sum(len(run.panels) for run in measured))
+    side = side_for(sum(min(2, len(panel.values)) for run in measured for panel in run.panels))
     pack, sections, payloads = Pack(), [], []
     for whole in measured:
-        section, payload = _explored(named(in_range(sampled(whole, side))), pack, EXACT_NUMBERS // len(measured))
+        run = named(in_range(sampled(whole, side)))
+        section, payload = _explored(run, pack, EXACT_NUMBERS // len(measured), left_out=left_out)
         sections.append(section)
         payloads.append(payload)
     plotly = _plotly() if measured else ""
@@ -82,6 +117,7 @@ def page(
             version=local_elasticity.__version__,
             sections=sections,
             papers=[one for one in runs if isinstance(one, Paper)],
+            forecasts=[one for one in runs if isinstance(one, Foreseen)],
             unshown=[one for one in runs if isinstance(one, Unshown)],
             style=_asset("page.css"),
             script=own,
@@ -93,28 +129,28 @@ def page(
     )
 
 
-def _explored(run: Run, pack: Pack, exact: int) -> tuple[Section, dict[str, Any]]:
+def _explored(run: Run, pack: Pack, exact: int, *, left_out: bool) -> tuple[Section, dict[str, Any]]:
     pairs = [pairs_of(run, panel) for panel in run.panels]
-    places = [principal_places(panel.values[-1]) if run.square else None for panel in run.panels]
+    fronts = [front_of(run, panel, pair) for panel, pair in zip(run.panels, pairs, strict=True)]
     match = _match(run.sources)
-    payload = run_payload(run, pack, exact, pairs=pairs, places=places, match=match, apart=scatter(run))
+    payload = run_payload(run, pack, exact, pairs=pairs, fronts=fronts, match=match)
     told = [
-        (shown(panel.measure), _told(run, panel, pair, match), examine(run, panel))
-        for panel, pair in zip(run.panels, pairs, strict=True)
+        PanelText(
+            shown(panel.title or panel.measure),
+            front,
+            [*tell(run, panel, front), *tell_clusters(run.sources, match)],
+            examine(run, panel),
+        )
+        for panel, front in zip(run.panels, fronts, strict=True)
     ]
-    return Section(shown(run.name), run.kind, told, _provenance(run), [*run.notes, *tell_missing(run)]), payload
+    notes = [*run.notes, *tell_missing(run, left_out=left_out)]
+    return Section(shown(run.name), run.kind, told, _provenance(run), notes, tell_content(run)), payload
 
 
 def _match(side: Side) -> Matched | None:
     if side.clusters is None or side.classes is None:
         return None
     return matched(list(side.clusters), list(side.classes))
-
-
-def _told(run: Run, panel: Panel, pairs: Pairs | None, match: Matched | None) -> list[str]:
-    half = half_life(panel.steps, pairs.ratio) if pairs is not None and len(panel.steps) >= FEWEST else None
-    sentences = tell(run, panel, pairs, half)
-    return [*sentences, *tell_clusters(run.sources, match)]
 
 
 def _provenance(run: Run) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Similarities of pairs of classes over time: medians with the middle half of the pairs, and how local that is."""
+"""Similarities of pairs of classes over time: medians with the middle half of the pairs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from local_elasticity.report.run import Panel, Run, shown
-from local_elasticity.statistics.locality import Locality, locality, quartiles, quotient, within_and_between
+from local_elasticity.statistics.class_pairs import ReadPairs
+from local_elasticity.statistics.locality import quartiles, quotient, within_and_between
 
 MOST_CLASSES = 100
 """With more classes, pairs of classes are not summed up."""
@@ -34,22 +35,6 @@ class Pairs:
     def ratio(self) -> np.ndarray:
         return np.asarray(quotient(self.between, self.within))
 
-    def closest(self, top: int = 3) -> list[tuple[str, str, float]]:
-        """The different classes that move each other most at the last time, as a share of how far a step moves others
-        of its own class, so that a class whose steps move everything is not close to all; the geometric mean of both
-        directions, so that a class whose steps hardly move itself is not either.
-        """
-        own = np.diagonal(self.median[-1])[:, None]
-        share = quotient(self.median[-1], own)
-        both = np.sqrt(np.maximum(share, 0) * np.maximum(share.T, 0))
-        found = [
-            (a, b, float(both[i, j]))
-            for i, a in enumerate(self.classes)
-            for j, b in enumerate(self.classes)
-            if i < j and np.isfinite(both[i, j])
-        ]
-        return sorted(found, key=lambda pair: -pair[2])[:top]
-
 
 def pairs_of(run: Run, panel: Panel) -> Pairs | None:
     """The class pairs of one measure; None where classes are not known or too many. An example with itself does not
@@ -74,9 +59,9 @@ def pairs_of(run: Run, panel: Panel) -> Pairs | None:
     return Pairs(classes, found[0], found[1], found[2], within[1], between[1], bands)
 
 
-def locality_of(run: Run, panel: Panel) -> Locality:
-    """How local the last matrix is, with an interval and a baseline by permuted classes."""
-    return locality((panel.values[-1], *_labels(run), None, run.square))
+def read_last(run: Run, panel: Panel) -> ReadPairs:
+    """The last matrix with its classes, as the statistics take it."""
+    return panel.values[-1], *_labels(run), None, run.square
 
 
 def _labels(run: Run) -> tuple[np.ndarray, np.ndarray]:

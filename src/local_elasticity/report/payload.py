@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.measures.registry import is_ratio
-from local_elasticity.report.distance import Scatter
-from local_elasticity.report.embedding import Matched, Places
+from local_elasticity.report.distance import distance_correlation, dots
+from local_elasticity.report.embedding import Matched, Places, principal_places
+from local_elasticity.report.front import Front
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
-from local_elasticity.statistics.locality import quotient
+from local_elasticity.statistics.locality import quartiles
 
 COARSE_SIDE = 100
 """Blocks on a side of a matrix whose single pairs are not kept."""
 
-PAIRS_SHOWN = 12
+PAIRS_SHOWN = 20
 """With up to so many classes every pair has its curve; with more, only within and between classes."""
 
 
@@ -51,42 +52,59 @@ def run_payload(
     exact: int,
     *,
     pairs: list[Pairs | None],
-    places: list[Places | None],
+    fronts: list[Front],
     match: Matched | None,
-    apart: Scatter | None,
 ) -> dict[str, Any]:
-    """One run; its last matrices are exact, and as many of the others as `exact` numbers allow."""
+    """One run, with as many exact matrices as `exact` numbers allow."""
     sources = _side(run.sources)
+    panels = [
+        _panel(run, panel, pack, exact // len(run.panels), pair, front)
+        for panel, pair, front in zip(run.panels, pairs, fronts, strict=True)
+    ]
     return {
         "name": shown(run.name),
         "kind": run.kind,
         "square": run.square,
         "sources": sources,
         "targets": sources if run.square else _side(run.targets),
-        "panels": [
-            {**_panel(run, panel, pack, exact // len(run.panels)), "pairs": _pairs(pair), "places": _places(place)}
-            for panel, pair, place in zip(run.panels, pairs, places, strict=True)
-        ],
+        "panels": panels,
         "numbers": [{"name": shown(name), "values": values} for name, values in run.numbers.items()],
-        "scatter": None if apart is None else vars(apart),
+        "state": {shown(name): values for name, values in run.state.items()},
+        "scatter": None if (pairs_of_dots := dots(run)) is None else vars(pairs_of_dots),
         "match": None if match is None else {"names": match.names, "wrong": match.wrong, "accuracy": match.accuracy},
     }
 
 
 def blocks(values: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Means of the known numbers in at most COARSE_SIDE × COARSE_SIDE blocks of neighbours in the given orders.
+    """Medians of the known numbers in at most COARSE_SIDE × COARSE_SIDE blocks of neighbours in the given orders.
 
     >>> blocks(np.arange(4.0).reshape(2, 2), np.array([1, 0]), np.array([0, 1])).tolist()
     [[2.0, 3.0], [0.0, 1.0]]
     """
-    ordered = values[np.ix_(rows, columns)]
-    known = np.isfinite(ordered)
-    sums, counts = np.where(known, ordered, 0).astype(np.float64), known.astype(np.float64)
-    for axis in (0, 1):
-        size = ordered.shape[axis]
-        starts = np.unique(np.arange(min(size, COARSE_SIDE)) * size // min(size, COARSE_SIDE))
-        sums, counts = np.add.reduceat(sums, starts, axis), np.add.reduceat(counts, starts, axis)
-    return np.asarray(quotient(sums, counts))
+    i, j = _grouped(rows), _grouped(columns)
+    padded = np.full((values.shape[0] + 1, values.shape[1] + 1), np.nan, dtype=np.float32)
+    padded[:-1, :-1] = np.where(np.isfinite(values), values, np.nan)
+    parts = padded[i[:, :, None, None], j].swapaxes(1, 2).reshape(len(i) * len(j), -1)
+    return np.asarray(quartiles(parts)[1]).reshape(len(i), len(j))
+
+
+def _grouped(order: np.ndarray) -> np.ndarray:
+    """At most COARSE_SIDE rows of neighbours, [parts, longest]; −1 fills the shorter ones."""
+    groups = np.array_split(order, edges(len(order))[1:])
+    found = np.full((len(groups), max(map(len, groups))), -1)
+    for place, group in enumerate(groups):
+        found[place, : len(group)] = group
+    return found
+
+
+def edges(size: int) -> np.ndarray:
+    """Where the blocks of neighbours begin.
+
+    >>> edges(3).tolist()
+    [0, 1, 2]
+    """
+    parts = min(size, COARSE_SIDE)
+    return np.unique(np.arange(parts) * size // parts)
 
 
 def by_class(side: Side) -> np.ndarray:
@@ -98,29 +116,71 @@ def by_class(side: Side) -> np.ndarray:
     return np.argsort([rank[name] for name in names], kind="stable")
 
 
-def _panel(run: Run, panel: Panel, pack: Pack, exact: int) -> dict[str, Any]:
-    t, n, m = panel.values.shape
-    keep = max(1, exact // max(1, n * m))
+def _panel(run: Run, panel: Panel, pack: Pack, exact: int, pairs: Pairs | None, front: Front) -> dict[str, Any]:
+    _, n, m = panel.values.shape
+    whole = exact_places(panel, front, max(1, exact // max(1, n * m)))
     rows, columns = by_class(run.sources), by_class(run.targets)
     matrices: list[dict[str, Any]] = []
     for place, S in enumerate(panel.values):
-        if place >= t - keep:
+        if place in whole:
             matrices.append({"block": pack.add(S), "exact": True})
         else:
-            means = blocks(S, rows, columns)
-            matrices.append({"block": pack.add(_rounded(means)), "exact": False, "shape": means.shape})
+            medians = blocks(S, rows, columns)
+            matrices.append({"block": pack.add(_rounded(medians)), "exact": False, "shape": medians.shape})
     return {
         "measure": shown(panel.measure),
+        "title": shown(panel.title or panel.measure),
+        "kind": front.kind,
+        "order": front.order,
         "steps": list(panel.steps),
         "matrices": matrices,
-        "range": colour_range(panel),
+        "scale": colour_scale(panel, front.kind),
         "own": panel.own,
+        "pairs": _pairs(pairs),
+        "front": {"coupled": front.coupled, "words": front.coupled_words, "curve": front.curve},
+        "places": {place: _places(principal_places(panel.values[place])) for place in whole} if run.square else None,
+        "correlations": {place: distance_correlation(run, panel.values[place]) for place in whole},
     }
 
 
+def exact_places(panel: Panel, front: Front, keep: int) -> list[int]:
+    """Which matrices are kept exactly: the last, the first, those at the change point, then the later ones."""
+    last = len(panel.values) - 1
+    curve = front.curve or {}
+    marked = {step for name in ("change", "steepest") for step in curve.get(name) or ()}
+    at = [place for place, step in enumerate(panel.steps) if step in marked]
+    order = dict.fromkeys([last, 0, *at, *range(last, -1, -1)])
+    return sorted(list(order)[:keep])
+
+
+def colour_scale(panel: Panel, kind: str) -> dict[str, Any]:
+    """One scale for all times. Ratios have logarithmic colours with an anchor at 1, as far as the source itself; where
+    there are signs, colours reach as far below 0 as above. Two in a hundred pairs lie beyond either end, and the scale
+    marks that.
+
+    >>> colour_scale(Panel("kernel", np.array([[[-2.0, 2.0]]])), "signed")["low"]
+    -2.0
+    >>> colour_scale(Panel("kl", np.array([[[0.2, 0.5, 0.9]]])), "ratio")["high"]
+    1.0
+    """
+    few = panel.values.reshape(len(panel.values), -1)
+    few = few[:, :: max(1, panel.values.size // 10**6)]
+    known = few[np.isfinite(few)]
+    if kind == "ratio":
+        ends = [np.quantile(above, [0.02, 0.98]) for one in few if len(above := one[np.isfinite(one) & (one > 0)])]
+        low, high = min([0.5, *(one[0] for one in ends)]), max([1.0, *(one[1] for one in ends)])
+    else:
+        high = float(np.quantile(np.abs(known), 0.98)) if len(known) else 1.0
+        high = high or 1.0
+        low = -high if len(known) and known.min() < 0 else 0.0
+    low, high = float(low), float(high)
+    beyond = float(((known < low) | (known > high)).mean()) if len(known) else 0.0
+    return {"log": kind == "ratio", "low": low, "high": high, "beyond": beyond}
+
+
 def colour_range(panel: Panel) -> tuple[float, float]:
-    """One scale for all times: to the 98th percentile, from 0 or, where there are signs, as far below as above. A few
-    extreme ratios would leave the rest dark, so theirs ends at 1, as far as the source itself, or the 90th percentile.
+    """The ends of linear colours, for a small picture: to the 98th percentile, from 0 or as far below as above. A few
+    extreme ratios would leave the rest dark, so theirs ends at 1 or the 90th percentile.
 
     >>> colour_range(Panel("kernel", np.array([[[-2.0, 2.0]]])))
     (-2.0, 2.0)
@@ -166,12 +226,11 @@ def _pairs(pairs: Pairs | None) -> dict[str, Any] | None:
     if pairs is None:
         return None
     few = len(pairs.classes) <= PAIRS_SHOWN
-    every = {"low": pairs.low, "median": pairs.median, "high": pairs.high} if few else {}
+    every = {"low": pairs.low, "median": pairs.median, "high": pairs.high} if few else {"last": pairs.median[-1]}
     return {
         "classes": pairs.classes,
         "within": pairs.within,
         "between": pairs.between,
-        "ratio": pairs.ratio,
         **pairs.bands,
         **{name: _digits(values) for name, values in every.items()},
     }

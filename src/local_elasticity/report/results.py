@@ -13,6 +13,7 @@ import xarray as xr
 
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
+from local_elasticity.report.foreseen import Foreseen, foreseen
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.statistics.class_pairs import carried
@@ -25,7 +26,7 @@ from local_elasticity.store.sizes import read_json
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
 
-def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
+def opened(name: str, one: Any) -> list[Run | Paper | Foreseen | Unshown]:
     """A result, or what lies under a path, which may be several."""
     if isinstance(one, (str, Path)):
         return _read(name, Path(one))
@@ -39,14 +40,18 @@ def opened(name: str, one: Any) -> list[Run | Paper | Unshown]:
         return [_of_history(name, one)]
     if is_clustering(one):
         return [_of_clustering(name, one)]
+    if is_comparison(one):
+        return [_of_comparison(name, one)]
+    if (forecast := as_forecast(one)) is not None:
+        return [foreseen(name, *forecast)]
     raise TypeError(unknown(one))
 
 
 def unknown(one: Any) -> str:
     """What to give in place of something that is no result."""
     return (
-        f"results: {type(one).__name__} cannot be reported; give a similarity, a Monitor or its history, a fitted "
-        "clustering, or a path to what was stored"
+        f"results: {type(one).__name__} cannot be reported; give a similarity, a Monitor or its history, what "
+        "le.compare or le.forecast found, a fitted clustering, or a path to what was stored"
     )
 
 
@@ -56,12 +61,23 @@ def is_clustering(one: Any) -> bool:
     return ours or (hasattr(one, "labels_") and hasattr(one, "similarity_"))
 
 
+def is_comparison(one: Any) -> bool:
+    """Whether this is what `le.compare` found."""
+    return isinstance(getattr(one, "before", None), xr.DataArray) and hasattr(one, "difference")
+
+
+def as_forecast(one: Any) -> tuple[Any, Any] | None:
+    """A forecast and its check, where this is one of them alone or both in a tuple."""
+    forecast, check = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
+    return (forecast, check) if hasattr(forecast, "at_risk") and hasattr(forecast, "old") else None
+
+
 def is_history(one: Any) -> bool:
     """Whether this is the history of a monitor: probes, with the classes of their examples."""
     return hasattr(one, "source_classes") and hasattr(one, "notes")
 
 
-def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
+def _read(name: str, path: Path) -> list[Run | Paper | Foreseen | Unshown]:
     """Whatever lies under a path; a folder may hold several."""
     check_name(path, "results")
     if not path.exists():
@@ -72,7 +88,7 @@ def _read(name: str, path: Path) -> list[Run | Paper | Unshown]:
         path = path.parent
     papers = sorted(file.parent for file in path.rglob("result.json")) if path.is_dir() else []
     stores = sorted(file.parent for file in path.glob("*/zarr.json")) if path.is_dir() and not papers else []
-    found = [_guarded(one.name, read_paper, one) for one in papers]
+    found: list[Run | Paper | Foreseen | Unshown] = [_guarded(one.name, read_paper, one) for one in papers]
     found += [_guarded(one.name, partial(_read_store, one.name), one) for one in stores]
     return found or [Unshown(str(path), NOTHING_KNOWN)]
 
@@ -152,6 +168,14 @@ def _side(S: xr.DataArray, axis: str) -> Side:
     )
 
 
+def _of_comparison(name: str, found: Any) -> Run:
+    """Both sides and their difference, as three measures of the same examples."""
+    run = _of_similarity(name, [found.before, found.after, found.difference], str(found).splitlines())
+    titles = (f"{found.measure} before", f"{found.measure} after", found.difference.attrs["measure"])
+    panels = tuple(replace(panel, title=title) for panel, title in zip(run.panels, titles, strict=True))
+    return replace(run, kind="comparison", panels=panels, about={"measure": found.measure})
+
+
 def _of_clustering(name: str, model: Any) -> Run:
     if not hasattr(model, "labels_"):
         raise ValueError(f"results: {name} is a clustering that is not fitted; call fit(X) first")
@@ -227,11 +251,29 @@ def _over_time(
         known,
         notes=tuple(f"At step {step}: {note}." for step, note in notes.items()),
         numbers={number: np.array([probe[3][place] for probe in probes]) for place, number in enumerate(numbers)},
+        state=_state([probe[4] for probe in probes]),
     )
 
 
-def with_examples(run: Run, examples: Any) -> Run:
+def _state(facts: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """What is known of the sources at every probe, where anything is."""
+    names = {"loss": "source_loss", "accuracy": "source_accuracy", "nonlinearity": "nonlinearity"}
+    found = {word: np.array([one.get(fact, np.nan) for one in facts], dtype=float) for word, fact in names.items()}
+    return {word: values for word, values in found.items() if np.isfinite(values).any()}
+
+
+def without_examples(run: Run | Foreseen) -> Run | Foreseen:
+    """The same without anything of its examples but their classes and distances."""
+    if isinstance(run, Foreseen):
+        return run.without_examples()
+    sources, targets = (replace(side, examples=None) for side in (run.sources, run.targets))
+    return replace(run, sources=sources, targets=targets)
+
+
+def with_examples(run: Run | Foreseen, examples: Any) -> Run | Foreseen:
     """The same with examples and their distances, where they fit and it has none of its own."""
+    if isinstance(run, Foreseen):
+        return run.with_examples(examples)
     given = examples if isinstance(examples, tuple) else (examples, examples if run.square else None)
     sides, fitting, notes = [run.sources, run.targets], [], []
     for place, (side, these) in enumerate(zip((run.sources, run.targets), given, strict=True)):

@@ -13,8 +13,8 @@ import numpy as np
 LARGEST_SIDE = 1000
 """Examples shown on a side of a matrix."""
 
-EXACT_NUMBERS = 1_500_000
-"""Similarities that a page keeps exactly, over all its matrices: about 7 MB."""
+EXACT_NUMBERS = 2_000_000
+"""Similarities that a page keeps exactly, over all its matrices: about 10 MB."""
 
 LONGEST_LABEL = 80
 """Characters of a label that are shown."""
@@ -60,16 +60,21 @@ class Panel:
     floor: np.ndarray | None = None
     words: str = ""
     """What a number of it says, where the result carries that."""
+    title: str = ""
+    """What the page calls it, where that is not the measure's name."""
 
     def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
         values = self.values[:, rows][:, :, columns]
-        return Panel(self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows), self.words)
+        return Panel(
+            self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows), self.words, self.title
+        )
 
 
 @dataclass(frozen=True)
 class Run:
     """What was measured, of which examples, and how. `square` says that the targets are the sources; `numbers` are
-    the measures of features, [t] each; `apart` the distances between the examples, [n, m], where they are known."""
+    the measures of features, [t] each; `state` is the loss and the accuracy of the sources, [t] each; `apart` are the
+    distances between the examples, [n, m], where they are known."""
 
     name: str
     kind: str
@@ -80,6 +85,7 @@ class Run:
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    state: Mapping[str, np.ndarray] = field(default_factory=dict)
     apart: np.ndarray | None = None
 
     @property

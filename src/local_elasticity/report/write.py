@@ -12,15 +12,19 @@ from torch import nn
 
 from local_elasticity.data.points import read_arrays
 from local_elasticity.report.explorer import page
+from local_elasticity.report.foreseen import Foreseen
 from local_elasticity.report.paper import Paper
 from local_elasticity.report.results import (
     NOTHING_KNOWN,
+    as_forecast,
     is_clustering,
+    is_comparison,
     is_empty,
     is_history,
     opened,
     unknown,
     with_examples,
+    without_examples,
 )
 from local_elasticity.report.run import Run, Unshown
 from local_elasticity.store.atomic import check_file, plainly, write_whole
@@ -43,12 +47,14 @@ def write_report(
     """Write one self-contained HTML page: it can be opened offline, mailed, printed, and linked to at any view.
 
     Args:
-        results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, a fitted clustering,
-            or a path to a stored similarity, a stored history, or a folder of a paper's results. What cannot be read
-            is listed on the page.
+        results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, what `le.compare` or
+            `le.forecast` found, a forecast with its check as (forecast, check), a fitted clustering, or a path to a
+            stored similarity, a stored history, or a folder of a paper's results. What cannot be read is listed on the
+            page.
         out: the file to write. An existing file is replaced and keeps its permissions, the target of a symlink is
             written, and a folder, device or FIFO is refused.
         examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
+            False leaves all examples out, also those that results carry; the page says what it contains.
         title, command: for the page's head and foot.
         about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; shown under "How it was made".
 
@@ -72,19 +78,23 @@ def write_report(
         raise TypeError(f"out: expected the path of a file, got {type(out).__name__}; it comes after the results")
     out = Path(out)
     check_file(out, "out")
-    runs: list[Run | Paper | Unshown] = []
+    runs: list[Run | Paper | Foreseen | Unshown] = []
     for name, one in _named(results):
         runs += opened(name, one)
     if not runs:
         raise ValueError("results: there is nothing to report; give a similarity, a history or a path")
     if all(isinstance(run, Unshown) and run.why == NOTHING_KNOWN for run in runs):
         raise ValueError(f"results: {', '.join(run.name for run in runs)}: {NOTHING_KNOWN}")
-    runs = [with_examples(run, examples) if isinstance(run, Run) and examples is not None else run for run in runs]
+    left_out = examples is False
+    if left_out:
+        runs = [without_examples(run) if isinstance(run, (Run, Foreseen)) else run for run in runs]
+    elif examples is not None:
+        runs = [with_examples(run, examples) if isinstance(run, (Run, Foreseen)) else run for run in runs]
     runs = [Unshown(run.name, "it holds no measurement yet") if is_empty(run) else run for run in runs]
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
-    text = page(runs, title=title or _title(runs), command=command, about=about or {})
+    text = page(runs, title=title or _title(runs), command=command, about=about or {}, left_out=left_out)
     write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1).encode(), "out")
     return out
 
@@ -113,7 +123,8 @@ def _named(results: Any) -> list[tuple[str, Any]]:
     if isinstance(results, dict):
         return list(results.items())
     history = is_history(results) or is_history(getattr(results, "history", None))
-    if isinstance(results, (str, Path, xr.DataArray, xr.Dataset)) or history or is_clustering(results):
+    single = is_clustering(results) or is_comparison(results) or as_forecast(results) is not None
+    if isinstance(results, (str, Path, xr.DataArray, xr.Dataset)) or history or single:
         results = [results]
     if not isinstance(results, Iterable) or isinstance(results, nn.Module):
         raise TypeError(unknown(results))
@@ -127,7 +138,8 @@ def _name_of(one: Any, place: int, paths: Sequence[Path]) -> str:
     if isinstance(one, (str, Path)):
         tails = [[Path(*path.parts[-size:]) for path in (Path(one), *paths)] for size in range(1, len(Path(one).parts))]
         return next((str(tail) for tail, *others in tails if others.count(tail) == 1), str(one))
-    return f"{type(one).__name__ if not isinstance(one, (xr.DataArray, xr.Dataset)) else 'similarity'} {place + 1}"
+    kind = "similarity" if isinstance(one, (xr.DataArray, xr.Dataset)) else type(one).__name__
+    return f"{'Forecast' if as_forecast(one) is not None else kind} {place + 1}"
 
 
 def _title(runs: Sequence[Any]) -> str:

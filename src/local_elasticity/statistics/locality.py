@@ -22,12 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from local_elasticity.statistics.bootstrap import quantiles, reduced
+from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
 
 QUARTILES = (0.25, 0.5, 0.75)
-
-MOST_EXAMPLES = 160
-"""Sources and targets that the balanced ratio is computed from; of more, so many are drawn at random."""
 
 LOCAL = 0.8
 """Below this ratio learning is called local."""
@@ -84,6 +82,17 @@ class Locality:
             return "not local"
         return "no structure found" if self.balanced_low <= self.baseline <= self.balanced_high else "undecided"
 
+    def further(self, order: int = 1) -> tuple[float, float, float]:
+        """How many times as far a step moves its own class as other classes, with its interval: ratio^(−1/order).
+
+        Args:
+            order: how the measure scales with the change of a prediction; 2 for `kl`, which is quadratic.
+
+        Returns:
+            The value, and the lower and upper end of its interval.
+        """
+        return tuple(float(times(one, order)) for one in (self.ratio, self.high, self.low))  # type: ignore[return-value]
+
     def __str__(self) -> str:
         text = f"within {self.within:.3g}, between {self.between:.3g}, ratio {self.ratio:.3g}"
         if np.isfinite(self.low):
@@ -130,17 +139,19 @@ def locality(
     within, between = _medians(values, rows, columns, square)
     low = high = balanced_low = balanced_high = baseline = p_value = float("nan")
     ratio = quotient(between, within)
-    some = _Blocks.of(values, rows, columns, square, rng)
-    balanced = some.balanced(some.rows, some.columns)
+    some = ClassBlocks.of(values, rows, columns, square, rng)
+    balanced = _balanced(some.medians(some.rows, some.columns))
     if resamples and np.isfinite(ratio):
         low, high = quantiles(_resampled(values, rows, columns, square, resamples, rng), level)
     if resamples and np.isfinite(balanced):
-        balanced_low, balanced_high = quantiles(some.resampled(resamples, rng), level)
+        again = np.array([_balanced(one) for one in some.resampled(resamples, rng)])
+        balanced_low, balanced_high = quantiles(again, level)
     if permutations and np.isfinite(balanced):
-        ratios = some.permuted(permutations, rng)
+        ratios = np.array([_balanced(one) for one in some.permuted(permutations, rng)])
+        ratios = ratios[np.isfinite(ratios)]
         baseline = float(quartiles(ratios[None])[1, 0])
         p_value = float((1 + (ratios <= balanced).sum()) / (1 + len(ratios)))
-    known, (of_one, of_two) = np.isfinite(values), _pairs(rows, columns, square)
+    known, (of_one, of_two) = np.isfinite(values), pairs_by_class(rows, columns, square)
     counts, asked = (int((known & of_one).sum()), int((known & of_two).sum())), of_one | of_two
     unresolved = float(1 - known[asked].mean()) if asked.any() else float("nan")
     intervals = low, high, balanced, balanced_low, balanced_high
@@ -160,7 +171,7 @@ def within_and_between(values: np.ndarray, rows: np.ndarray, columns: np.ndarray
     """The quartiles over pairs of one class, and over pairs of different classes, [2, 3]; an example with itself does
     not count where the targets are the sources.
     """
-    return np.array([quartiles(values[chosen][None])[:, 0] for chosen in _pairs(rows, columns, square)])
+    return np.array([quartiles(values[chosen][None])[:, 0] for chosen in pairs_by_class(rows, columns, square)])
 
 
 def _medians(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool) -> tuple[float, float]:
@@ -168,7 +179,7 @@ def _medians(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: 
     return float(within), float(between)
 
 
-def _pairs(rows: np.ndarray, columns: np.ndarray, square: bool) -> tuple[np.ndarray, np.ndarray]:
+def pairs_by_class(rows: np.ndarray, columns: np.ndarray, square: bool) -> tuple[np.ndarray, np.ndarray]:
     """Which pairs are of one class, and which of different classes."""
     same = rows[:, None] == columns
     return same & ~np.eye(len(rows), dtype=bool) if square else same, ~same
@@ -203,6 +214,15 @@ def quotient(above: Any, below: Any) -> Any:
     return found if found.ndim else float(found)
 
 
+def times(ratio: Any, order: int = 1) -> Any:
+    """How many times as far a step moves its own class, from the ratio of a measure of that order.
+
+    >>> times(0.25), times(0.25, order=2)
+    (4.0, 2.0)
+    """
+    return quotient(1.0, ratio) ** (1 / max(1, order))
+
+
 def _resampled(
     values: np.ndarray,
     rows: np.ndarray,
@@ -213,7 +233,7 @@ def _resampled(
 ) -> np.ndarray:
     """The ratio in every resample."""
     drawn = [_stratified(labels, resamples, rng) for labels in (rows, columns)]
-    chosen = _pairs(rows, columns, square)
+    chosen = pairs_by_class(rows, columns, square)
     within, between = (reduced(np.where(pairs, values, np.nan), "median", None, *drawn) for pairs in chosen)
     found: np.ndarray = quotient(between, within)
     return found
@@ -231,85 +251,10 @@ def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) ->
     return counts
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Values in logarithms, NaN where there is none, and the classes of rows and columns as whole numbers."""
-
-    logs: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    square: bool
-
-    @classmethod
-    def of(
-        cls, values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, rng: np.random.Generator
-    ) -> _Blocks:
-        """Of at most so many examples, drawn class by class in proportion."""
-        codes = {label: code for code, label in enumerate(dict.fromkeys([*rows.tolist(), *columns.tolist()]))}
-        rows, columns = (np.array([codes[label] for label in labels.tolist()], dtype=int) for labels in (rows, columns))
-        i = _drawn(rows, rng)
-        j = i if square else _drawn(columns, rng)
-        some = values[np.ix_(i, j)].astype(float)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.where(some >= 0, np.log(some), np.nan)
-        if square:
-            np.fill_diagonal(logs, np.nan)
-        return cls(logs, rows[i], columns[j], square)
-
-    def balanced(self, rows: np.ndarray, columns: np.ndarray, logs: np.ndarray | None = None) -> float:
-        """exp of the mean over classes a ≠ b of (m_ab + m_ba − m_aa − m_bb) / 2, m the medians of logarithms."""
-        logs = self.logs if logs is None else logs
-        classes = int(max(self.rows.max(initial=0), self.columns.max(initial=0))) + 1
-        known = ~np.isnan(logs)
-        at = (rows[:, None] * classes + columns)[known]
-        order = np.lexsort((logs[known], at))
-        ordered, at = logs[known][order], at[order]
-        starts, ends = (np.searchsorted(at, np.arange(classes**2), side) for side in ("left", "right"))
-        medians = np.full(classes**2, np.nan)
-        full = ends > starts
-        low, high = (starts[full] + ends[full] - 1) // 2, (starts[full] + ends[full]) // 2
-        medians[full] = (ordered[low] + ordered[high]) / 2
-        m = medians.reshape(classes, classes)
-        own = np.diagonal(m)
-        with np.errstate(invalid="ignore"):
-            found = (m + m.T - own[:, None] - own)[np.triu_indices(classes, 1)] / 2
-        found = found[~np.isnan(found)]
-        return float(np.exp(found.mean())) if len(found) else float("nan")
-
-    def resampled(self, resamples: int, rng: np.random.Generator) -> np.ndarray:
-        """With sources and targets drawn again within their classes."""
-        found = []
-        for _ in range(resamples):
-            i, j = _redrawn(self.rows, rng), _redrawn(self.columns, rng)
-            found.append(self.balanced(self.rows[i], self.columns[j], self.logs[np.ix_(i, j)]))
-        return np.array(found)
-
-    def permuted(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Those that are numbers, with classes permuted; an example keeps one class as a source and as a target."""
-        found = []
-        for _ in range(permutations):
-            columns = rng.permutation(self.columns)
-            found.append(self.balanced(columns if self.square else self.rows, columns))
-        ratios: np.ndarray = np.array(found)
-        known: np.ndarray = ratios[np.isfinite(ratios)]
-        return known
-
-
-def _drawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """At most so many examples, in the order in which they come; at least two of each class, where it has them."""
-    if len(classes) <= MOST_EXAMPLES:
-        return np.arange(len(classes))
-    chosen = []
-    for one in np.unique(classes):
-        members = np.flatnonzero(classes == one)
-        many = min(len(members), max(2, len(members) * MOST_EXAMPLES // len(classes)))
-        chosen.append(rng.choice(members, many, replace=False))
-    return np.sort(np.concatenate(chosen))
-
-
-def _redrawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    found = np.empty(len(classes), dtype=int)
-    for one in np.unique(classes):
-        members = np.flatnonzero(classes == one)
-        found[members] = rng.choice(members, len(members))
-    return found
+def _balanced(medians: np.ndarray) -> float:
+    """exp of the mean over classes a ≠ b of (m_ab + m_ba − m_aa − m_bb) / 2, m the medians of logarithms."""
+    own = np.diagonal(medians)
+    with np.errstate(invalid="ignore"):
+        found = (medians + medians.T - own[:, None] - own)[np.triu_indices(len(medians), 1)] / 2
+    found = found[~np.isnan(found)]
+    return float(np.exp(found.mean())) if len(found) else float("nan")

@@ -1,18 +1,14 @@
 // @ts-check
 "use strict";
-/* The other drawings. Colours are Okabe and Ito's; shapes and dashes tell apart what colours cannot. */
+/* The drawings by Plotly. Shapes and dashes tell apart what colours cannot. */
 
 /** @type {any} */
 var Plotly;
 
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "star", "triangle-down", "pentagon", "hexagram"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
   modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage", "sendDataToCloud"] };
-
-/** @param {number} i */
-const colourOf = (i) => COLOURS[i % COLOURS.length];
 
 /** What the style sheet says now, for drawings. */
 function theme() {
@@ -55,55 +51,70 @@ function banded(x, curve, i) {
   return [...band, middle];
 }
 
-/** Curves of one source class, or within and between classes. @param {any} pairs @param {string} which */
-function curvesOf(pairs, which) {
+/** Curves of one source class, within and between classes, or how many times as far. @param {Panel} one @param {string} which */
+function curvesOf({ pairs, front }, which) {
   const source = pairs.classes.indexOf(which);
-  if (which === RATIO) return [{ name: RATIO, median: pairs.ratio, wide: true }];
+  if (which === TIMES && front.curve) return [{ name: TIMES, median: front.curve.times, low: front.curve.low, high: front.curve.high, wide: true }];
   if (source < 0 || !pairs.median)
     return [
       { name: "same class", median: pairs.within, low: pairs.within_low, high: pairs.within_high, wide: true },
       { name: "other classes", median: pairs.between, low: pairs.between_low, high: pairs.between_high, wide: false },
     ];
   const pick = (/** @type {any} */ cube, /** @type {number} */ b) => cube.map((/** @type {any} */ at) => at[source][b]);
+  const chosenTarget = pairs.classes.indexOf(classOf(run().targets, chosen.target));
   return pairs.classes.map((/** @type {string} */ name, /** @type {number} */ b) => ({
     name: `target ${name}`,
     median: pick(pairs.median, b),
-    low: pick(pairs.low, b),
-    high: pick(pairs.high, b),
+    ...(b === source || b === chosenTarget ? { low: pick(pairs.low, b), high: pick(pairs.high, b) } : {}),
     wide: b === source,
   }));
 }
 
-/** Where the steps lie: as they are, or one after another where most would crowd at the start. @param {number[]} steps */
+/** Where the steps lie: to scale, or on a symmetric logarithm where most would crowd at the start.
+ * @param {number[]} steps @returns {{x: number[], ticks: {at: number, text: string}[], axis: any}} */
 function timesOf(steps) {
   const crowded = steps.length > 4 && steps[steps.length >> 1] < 0.25 * steps[steps.length - 1];
-  const every = Math.ceil(steps.length / 16);
-  const shown = steps.map((_, i) => i).filter((i) => i % every === 0 || i === steps.length - 1);
-  const ticks = { tickmode: "array", tickvals: shown, ticktext: shown.map((i) => String(steps[i])) };
-  return crowded
-    ? { x: steps.map((_, i) => i), axis: { ...ticks, title: { text: "training step (not to scale)" } } }
-    : { x: steps, axis: { title: { text: "training step" } } };
+  const gaps = steps.slice(1).map((step, i) => step - steps[i]).filter((gap) => gap > 0);
+  const unit = gaps.length ? Math.min(...gaps) : 1;
+  const place = (/** @type {number} */ step) => (crowded ? Math.sign(step) * Math.log10(1 + Math.abs(step) / unit) : step);
+  const x = steps.map(place);
+  const [low, high] = [x[0], x[x.length - 1]];
+  /** @type {{at: number, text: string}[]} */
+  const ticks = [];
+  let before = -Infinity;
+  for (const [i, at] of x.entries()) {
+    const end = i === x.length - 1;
+    if (i > 0 && !end && (at - before < 0.08 * (high - low) || high - at < 0.08 * (high - low))) continue;
+    ticks.push({ at, text: String(steps[i]) });
+    before = at;
+  }
+  const shown = { tickmode: "array", tickvals: ticks.map(({ at }) => at), ticktext: ticks.map(({ text }) => text) };
+  return { x, ticks, axis: { ...shown, title: { text: crowded ? "training step (symmetric log)" : "training step" } } };
 }
 
-/** What the curves are. @param {Run} run @param {string} which */
-function timeWords(run, which) {
-  if (run.numbers.some(({ name }) => OF_FEATURES + name === which)) return "The line is a measure of the network's features.";
-  if (which === RATIO) return "The line is how far other classes move, as a share of how far the same class does: 1 where a step moves all alike, 0 where it moves its own class alone.";
-  return (which === "" ? "Lines are medians over the pairs of two classes, averaged over equal and over different classes; bands are their quartiles, averaged alike."
-    : "Lines are medians over all pairs of two classes; bands hold the middle half of the pairs.");
+/** What the curves are. @param {Run} one @param {string} which */
+function timeWords(one, which) {
+  if (one.numbers.some(({ name }) => OF_FEATURES + name === which)) return "The line is a measure of the network's features.";
+  if (which === TIMES) return "The line is how many times as far as other classes a step moves its own class: 1 where it moves all alike. The band is the 95 % interval, and the shaded steps are where it changed.";
+  return (which === "" ? "Lines are medians over all pairs of one class and of different classes; bands hold the middle half of the pairs."
+    : "Lines are medians over all pairs of two classes; the bands of the own class and of the chosen target hold the middle half of the pairs.");
 }
 
-/** @param {Run} run @param {Panel} panel @param {string} which @param {number} when */
-function drawTime(run, panel, which, when) {
-  const { x, axis } = timesOf(panel.steps);
+/** @param {Run} one @param {Panel} shown @param {string} which @param {number} when */
+function drawTime(one, shown, which, when) {
+  const { x, axis } = timesOf(shown.steps);
   const at = x[when];
-  const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } }];
-  const number = run.numbers.find(({ name }) => OF_FEATURES + name === which);
-  const curves = number ? [{ name: number.name, median: number.values, wide: true }] : curvesOf(panel.pairs, which);
-  const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i));
-  const layout = layoutOf({ shapes, hovermode: "x unified", xaxis: axis,
-    yaxis: { title: { text: plain(number ? number.name : which === RATIO ? "ratio" : panel.measure) }, ...(which === RATIO ? { rangemode: "tozero" } : {}) } });
-  byId("time-words").textContent = timeWords(run, which);
+  const { curve } = shown.front;
+  const mark = which === TIMES && curve && (curve.change || curve.steepest);
+  const edge = (/** @type {number} */ step) => placeOfStep(shown.steps, step);
+  const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } },
+    ...(mark ? [{ type: "rect", x0: edge(mark[0]), x1: edge(mark[1]), yref: "paper", y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(138, 83, 0, 0.2)" }] : [])];
+  const number = one.numbers.find(({ name }) => OF_FEATURES + name === which);
+  const curves = number ? [{ name: number.name, median: number.values, wide: true }] : curvesOf(shown, which);
+  const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i).map((trace) => ({ ...trace, text: shown.steps.map((step) => `step ${step}`), hovertemplate: "hovertemplate" in trace ? trace.hovertemplate : "%{text}: %{y:.3g}" })));
+  const title = number ? number.name : which === TIMES ? TIMES : shown.title;
+  const layout = layoutOf({ shapes, hovermode: "closest", xaxis: axis, yaxis: { title: { text: plain(title) } } });
+  byId("time-words").textContent = timeWords(one, which);
   return Plotly.react("time-plot", traces, layout, CONFIG);
 }
 
@@ -121,53 +132,73 @@ function binned(points) {
 /** The pairs of the distance plot, from near to far. @type {{x: number, y: number, i: number, j: number}[]} */
 let dots = [];
 
-/** What of the similarities the distance plot shows. @param {Panel} panel */
-const heightOf = ({ range: [low, high] }) => [low * 1.5 - 0.03 * high, high * 1.5];
-
-/** @param {Run} run @param {Panel} panel @param {Float32Array} values an exact matrix */
-function drawDistance(run, panel, values) {
-  const width = run.targets.places.length;
-  const { rows, columns, distances } = run.scatter;
+/** @param {Run} one @param {Panel} shown @param {Float32Array} values an exact matrix */
+function drawDistance(one, shown, values) {
+  const width = one.targets.places.length;
+  const { rows, columns, distances } = one.scatter;
+  const [from, to] = [classOf(one.sources, chosen.source), classOf(one.targets, chosen.target)];
   /** @type {any} */
-  const groups = { "same class": [], "other classes": [], pairs: [] };
+  const groups = { "same class": [], "other classes": [], pairs: [], [`${from} → ${to}`]: [] };
   dots = rows.map((/** @type {number} */ i, /** @type {number} */ k) => ({ x: distances[k], y: values[i * width + columns[k]], i, j: columns[k] }));
   dots.sort((a, b) => a.x - b.x);
   for (const dot of dots) {
-    const [a, b] = [classOf(run.sources, dot.i), classOf(run.targets, dot.j)];
-    groups[a === null || b === null ? "pairs" : a === b ? "same class" : "other classes"].push(dot);
+    const [a, b] = [classOf(one.sources, dot.i), classOf(one.targets, dot.j)];
+    const chosenPair = chosen.cell === "open" && a === from && b === to;
+    groups[a === null || b === null ? "pairs" : chosenPair ? `${from} → ${to}` : a === b ? "same class" : "other classes"].push(dot);
   }
+  const log = shown.scale.log;
   const traces = Object.entries(groups).filter(([, points]) => points.length).flatMap(([name, points], g) => {
     const line = binned(points);
-    const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => p[key]);
+    const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => (key === "y" && log && !(p.y > 0) ? null : p[key]));
     return [
-      { type: "scatter", mode: "markers", name, x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
-        marker: { color: colourOf(g), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((/** @type {any} */ p) => [p.i, p.j]) },
-      { type: "scatter", mode: "lines", name: `${name}, median`, x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
+      { type: "scatter", mode: "markers", name: plain(name), x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
+        marker: { color: colourOf([0, 1, 3, 2][g]), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((/** @type {any} */ p) => [p.i, p.j]) },
+      { type: "scatter", mode: "lines", name: plain(`${name}, median`), x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
         line: { color: theme().ink, width: 3, dash: DASHES[g] } },
     ];
   });
   traces.sort((a, b) => Number(a.mode === "lines") - Number(b.mode === "lines"));
+  const [low, high] = endsOf(shown.scale);
+  const margin = 0.1 * (high - low);
   return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance between the two examples" } },
-    yaxis: { title: { text: plain(panel.measure) }, range: heightOf(panel) } }), CONFIG);
+    yaxis: { title: { text: plain(shown.title) }, type: log ? "log" : "linear", range: [low - margin, high + margin] } }), CONFIG);
 }
 
-/** @param {Run} run @param {Panel} panel @param {string} by @param {number} source */
-function drawMap(run, panel, by, source) {
-  const { points } = panel.places;
-  const side = run.sources;
+/** With up to so many examples the map shows their pictures. */
+const PICTURES = 200;
+
+/** @param {Run} one @param {any} places @param {string} by @param {number} source @param {Float32Array} values */
+function drawMap(one, places, by, source, values) {
+  const { points } = places;
+  const side = one.sources;
   const of = by === "cluster" ? side.cluster : side.class;
   const names = (by === "cluster" ? side.clusters : side.classes) || ["examples"];
   const all = side.places.map((_, i) => i);
   const trace = (/** @type {number[]} */ which, /** @type {any} */ more) => ({ type: "scatter", mode: "markers", x: which.map((i) => points[i][0]),
     y: which.map((i) => points[i][1]), customdata: which, hoverinfo: "none", ...more });
-  const traces = names.map((name, g) => trace(all.filter((i) => !of || of[i] === g), { name: plain((by === "cluster" ? "cluster " : "") + name),
-    marker: { color: colourOf(g), symbol: SYMBOLS[g % SYMBOLS.length], size: 9, opacity: 0.85 } }));
-  if (run.match)
-    traces.push(trace(all.filter((i) => run.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: 16, line: { width: 2 } } }));
+  const near = (/** @type {number} */ i) => values[source * side.places.length + i];
+  const { scale } = panel();
+  const alike = { name: "similarity to the chosen one", marker: { size: 11, symbol: "circle", color: all.map((i) => drawn(scale, near(i))), colorscale: stopsOf(scale), cmin: endsOf(scale)[0], cmax: endsOf(scale)[1],
+    colorbar: { thickness: 10, ...scaleTicks(scale) }, line: { color: theme().ink, width: 0.5 } } };
+  const kept = side.examples;
+  const pictures = by !== "similarity" && kept && all.length <= PICTURES ? all.filter((i) => PICTURE.test(kept[i])) : [];
+  const faded = (/** @type {number} */ g) => chosen.cell === "open" && of && g !== of[chosen.source] && g !== of[chosen.target];
+  const traces = by === "similarity" ? [trace(all, alike)] : names.map((name, g) => trace(all.filter((i) => !of || of[i] === g), { name: plain((by === "cluster" ? "cluster " : "") + name),
+    marker: { color: colourOf(g), symbol: pictures.length ? "square" : SYMBOLS[g % SYMBOLS.length], size: pictures.length ? 26 : 9, opacity: faded(g) ? 0.15 : 0.85 } }));
+  if (one.match)
+    traces.push(trace(all.filter((i) => one.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: 16, line: { width: 2 } } }));
   traces.push(trace([source], { name: "chosen source", marker: { color: theme().ink, symbol: "cross-open", size: 18, line: { width: 2 } } }));
   const axis = { showticklabels: false, zeroline: false };
+  const spread = (/** @type {number} */ k) => Math.max(...points.map((/** @type {number[]} */ p) => p[k])) - Math.min(...points.map((/** @type {number[]} */ p) => p[k])) || 1;
+  const size = 0.035 * Math.max(spread(0), spread(1));
+  const images = pictures.map((i) => ({ source: kept && kept[i], x: points[i][0], y: points[i][1], xref: "x", yref: "y", sizex: size, sizey: size, xanchor: "center", yanchor: "middle", layer: "above",
+    opacity: of && faded(of[i]) ? 0.2 : 0.8 }));
+  const labels = names.length > 30 || !of ? [] : names.map((name, g) => {
+    const own = all.filter((i) => of[i] === g);
+    return { x: medianOf(own.map((i) => points[i][0])), y: medianOf(own.map((i) => points[i][1])), text: `<b>${plain(clipped(name, 14))}</b>`, showarrow: false, bgcolor: theme().paper, opacity: 0.9, bordercolor: colourOf(g), borderwidth: 2, font: { size: 12 } };
+  });
   return Plotly.react("map-plot", traces, layoutOf({ hovermode: "closest", xaxis: axis, yaxis: { ...axis, scaleanchor: "x" }, margin: { l: 15, r: 15, t: 15, b: 15 },
-    legend: { orientation: "h", y: -0.02 } }), CONFIG);
+    images, annotations: labels, legend: { orientation: "h", y: -0.02 } }), CONFIG);
 }
 
 /** Two maps, and their difference where they are of one measure.
@@ -187,15 +218,13 @@ function drawCompare(first, second, names, alike) {
     const [k, start] = [i === 0 ? "" : String(i + 1), narrow ? 1 - (i + 1) * wide : i * wide];
     const [x, y] = narrow ? [[0, 0.85], [start + 0.3 * wide, start + 0.95 * wide]] : [[start, start + 0.72 * wide], [0, 1]];
     const axis = { type: names ? "category" : "linear", showticklabels: Boolean(names), automargin: true };
-    layout[`xaxis${k}`] = { ...axis, domain: x, anchor: `y${k}`, title: { text: `target (${titles[i]})` } };
+    layout[`xaxis${k}`] = { ...axis, tickangle: names && names.some((name) => name.length > 3) ? -90 : 0, domain: x, anchor: `y${k}`, title: { text: `target (${titles[i]})` } };
     layout[`yaxis${k}`] = { ...axis, domain: y, anchor: `x${k}`, autorange: "reversed", title: { text: i === 0 || narrow ? "source" : "" } };
     const top = most(from);
-    const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: DIVERGING } : { zmin: 0, zmax: top, colorscale: "Viridis" };
-    return { type: "heatmap", z, ...(names ? { x: names.map(plain), y: names.map(plain) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,
+    const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: stopsOf({ log: false, low: -1, high: 1, beyond: 0 }) } : { zmin: 0, zmax: top, colorscale: stopsOf({ log: false, low: 0, high: 1, beyond: 0 }) };
+    return { type: "heatmap", z, ...(names ? { x: names.map((name) => plain(clipped(name, 14))), y: names.map((name) => plain(clipped(name, 14))) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,
       colorbar: { thickness: 10, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0] },
       hovertemplate: `${names ? "source %{y}, target %{x}<br>" : ""}%{z:.3g}<extra></extra>` };
   });
   return Plotly.react("compare-plot", traces, layout, CONFIG);
 }
-
-const DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f7f7f7"], [0.75, "#f4a582"], [1, "#b2182b"]];

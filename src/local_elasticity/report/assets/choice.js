@@ -6,10 +6,11 @@
 let data;
 /** Before the names of curves that are measures of features. */
 const OF_FEATURES = "features: ";
-/** The curve of the ratio between classes. */
-const RATIO = "ratio: other classes to the same";
+/** The curve of how local learning is. */
+const TIMES = "times as far as other classes";
+const PER = ["source", "target"];
 /** @type {Chosen} */
-const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0 };
+const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0, first_step: -1, second_step: -1, per: "source", cell: "" };
 /** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
 let part = null;
 /** What the matrix shows now. @type {any} */
@@ -19,13 +20,15 @@ const TOP = 10;
 const run = () => data.runs[chosen.run];
 const panel = () => run().panels[chosen.measure];
 
-/** The nearest exact matrix at or after the chosen time. */
+/** The exact matrix that is nearest to the chosen time. */
 function exactPlace() {
   const { matrices } = panel();
-  let place = chosen.when;
-  while (!matrices[place].exact) place++;
-  return place;
+  const exact = matrices.map((_, place) => place).filter((place) => matrices[place].exact);
+  return exact.sort((a, b) => Math.abs(a - chosen.when) - Math.abs(b - chosen.when) || b - a)[0];
 }
+
+/** The map at the exact matrix nearest to the chosen time. */
+const placesNow = () => panel().places && panel().places[exactPlace()];
 
 /** @param {any} asked */
 function choose(asked) {
@@ -42,12 +45,19 @@ function choose(asked) {
   chosen.source = within(asked.source, run().sources.places.length, changed ? 0 : chosen.source);
   chosen.target = within(asked.target, run().targets.places.length, changed ? 0 : chosen.target);
   if (asked.curves !== undefined) chosen.curves = String(asked.curves);
-  chosen.colours = ["class", "cluster"].includes(asked.colours) ? asked.colours : chosen.colours;
+  chosen.colours = ["class", "cluster", "similarity"].includes(asked.colours) ? asked.colours : chosen.colours;
   chosen.first = within(asked.first, comparable().length, chosen.first);
   chosen.second = within(asked.second, comparable().length, chosen.second);
+  chosen.first_step = within(asked.first_step, stepsOf(chosen.first), Math.min(chosen.first_step, stepsOf(chosen.first) - 1));
+  chosen.second_step = within(asked.second_step, stepsOf(chosen.second), Math.min(chosen.second_step, stepsOf(chosen.second) - 1));
+  if (PER.includes(asked.per)) chosen.per = asked.per;
+  if (asked.cell !== undefined) chosen.cell = asked.cell === "open" ? "open" : "";
   if (asked.view && byId(asked.view)) chosen.view = asked.view;
   if (changed) part = null;
 }
+
+/** How many times something that can be compared has. @param {number} which */
+const stepsOf = (which) => comparable()[which].panel.matrices.length;
 
 /** @param {Run} one */
 function ordersOf(one) {
@@ -81,11 +91,14 @@ const counted = (list) => list.map((words, i) => [String(i), words]);
 
 function controls() {
   fill("run", counted(data.runs.map((one) => one.name)), String(chosen.run));
-  fill("measure", counted(run().panels.map((one) => one.measure)), String(chosen.measure));
+  fill("measure", counted(run().panels.map((one) => one.title)), String(chosen.measure));
+  byId("run-label").hidden = data.runs.length < 2;
+  byId("measure-label").hidden = run().panels.length < 2;
+  fill("per", [["source", "values"], ["target", "relative to the target's usual value"]], chosen.per);
   fill("order", ordersOf(run()).map((order) => [order, order]), chosen.order);
   const steps = panel().steps;
   const several = steps.length > 1;
-  const needs = { time: several, distance: Boolean(run().scatter), map: Boolean(panel().places), compare: comparable().length > 1 };
+  const needs = { time: several, distance: Boolean(run().scatter), map: Boolean(placesNow()), compare: comparable().length > 1 || several };
   for (const [name, there] of Object.entries(needs))
     document.querySelectorAll(`[data-needs="${name}"]`).forEach((one) => (/** @type {HTMLElement} */ (one).hidden = !there));
   byId("time").hidden = !several || !panel().pairs;
@@ -95,12 +108,12 @@ function controls() {
   byId("step").textContent = several ? String(steps[chosen.when]) : "";
   const classes = panel().pairs && panel().pairs.median ? panel().pairs.classes : [];
   const features = run().numbers.map(({ name }) => [OF_FEATURES + name, `${name} of features`]);
-  const curves = [["", "within and between classes"], [RATIO, RATIO], ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`]), ...features];
+  const curves = [["", "within and between classes"], ...(panel().front.curve ? [[TIMES, TIMES]] : []), ...classes.map((/** @type {string} */ name) => [name, `a step on class ${name}`]), ...features];
   fill("curves", curves, curves.some(([key]) => key === chosen.curves) ? chosen.curves : "");
   const side = run().sources;
-  const colours = /** @type {[string, string][]} */ ([["class", "class"], ["cluster", "cluster"]].filter(([key]) => (key === "class" ? side.classes : side.clusters)));
+  const colours = /** @type {[string, string][]} */ ([["class", "class"], ["cluster", "cluster"], ["similarity", "similarity to the chosen example"]].filter(([key]) => (key === "class" ? side.classes : key === "cluster" ? side.clusters : true)));
   fill("colours", colours, (colours.find(([key]) => key === chosen.colours) || colours[0] || [""])[0]);
-  const which = `${run().name}, ${panel().measure}, ordered by ${chosen.order}${several ? `, training step ${steps[chosen.when]}` : ""}`;
+  const which = `${run().name}, ${panel().title}, ordered by ${chosen.order}${several ? `, training step ${steps[chosen.when]}` : ""}`;
   document.querySelectorAll(".which").forEach((one) => (one.textContent = which));
-  document.querySelectorAll("#short .card").forEach((one) => one.classList.toggle("current", Number(/** @type {HTMLElement} */ (one).dataset.run) === chosen.run));
+  document.querySelectorAll("#words .card").forEach((one) => one.classList.toggle("current", Number(/** @type {HTMLElement} */ (one).dataset.run) === chosen.run));
 }

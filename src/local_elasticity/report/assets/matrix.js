@@ -1,6 +1,6 @@
 // @ts-check
 "use strict";
-/* The matrix: an overview of block means, exact once zoomed in. */
+/* The matrix: an overview of block medians, exact once zoomed in. */
 
 const CELLS = 220;
 
@@ -30,7 +30,7 @@ function groupsOf(side, by, order) {
   return groups;
 }
 
-/** Means of the known numbers in at most `cells` blocks a side of rows [r0, r1) and columns [c0, c1) of an ordered matrix.
+/** Medians of the known numbers in at most `cells` blocks a side of rows [r0, r1) and columns [c0, c1) of an ordered matrix.
  * @param {Float32Array} values @param {number} width @param {number[]} rows @param {number[]} columns
  * @param {number[]} part [r0, r1, c0, c1] @param {number} cells
  * @returns {{z: (number|null)[][], dy: number, dx: number}} */
@@ -39,20 +39,20 @@ function windowOf(values, width, rows, columns, part, cells) {
   const dy = Math.ceil((r1 - r0) / cells);
   const dx = Math.ceil((c1 - c0) / cells);
   const z = [];
+  const few = new Float32Array(dy * dx);
   for (let r = r0; r < r1; r += dy) {
     const line = [];
     for (let c = c0; c < c1; c += dx) {
-      let sum = 0;
       let count = 0;
       for (let i = r; i < Math.min(r + dy, r1); i++)
         for (let j = c; j < Math.min(c + dx, c1); j++) {
           const value = values[rows[i] * width + columns[j]];
-          if (Number.isFinite(value)) {
-            sum += value;
-            count++;
-          }
+          if (!Number.isFinite(value)) continue;
+          let at = count++;
+          for (; at > 0 && few[at - 1] > value; at--) few[at] = few[at - 1];
+          few[at] = value;
         }
-      line.push(count ? sum / count : null);
+      line.push(count ? (few[(count - 1) >> 1] + few[count >> 1]) / 2 : null);
     }
     z.push(line);
   }
@@ -152,7 +152,25 @@ function ticksOf(groups) {
   const few = groups.length <= 40 ? groups : [];
   return {
     tickvals: few.map((group) => (group.start + group.end - 1) / 2),
-    ticktext: few.map((group) => plain(group.name.length > 14 ? `${group.name.slice(0, 13)}…` : group.name)),
+    ticktext: few.map((group) => plain(clipped(group.name, 14))),
+    longest: Math.max(0, ...few.map((group) => Math.min(14, group.name.length))),
     edges: few.slice(1).map((group) => group.start - 0.5),
   };
+}
+
+/** Every column in units of its median over the sources, an example with itself aside; less it where there are signs.
+ * @param {Float32Array} values @param {number} width @param {boolean} square @param {boolean} ratio */
+function byTarget(values, width, square, ratio) {
+  const [height, made] = [values.length / width, new Float32Array(values.length)];
+  for (let j = 0; j < width; j++) {
+    const column = [];
+    for (let i = 0; i < height; i++) {
+      const value = values[i * width + j];
+      if (Number.isFinite(value) && !(square && i === j)) column.push(value);
+    }
+    const sorted = Float32Array.from(column).sort();
+    const middle = sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : NaN;
+    for (let i = 0; i < height; i++) made[i * width + j] = ratio ? (middle > 0 ? values[i * width + j] / middle : NaN) : values[i * width + j] - middle;
+  }
+  return made;
 }

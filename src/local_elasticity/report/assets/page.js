@@ -5,19 +5,34 @@
 async function draw() {
   controls();
   remember();
-  await drawMatrix();
-  showPair(chosen.source, chosen.target);
+  drawFront();
+  await showBehind();
+  if (!plotted) return;
   await drawRest();
+  showPair(chosen.source, chosen.target);
 }
+
+/** Whether the drawing library is there. */
+let plotted = false;
 
 /** @param {any} asked */
 async function pick(asked) {
   choose(asked);
+  await afterChoice();
+}
+
+/** What is chosen is chosen everywhere. */
+async function afterChoice() {
+  controls();
   remember();
+  drawFront();
+  await showBehind();
+  if (!plotted) return;
   showPair(chosen.source, chosen.target);
-  mark();
-  await showMoved();
-  if (panel().places) await map();
+  if (chosen.cell === "open") stale.add("matrix");
+  else mark();
+  for (const id of ["moved", "map", ...(chosen.cell === "open" ? ["time", "distance"] : [])]) stale.add(id);
+  await drawStale();
 }
 
 /** @param {number} factor */
@@ -83,15 +98,16 @@ function listen() {
   on("run", () => ({ run: byId("run").value }));
   on("measure", () => ({ measure: byId("measure").value }));
   on("order", () => ({ order: byId("order").value }));
+  on("per", () => ({ per: byId("per").value }));
   on("curves", () => ({ curves: byId("curves").value }));
   on("colours", () => ({ colours: byId("colours").value }));
   byId("when").addEventListener("input", () => { choose({ when: byId("when").value }); draw(); });
-  for (const name of ["first", "second"])
-    byId(name).addEventListener("change", () => { choose({ [name]: byId(name).value }); remember(); compare(); });
+  for (const name of ["first", "second", "first_step", "second_step"])
+    byId(name).addEventListener("change", () => { choose({ [name]: byId(name).value }); remember(); fillCompare(); compare(); });
   byId("play").addEventListener("click", play);
   byId("theme").addEventListener("click", nextTheme);
   window.addEventListener("hashchange", () => { choose(fromHash(location.hash)); fillCompare(); draw(); compare(); look(); });
-  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
+  document.querySelectorAll("nav a, .checks").forEach((link) => link.addEventListener("click", (event) => {
     const view = (link.getAttribute("href") || "").slice(1);
     if (!byId(view)) return;
     event.preventDefault();
@@ -108,9 +124,9 @@ function listen() {
   walk("map-plot", () => [chosen.source, run().sources.places.length], spot);
   walk("distance-plot", () => [dots.findIndex(({ i, j }) => i === chosen.source && j === chosen.target), dots.length], (place) => near(dots[place]));
   let waiting = 0;
-  window.addEventListener("scroll", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(follow); }, { passive: true });
+  window.addEventListener("scroll", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { follow(); drawStale(); }); }, { passive: true });
   listenToMatrix();
-  const redraw = () => { draw(); compare(); };
+  const redraw = () => { drawFront(); drawRest(true).then(compare); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
 }
@@ -163,8 +179,8 @@ function nextTheme() {
   if (next === "automatic") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = next;
   byId("theme").textContent = `Theme: ${next}`;
-  draw();
-  compare();
+  drawFront();
+  drawRest(true).then(compare);
 }
 
 /** Bring the chosen view before the reader. */
@@ -192,27 +208,29 @@ function tellView() {
   document.querySelectorAll("nav a").forEach((link) => link.setAttribute("aria-current", String(link.getAttribute("href") === `#${chosen.view}`)));
 }
 
-/** What can be compared. */
-function fillCompare() {
-  const names = counted(comparable().map((one) => one.name));
-  fill("first", names, String(chosen.first));
-  fill("second", names, String(chosen.second));
-}
-
 async function start() {
   data = JSON.parse(await textOf("payload"));
-  const script = element("script", await textOf("plotly"));
-  document.head.append(script);
-  byId("plotly").remove();
   byId("controls").hidden = false;
   chosen.when = panel().matrices.length - 1;
   [chosen.first, chosen.second] = firstPair(comparable());
   choose({ order: "class", ...fromHash(location.hash) });
+  if (comparable().length < 2 && chosen.first_step < 0) choose({ first_step: 0 });
   fillCompare();
-  for (const id of ["time-plot", "distance-plot", "map-plot"]) await Plotly.newPlot(byId(id), [], layoutOf({}), CONFIG);
   await draw();
+  listenToClasses();
+  listenToSearch();
+  document.documentElement.dataset.front = "true";
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const script = element("script", await textOf("plotly"));
+  document.head.append(script);
+  byId("plotly").remove();
+  plotted = true;
+  for (const id of ["time-plot", "distance-plot", "map-plot"]) await Plotly.newPlot(byId(id), [], layoutOf({}), CONFIG);
+  await drawRest(true);
+  showPair(chosen.source, chosen.target);
   await compare();
   listen();
+  addTools();
   if (chosen.view === "short") tellView();
   else look();
   document.documentElement.dataset.ready = "true";

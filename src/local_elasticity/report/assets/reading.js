@@ -5,12 +5,13 @@
 /** @typedef {{places: number[], classes: string[]|null, class: number[]|null, clusters: string[]|null,
  *             cluster: number[]|null, examples: string[]|null}} Side */
 /** @typedef {{block: number, exact: boolean, shape?: [number, number]}} Stored */
-/** @typedef {{measure: string, steps: number[], matrices: Stored[], range: [number, number], own: number[]|null,
- *             pairs: any, places: any}} Panel */
+/** @typedef {{measure: string, title: string, kind: string, order: number, steps: number[], matrices: Stored[],
+ *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
- *             numbers: {name: string, values: number[]}[], scatter: any, match: any}} Run */
+ *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any}} Run */
 /** @typedef {{view: string, run: number, measure: number, when: number, order: string, source: number, target: number,
- *             curves: string, colours: string, first: number, second: number}} Chosen */
+ *             curves: string, colours: string, first: number, second: number, first_step: number,
+ *             second_step: number, per: string, cell: string}} Chosen */
 
 /** @param {string} text gzip in base64 @returns {Promise<ArrayBuffer>} */
 async function unpacked(text) {
@@ -63,10 +64,14 @@ function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-/** Three digits. @param {number|null|undefined} value */
+/** Three digits; very small and very large numbers with a power of ten. @param {number|null|undefined} value */
 function digits(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  return Math.abs(value) >= 1e5 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+  const size = Math.abs(value);
+  if (size === 0 || (size >= 1e-3 && size < 1e5)) return String(Number(value.toPrecision(3)));
+  const [number, power] = value.toExponential(2).split("e");
+  const raised = [...String(Number(power))].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("");
+  return `${Number(number)} × 10${raised}`;
 }
 
 /** An element with text and classes; text is never read as HTML.

@@ -2,8 +2,14 @@
 "use strict";
 /* The views of what is chosen. */
 
-/** Blocks a side of two matrices that are compared. */
-const BLOCKS = 60;
+/** What the matrix shows now, with its scale. @param {Stored} stored @param {Float32Array} values @param {number} width */
+function viewed(stored, values, width) {
+  if (chosen.per !== "target") return { shown: values, scale: panel().scale };
+  const ratio = panel().kind === "ratio";
+  const shown = byTarget(values, width, stored.exact && run().square, ratio);
+  const every = Math.max(1, Math.floor(shown.length / 20000));
+  return { shown, scale: relativeScale(Array.from(shown).filter((_, k) => k % every === 0), ratio) };
+}
 
 async function drawMatrix() {
   const { sources, targets } = run();
@@ -14,39 +20,55 @@ async function drawMatrix() {
   const [rows, columns] = [orderOf(sources, order), orderOf(targets, order)];
   const view = part || [0, n, 0, m];
   seen = { values, stored, rows, columns, n, m, order };
+  const { shown, scale } = viewed(stored, values, stored.exact ? m : /** @type {any} */ (stored.shape)[1]);
   let trace;
   if (stored.exact) {
-    const { z, dy, dx } = windowOf(values, m, rows, columns, view, CELLS);
+    const { z, dy, dx } = windowOf(shown, m, rows, columns, view, CELLS);
     trace = { z, y0: view[0] + (dy - 1) / 2, dy, x0: view[2] + (dx - 1) / 2, dx };
   } else {
     const [parts, across] = /** @type {[number, number]} */ (stored.shape);
-    const z = Array.from({ length: parts }, (_, i) => Array.from(values.slice(i * across, (i + 1) * across), (v) => (Number.isFinite(v) ? v : null)));
+    const z = Array.from({ length: parts }, (_, i) => Array.from(shown.slice(i * across, (i + 1) * across), (v) => (Number.isFinite(v) ? v : null)));
     trace = { z, y0: n / parts / 2 - 0.5, dy: n / parts, x0: m / across / 2 - 0.5, dx: m / across };
   }
-  noteMatrix(stored, trace);
-  const [low, high] = panel().range;
+  noteMatrix(stored, trace, scale);
+  trace.z = trace.z.map((row) => row.map((value) => drawn(scale, value)));
+  const [low, high] = endsOf(scale);
   const [ty, tx] = [ticksOf(groupsOf(sources, order, rows)), ticksOf(groupsOf(targets, order, columns))];
   const line = (/** @type {any} */ place) => ({ type: "line", line: { color: "#ffffff", width: 1 }, ...place });
-  const shapes = [...ty.edges.map((y) => line({ y0: y, y1: y, x0: -0.5, x1: m - 0.5 })), ...tx.edges.map((x) => line({ x0: x, x1: x, y0: -0.5, y1: n - 0.5 }))];
+  const shapes = [...ty.edges.map((y) => line({ y0: y, y1: y, x0: -0.5, x1: m - 0.5 })), ...tx.edges.map((x) => line({ x0: x, x1: x, y0: -0.5, y1: n - 0.5 })), ...chosenBlock(order, rows, columns)];
   const axis = (/** @type {any} */ ticks, /** @type {string} */ title, /** @type {number[]} */ range) => ({ title: { text: title }, range, showgrid: false, zeroline: false,
-    ...(ticks.tickvals.length ? { tickmode: "array", tickvals: ticks.tickvals, ticktext: ticks.ticktext } : {}) });
+    tickfont: { size: ticks.tickvals.length > 20 ? 9 : 12 }, ...(ticks.tickvals.length ? { tickmode: "array", tickvals: ticks.tickvals, ticktext: ticks.ticktext } : {}) });
+  const narrow = byId("matrix-plot").clientWidth / Math.max(1, tx.tickvals.length) < 8 * tx.longest;
   const layout = layoutOf({ shapes, margin: { l: 55, r: 5, t: 25, b: 45 }, hovermode: false,
-    yaxis: axis(ty, "source (stepped on)", [view[1] - 0.5, view[0] - 0.5]), xaxis: axis(tx, "target (prediction read)", [view[2] - 0.5, view[3] - 0.5]) });
-  layout.plot_bgcolor = "#9a9a9a";
-  const heat = { type: "heatmap", ...trace, zmin: low, zmax: high, colorscale: low < 0 ? DIVERGING : "Viridis", hoverinfo: "skip",
-    colorbar: { thickness: 12, len: 0.9, title: { text: plain(panel().measure), side: "right" } } };
+    yaxis: axis(ty, "source (stepped on)", [view[1] - 0.5, view[0] - 0.5]), xaxis: { ...axis(tx, "target (prediction read)", [view[2] - 0.5, view[3] - 0.5]), tickangle: narrow ? -90 : 0 } });
+  layout.plot_bgcolor = UNKNOWN;
+  const heat = { type: "heatmap", ...trace, zmin: low, zmax: high, colorscale: stopsOf(scale), hoverinfo: "skip",
+    colorbar: { thickness: 12, len: 0.9, title: { text: plain(panel().title), side: "right" }, ...scaleTicks(scale) } };
   await Plotly.react("matrix-plot", [heat], layout, CONFIG);
   mark();
 }
 
-/** @param {Stored} stored @param {any} trace */
-function noteMatrix(stored, trace) {
-  const note = byId("matrix-note");
+/** A frame around the pairs of the chosen classes. @param {string} order @param {number[]} rows @param {number[]} columns */
+function chosenBlock(order, rows, columns) {
+  if (chosen.cell !== "open" || order !== "class") return [];
+  const { sources, targets } = run();
+  const find = (/** @type {Side} */ side, /** @type {number[]} */ places, /** @type {number} */ one) => groupsOf(side, "class", places).find(({ name }) => name === classOf(side, one));
+  const [row, column] = [find(sources, rows, chosen.source), find(targets, columns, chosen.target)];
+  if (!row || !column) return [];
+  return [{ type: "rect", x0: column.start - 0.5, x1: column.end - 0.5, y0: row.start - 0.5, y1: row.end - 0.5, line: { color: "#d55e00", width: 3 } }];
+}
+
+/** @param {Stored} stored @param {any} trace @param {Scale} scale */
+function noteMatrix(stored, trace, scale) {
   const block = `${Math.ceil(trace.dy)} × ${Math.ceil(trace.dx)}`;
-  note.hidden = stored.exact && trace.dy === 1 && trace.dx === 1;
-  note.textContent = stored.exact
-    ? `Each dot is the mean of ${block} pairs; zoom in to see single ones. What you point at is exact.`
-    : `At this step the page keeps means of about ${block} pairs in the order of classes; single pairs are kept at step ${panel().steps[exactPlace()]} and after.`;
+  const { matrices, steps } = panel();
+  const exact = matrices.map((one, k) => (one.exact ? steps[k] : null)).filter((step) => step !== null);
+  const beyond = scale.beyond > 0 ? ` ${(100 * scale.beyond).toFixed(0) === "0" ? "Under 1" : (100 * scale.beyond).toFixed(0)} % of the pairs lie beyond the ends of the colours (≤, ≥).` : "";
+  const whole = stored.exact && trace.dy === 1 && trace.dx === 1;
+  byId("matrix-note").hidden = whole && !beyond;
+  byId("matrix-note").textContent = (whole ? "Every pair is exact." : stored.exact
+    ? `Each dot is the median of ${block} pairs; zoom in to see single ones. What you point at is exact.`
+    : `At this step the page keeps medians of about ${block} pairs in the order of classes. Single pairs are kept at ${exact.length > 1 ? "steps" : "step"} ${exact.join(", ")}.`) + beyond;
 }
 
 /** What lies under the pointer: places in the order. @param {MouseEvent} event */
@@ -94,26 +116,27 @@ function showPair(source, target) {
   if (seen.stored.exact) {
     const value = seen.values[source * seen.m + target];
     words.append(element("div", Number.isFinite(value) ? digits(value) : "unresolved", "big"));
-    words.append(element("div", `${panel().measure}, source to target`));
+    words.append(element("div", `${panel().title}, source to target`));
     if (square) words.append(element("div", `the other way round ${digits(seen.values[target * seen.m + source])}`));
     const own = panel().own;
     if (own) words.append(element("div", `the source itself moved ${digits(own[source])}`));
   } else {
     const [parts, across] = seen.stored.shape;
     const value = seen.values[blockOf(seen.rows.indexOf(source), seen.n, parts) * across + blockOf(seen.columns.indexOf(target), seen.m, across)];
-    words.append(element("div", digits(value), "big"), element("div", "mean over the block of pairs around this one"));
+    words.append(element("div", digits(value), "big"), element("div", "median over the block of pairs around this one"));
   }
   byId("pair").replaceChildren(two, words);
 }
 
-/** @param {{target: number, value: number}[]} list @param {string} title */
-function gallery(list, title) {
-  const { targets, square } = run();
+/** @param {{target: number, value: number}[]} list @param {string} title @param {boolean} [ofSources] */
+function gallery(list, title, ofSources) {
+  const { sources, square } = run();
+  const targets = ofSources ? sources : run().targets;
   const items = list.map(({ target, value }) => {
     const item = element("li");
     const button = element("button");
     button.append(exampleOf(targets, target), element("div", digits(value)), element("div", nameOf(targets, target)));
-    button.addEventListener("click", () => (square ? pick({ source: target }) : pick({ target })));
+    button.addEventListener("click", () => (square || ofSources ? pick({ source: target }) : pick({ target })));
     item.append(button);
     return item;
   });
@@ -122,11 +145,20 @@ function gallery(list, title) {
   return [element("h4", title), listed];
 }
 
+/** What the two ends of a list are called, by the kind of quantity. */
+function endWords() {
+  const { kind } = panel();
+  if (kind === "loss") return { first: "harms these most: their loss rises", last: "helps these most: their loss falls", by: ["harmed most by a step on", "helped most by a step on"] };
+  if (kind === "signed" || kind === "change") return { first: "has its largest values with", last: "and its smallest with", by: ["largest from", "smallest from"] };
+  return { first: "moves these most", last: "and these least", by: ["moved most by a step on", "moved least by a step on"] };
+}
+
 async function showMoved() {
   const place = exactPlace();
   const values = await numbers(panel().matrices[place].block);
   const { sources, targets, square } = run();
-  const order = ranked(values, targets.places.length, chosen.source, square);
+  const width = targets.places.length;
+  const order = ranked(values, width, chosen.source, square);
   const head = element("h3", `A step on ${nameOf(sources, chosen.source)}`);
   const when = panel().steps.length > 1 ? ` at step ${panel().steps[place]}` : "";
   const box = byId("moved");
@@ -137,84 +169,79 @@ async function showMoved() {
   const itself = element("div", undefined, "itself");
   itself.append(exampleOf(sources, chosen.source));
   const top = Math.min(TOP, order.length);
-  box.replaceChildren(head, itself, ...gallery(order.slice(0, top), `moves these most${when}`),
-    ...gallery(order.slice(-top).reverse(), `and these least`));
+  const words = endWords();
+  const lists = [...gallery(order.slice(0, top), `${words.first}${when}`), ...gallery(order.slice(-top).reverse(), words.last)];
+  if (panel().kind === "loss") {
+    const column = rankedSources(values, width, chosen.target, square);
+    const side = element("h3", `The target ${nameOf(targets, chosen.target)} is`);
+    lists.push(side, ...gallery(column.slice(-top).reverse(), words.by[1], true), ...gallery(column.slice(0, top), words.by[0], true));
+  }
+  box.replaceChildren(head, itself, ...lists);
+  oneTabStop(box, ".examples button");
 }
 
-async function drawRest() {
-  const tasks = [showMoved()];
-  if (!byId("time").hidden) tasks.push(drawTime(run(), panel(), byId("curves").value, chosen.when));
-  if (run().scatter) tasks.push(distance());
-  if (panel().places) tasks.push(map());
-  await Promise.all(tasks);
+/** The sources of a target, from largest to smallest. @param {Float32Array} values @param {number} width @param {number} target @param {boolean} square */
+function rankedSources(values, width, target, square) {
+  const found = [];
+  for (let source = 0; source * width < values.length; source++) {
+    const value = values[source * width + target];
+    if (Number.isFinite(value) && !(square && target === source)) found.push({ target: source, value });
+  }
+  return found.sort((a, b) => b.value - a.value);
+}
+
+/** The views below the first screen; those out of sight are drawn once they come into view. */
+const VIEWS = /** @type {Record<string, () => any>} */ ({
+  matrix: () => drawMatrix(),
+  moved: () => showMoved(),
+  time: () => (byId("time").hidden ? null : drawTime(run(), panel(), byId("curves").value, chosen.when)),
+  distance: () => (run().scatter ? distance() : null),
+  map: () => (placesNow() ? map() : null),
+});
+/** @type {Set<string>} */
+const stale = new Set();
+
+/** @param {string} id */
+function inSight(id) {
+  const box = byId(id).getBoundingClientRect();
+  return box.bottom > -200 && box.top < innerHeight + 200;
+}
+
+/** Draw the views in sight, or all. @param {boolean} [all] */
+async function drawRest(all) {
+  for (const id of Object.keys(VIEWS)) stale.add(id);
+  await drawStale(all);
+}
+
+/** @param {boolean} [all] */
+async function drawStale(all) {
+  for (const id of [...stale])
+    if (all || id === "matrix" || inSight(id)) {
+      stale.delete(id);
+      await VIEWS[id]();
+    }
 }
 
 async function distance() {
   const place = exactPlace();
-  const rho = run().scatter.correlations[chosen.measure];
-  const when = panel().steps.length > 1 ? ` The plot is at step ${panel().steps[place]}, the correlation at the last.` : "";
-  const [low, high] = heightOf(panel());
+  const rho = panel().correlations[place];
+  const when = panel().steps.length > 1 ? ` Both are at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}.` : "";
   await drawDistance(run(), panel(), await numbers(panel().matrices[place].block));
-  const beyond = dots.some(({ y }) => y > high || y < low) ? " A few extreme pairs lie beyond the plot; zoom out to see them." : "";
+  const { scale } = panel();
+  const beyond = dots.some(({ y }) => y > scale.high * 1.2 || y < scale.low / 1.2) ? " A few extreme pairs lie beyond the plot; zoom out to see them." : "";
   const strength = rho === null ? "" : Math.abs(rho) < 0.2 ? "hardly related" : Math.abs(rho) < 0.5 ? "somewhat related" : "clearly related";
   byId("distance-words").textContent = (rho === null ? "Distance and similarity cannot be correlated here."
-    : `Rank correlation of distance and ${panel().measure} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance.`) + beyond + when;
+    : `Rank correlation of distance and ${panel().title} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance.`) + beyond + when;
 }
 
 async function map() {
   const { match } = run();
-  const share = Math.round(100 * panel().places.share);
-  byId("map-words").textContent = `Examples that a step moves alike lie close together. These are the two main directions of the ${panel().measure} matrix; they hold ${share} % of it.`
+  const place = exactPlace();
+  const share = Math.round(100 * placesNow().share);
+  const when = panel().steps.length > 1 ? ` at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}` : "";
+  byId("map-words").textContent = `Examples that a step moves alike lie close together${when}. These are the two main directions of the ${panel().title} matrix; they hold ${share} % of it.`
     + (match ? ` Clusters agree with the classes for ${(100 * match.accuracy).toFixed(1)} % of the examples; circles mark the others.` : "");
-  await drawMap(run(), panel(), byId("colours").value, chosen.source);
-}
-
-/** Every measure of every run. */
-function comparable() {
-  return data.runs.flatMap((one) => one.panels.map((p) => ({ name: `${one.name}, ${p.measure}`, run: one, panel: p })));
-}
-
-/** The first pair worth comparing: one measure of two runs, or else two measures of one. @param {any[]} all */
-function firstPair(all) {
-  for (let i = 0; i < all.length; i++)
-    for (let j = i + 1; j < all.length; j++)
-      if (all[i].run !== all[j].run && all[i].panel.measure === all[j].panel.measure) return [i, j];
-  return [0, Math.min(1, all.length - 1)];
-}
-
-/** Whether two runs have the same places, and so perhaps the same examples. @param {Run} a @param {Run} b */
-function sameExamples(a, b) {
-  const same = (/** @type {Side} */ one, /** @type {Side} */ other) => String(one.places) === String(other.places) && (!one.examples || !other.examples || String(one.examples) === String(other.examples));
-  return same(a.sources, b.sources) && same(a.targets, b.targets);
-}
-
-/** Class pairs of two panels, or all pairs in blocks where classes are none or many; null where they cannot be laid side
- * by side. @param {any} a @param {any} b @param {boolean} same @param {Float32Array[]} values */
-function mapsOf(a, b, same, values) {
-  const [first, second] = [a.panel.pairs, b.panel.pairs];
-  if (first && first.median && second && second.median && String(first.classes) === String(second.classes))
-    return { maps: [first, second].map(({ median }) => median[median.length - 1]), names: first.classes };
-  if (!same) return null;
-  const [rows, columns] = [orderOf(a.run.sources, "class"), orderOf(a.run.targets, "class")];
-  return { maps: values.map((one) => windowOf(one, columns.length, rows, columns, [0, rows.length, 0, columns.length], BLOCKS).z), names: undefined };
-}
-
-async function compare() {
-  const all = comparable();
-  if (all.length < 2) return;
-  const [a, b] = [all[chosen.first], all[chosen.second]];
-  const last = (/** @type {any[]} */ list) => list[list.length - 1];
-  const tell = (/** @type {any} */ { name, panel: { pairs } }) => pairs ? `${name}: same class ${digits(last(pairs.within))}, other classes ${digits(last(pairs.between))}, ratio ${digits(last(pairs.ratio))}. ` : "";
-  const values = await Promise.all([a, b].map(({ panel: { matrices } }) => numbers(last(matrices).block)));
-  const [same, alike] = [sameExamples(a.run, b.run), a.panel.measure === b.panel.measure];
-  const [width, square] = [a.run.targets.places.length, a.run.square];
-  const found = mapsOf(a, b, same, values);
-  const together = same ? `Pair by pair, if these are the same examples, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
-    + (alike ? ` The mean over pairs of second − first is ${digits(differenceOf(values[0], values[1], width, square))}.` : "") : "";
-  byId("compare-words").textContent = tell(a) + tell(b) + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
-    + (found ? (found.names ? "" : " Dots are means over blocks of pairs.") : " Their examples and classes differ, so they cannot be laid side by side.");
-  byId("compare-plot").hidden = !found;
-  if (found) await drawCompare(found.maps[0], found.maps[1], found.names, alike);
+  await drawMap(run(), placesNow(), byId("colours").value, chosen.source, await numbers(panel().matrices[place].block));
 }
 
 /** @param {number} i */
@@ -229,5 +256,5 @@ function showNear({ x, y, i, j }) {
   const { sources, targets } = run();
   const two = element("div", undefined, "two");
   two.append(shownExample(sources, i, "source"), shownExample(targets, j, "target"));
-  byId("near").replaceChildren(two, element("div", `distance ${digits(x)}, ${panel().measure} ${digits(y)}`));
+  byId("near").replaceChildren(two, element("div", `distance ${digits(x)}, ${panel().title} ${digits(y)}`));
 }

@@ -1,0 +1,78 @@
+// @ts-check
+"use strict";
+/* Two runs, measures or steps side by side. */
+
+/** Blocks a side of two matrices that are compared. */
+const BLOCKS = 60;
+
+/** Every measure of every run. */
+function comparable() {
+  return data.runs.flatMap((one) => one.panels.map((p) => ({ name: `${one.name}, ${p.title}`, run: one, panel: p })));
+}
+
+/** The first pair worth comparing: one measure of two runs, or else two measures of one. @param {any[]} all */
+function firstPair(all) {
+  const before = all.findIndex((one) => one.run.kind === "comparison");
+  if (before >= 0) return [before, before + 1];
+  for (let i = 0; i < all.length; i++)
+    for (let j = i + 1; j < all.length; j++)
+      if (all[i].run !== all[j].run && all[i].panel.measure === all[j].panel.measure) return [i, j];
+  return [0, Math.min(1, all.length - 1)];
+}
+
+/** Whether two runs have the same places, and so perhaps the same examples. @param {Run} a @param {Run} b */
+function sameExamples(a, b) {
+  const same = (/** @type {Side} */ one, /** @type {Side} */ other) => String(one.places) === String(other.places) && (!one.examples || !other.examples || String(one.examples) === String(other.examples));
+  return same(a.sources, b.sources) && same(a.targets, b.targets);
+}
+
+/** Class pairs of two panels at two times, or all pairs in blocks where classes are none or many; null where they cannot
+ * be laid side by side. @param {any} a @param {any} b @param {boolean} same @param {Float32Array[]} values @param {number[]} when */
+function mapsOf(a, b, same, values, when) {
+  const [first, second] = [a.panel.pairs, b.panel.pairs];
+  if (first && first.median && second && second.median && String(first.classes) === String(second.classes))
+    return { maps: [first, second].map(({ median }, k) => median[when[k]]), names: first.classes };
+  if (!same || values.length < 2) return null;
+  const [rows, columns] = [orderOf(a.run.sources, "class"), orderOf(a.run.targets, "class")];
+  return { maps: values.map((one) => windowOf(one, columns.length, rows, columns, [0, rows.length, 0, columns.length], BLOCKS).z), names: undefined };
+}
+
+/** The chosen time of one side; the last unless it was chosen. @param {any} one @param {number} step */
+const timeOf = (one, step) => (step < 0 ? one.panel.matrices.length - 1 : step);
+
+async function compare() {
+  const all = comparable();
+  if (byId("compare").hidden) return;
+  const two = [all[chosen.first], all[chosen.second]];
+  const [a, b] = two;
+  const when = [timeOf(a, chosen.first_step), timeOf(b, chosen.second_step)];
+  const tell = (/** @type {any} */ { name, panel: { pairs, steps, front } }, /** @type {number} */ k) => {
+    if (!pairs) return "";
+    const times = front.curve ? `, ${digits(front.curve.times[when[k]])} times as far` : "";
+    return `${name}${steps.length > 1 ? ` at step ${steps[when[k]]}` : ""}: same class ${digits(pairs.within[when[k]])}, other classes ${digits(pairs.between[when[k]])}${times}. `;
+  };
+  const stored = two.map(({ panel: { matrices } }, k) => matrices[when[k]]);
+  const exact = stored.every((one) => one.exact);
+  const values = exact ? await Promise.all(stored.map(({ block }) => numbers(block))) : [];
+  const [same, alike] = [sameExamples(a.run, b.run), a.panel.measure === b.panel.measure];
+  const [width, square] = [a.run.targets.places.length, a.run.square];
+  const found = mapsOf(a, b, same, values, when);
+  const together = !same ? "" : exact ? `Pair by pair, if these are the same examples, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
+    + (alike ? ` The mean over pairs of second − first is ${digits(differenceOf(values[0], values[1], width, square))}.` : "") : "Single pairs are not kept at one of these steps, so no correlation is given.";
+  byId("compare-words").textContent = two.map(tell).join("") + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
+    + (found ? (found.names ? "" : " Dots are medians over blocks of pairs.") : " They cannot be laid side by side.");
+  byId("compare-plot").hidden = !found;
+  if (found) await drawCompare(found.maps[0], found.maps[1], found.names, alike);
+}
+
+/** What can be compared, and at which steps. */
+function fillCompare() {
+  const all = comparable();
+  for (const name of /** @type {("first"|"second")[]} */ (["first", "second"])) {
+    const { steps } = all[chosen[name]].panel;
+    const id = /** @type {"first_step"|"second_step"} */ (`${name}_step`);
+    fill(name, counted(all.map((one) => one.name)), String(chosen[name]));
+    fill(id, counted(steps.map(String)), String(timeOf(all[chosen[name]], chosen[id])));
+    /** @type {HTMLElement} */ (byId(id).parentElement).hidden = steps.length < 2;
+  }
+}

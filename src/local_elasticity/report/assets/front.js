@@ -1,0 +1,341 @@
+// @ts-check
+"use strict";
+/* The first screen: the class-by-class matrix, the coupled pairs, locality over training. It needs no library. */
+
+/** Pairs that are shown behind a cell: so many of the largest, of the typical and of the smallest. */
+const BEHIND = 4;
+const SHORT_NAME = 4;
+
+/** @param {string} name @param {Record<string, any>} values @param {string} [words] @returns {SVGElement} */
+function drawing(name, values, words) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(values)) made.setAttribute(key, String(value));
+  if (words !== undefined) made.textContent = words;
+  return made;
+}
+
+/** How far, for a measure of any order: KL is quadratic, so its root counts. @param {number|null} value */
+const far = (value) => (value === null || value === undefined ? null : panel().kind === "ratio" ? Math.sign(value) * Math.abs(value) ** (1 / panel().order) : value);
+
+/** The medians of all class pairs at a time, [a, b], as far as the page keeps them. @param {Panel} one @param {number} when */
+function mediansOf(one, when) {
+  const { pairs } = one;
+  if (!pairs) return null;
+  return pairs.median ? pairs.median[when] : null;
+}
+
+/** Each column in units of its own median over the other sources, or less it where there are signs.
+ * @param {(number|null)[][]} table @param {boolean} ratio */
+function perTarget(table, ratio) {
+  const middles = table[0].map((_, b) => medianOf(table.map((row, a) => (a === b && table.length > 2 ? null : row[b]))));
+  return table.map((row) => row.map((value, b) => {
+    const middle = middles[b];
+    if (value === null || middle === null) return null;
+    return ratio ? (middle > 0 ? value / middle : null) : value - middle;
+  }));
+}
+
+/** @param {(number|null)[]} list @returns {number|null} */
+function medianOf(list) {
+  const known = /** @type {number[]} */ (list.filter((v) => v !== null && Number.isFinite(v))).sort((a, b) => a - b);
+  if (!known.length) return null;
+  return (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
+}
+
+/** A scale around 1, or around 0, for numbers that are relative to a target's usual one.
+ * @param {number[]} values @param {boolean} ratio @returns {Scale} */
+function relativeScale(values, ratio) {
+  const sizes = values.filter((v) => Number.isFinite(v) && (!ratio || v > 0)).map((v) => (ratio ? Math.abs(Math.log10(v)) : Math.abs(v)));
+  const top = upperOf(sizes);
+  const beyond = sizes.length ? sizes.filter((v) => v > top).length / sizes.length : 0;
+  return ratio ? { log: true, anchor: true, low: 10 ** -top, high: 10 ** top, beyond } : { log: false, anchor: true, low: -top, high: top, beyond };
+}
+
+/** What a cell says. @param {number|null} value */
+function cellWords(value) {
+  if (value === null) return "–";
+  if (chosen.per === "target") return panel().kind === "ratio" ? short(Number(far(value))) : digits(value);
+  if (panel().kind !== "ratio") return short(value);
+  const percent = 100 * Number(far(value));
+  return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
+}
+
+/** Two digits. @param {number} value */
+function short(value) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 0.01 || size >= 1e4)) return value.toExponential(0).replace("+", "");
+  return String(Number(value.toPrecision(2)));
+}
+
+function drawFront() {
+  document.querySelectorAll(".front").forEach((one) => {
+    const { run: r, measure } = /** @type {HTMLElement} */ (one).dataset;
+    /** @type {HTMLElement} */ (one).hidden = Number(r) !== chosen.run || Number(measure) !== chosen.measure;
+  });
+  drawClasses();
+  drawCoupled();
+  drawCurve();
+}
+
+function drawClasses() {
+  const { pairs, kind, scale, steps, title, order } = panel();
+  const medians = mediansOf(panel(), chosen.when);
+  const [box, caption, legend] = [byId("class-table"), byId("classes-title"), byId("class-scale")];
+  byId("classes").hidden = !pairs;
+  if (!pairs) return;
+  const when = steps.length > 1 ? ` at step ${steps[chosen.when]}` : "";
+  if (!medians) {
+    caption.textContent = `${pairs.classes.length} classes are too many for a table of numbers; the matrix below shows all examples.`;
+    box.replaceChildren();
+    legend.replaceChildren();
+    return;
+  }
+  const unit = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : `median of ${title}`;
+  const relative = chosen.per === "target";
+  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.`;
+  const table = relative ? perTarget(medians, kind === "ratio") : medians;
+  const colours = relative ? relativeScale(/** @type {number[]} */ (table.flat().filter((v) => v !== null)), kind === "ratio") : scale;
+  box.replaceChildren(classTable(table, colours));
+  legend.replaceChildren(...legendOf(colours, !relative && kind === "ratio"));
+}
+
+/** @param {(number|null)[][]} table @param {Scale} colours */
+function classTable(table, colours) {
+  const { classes } = panel().pairs;
+  const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
+  const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
+  const clear = new Set(last ? panel().front.coupled.map((/** @type {any} */ one) => `${one.from},${one.to}`) : []);
+  const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
+  const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
+  const head = element("tr");
+  head.append(element("th", "↓ step on", "corner"));
+  for (const name of classes) {
+    const cell = element("th", undefined, `column${turned ? " turned" : ""}`);
+    cell.append(element("span", clipped(name, 18)));
+    cell.title = name;
+    cell.setAttribute("scope", "col");
+    head.append(cell);
+  }
+  made.append(head);
+  table.forEach((row, a) => {
+    const line = element("tr");
+    const name = element("th", clipped(classes[a], 18), "row");
+    name.title = classes[a];
+    name.setAttribute("scope", "row");
+    line.append(name);
+    row.forEach((value, b) => {
+      const button = element("button", cellWords(value));
+      const colour = shade(colours, value);
+      const here = classes[a] === from && classes[b] === to;
+      Object.assign(button.style, { background: colour, color: inkOn(colour) });
+      Object.assign(button.dataset, { a: String(a), b: String(b) });
+      button.classList.toggle("clear", clear.has(`${a},${b}`));
+      button.setAttribute("aria-pressed", String(here));
+      button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value)}`);
+      button.tabIndex = -1;
+      const cell = element("td");
+      cell.append(button);
+      line.append(cell);
+    });
+    made.append(line);
+  });
+  const stop = /** @type {HTMLElement|null} */ (made.querySelector("button[aria-pressed=true]") || made.querySelector("button"));
+  if (stop) stop.tabIndex = 0;
+  return made;
+}
+
+/** A strip of colours with its ends, and how much lies beyond. @param {Scale} scale @param {boolean} percent */
+function legendOf(scale, percent) {
+  const strip = /** @type {HTMLCanvasElement} */ (element("canvas"));
+  [strip.width, strip.height] = [120, 1];
+  const pen = strip.getContext("2d");
+  const [low, high] = endsOf(scale);
+  for (let x = 0; pen && x < 120; x++) {
+    const at = low + ((high - low) * x) / 119;
+    pen.fillStyle = shade(scale, scale.log ? 10 ** at : at);
+    pen.fillRect(x, 0, 1, 1);
+  }
+  const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
+  const anchor = scale.log && scale.high > 1.001 ? ` · ${percent ? "100 %" : "1"} where ${percent ? "green meets orange" : "it is white"}` : "";
+  return [element("span", `≤ ${words(scale.low)}`), strip, element("span", `≥ ${words(scale.high)}${anchor} · grey: unresolved`)];
+}
+
+/** The pair of two classes that is nearest to their median. @param {Float32Array} values @param {number} a @param {number} b */
+function typicalPair(values, a, b) {
+  const found = pairsBetween(values, a, b);
+  return found.length ? found[found.length >> 1] : null;
+}
+
+/** All known pairs of two classes, the largest first; an example with itself left out.
+ * @param {Float32Array} values @param {number} a place in the panel's classes @param {number} b */
+function pairsBetween(values, a, b) {
+  const { sources, targets, square } = run();
+  const { classes } = panel().pairs;
+  const width = targets.places.length;
+  /** @type {{source: number, target: number, value: number}[]} */
+  const found = [];
+  sources.places.forEach((_, source) => {
+    if (classOf(sources, source) !== classes[a]) return;
+    for (let target = 0; target < width; target++) {
+      const value = values[source * width + target];
+      if (classOf(targets, target) === classes[b] && Number.isFinite(value) && !(square && source === target)) found.push({ source, target, value });
+    }
+  });
+  return found.sort((p, q) => q.value - p.value);
+}
+
+function drawCoupled() {
+  const { front, pairs } = panel();
+  const box = byId("coupled");
+  box.hidden = !pairs;
+  if (!pairs) return;
+  const { coupled } = front;
+  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}` : "Coupled classes", "coupled-title");
+  box.replaceChildren(title, ...coupled.map((/** @type {any} */ one) => coupledPair(one)));
+  if (front.words) box.append(element("p", front.words, "evidence"));
+}
+
+/** @param {any} one */
+function coupledPair(one) {
+  const { classes } = panel().pairs;
+  const button = element("button", undefined, "coupled");
+  const thumbs = element("div", undefined, "thumbs");
+  const words = element("div", one.words);
+  words.append(element("small", `${one.coupling}.`));
+  button.append(thumbs, words);
+  button.addEventListener("click", () => openCell(one.from, one.to));
+  const last = panel().matrices.length - 1;
+  if (run().sources.examples && run().targets.examples)
+    numbers(panel().matrices[last].block).then((values) => {
+      const pair = typicalPair(values, one.from, one.to);
+      if (pair) thumbs.replaceChildren(exampleOf(run().sources, pair.source), element("span", "→"), exampleOf(run().targets, pair.target));
+    });
+  else thumbs.append(element("b", `${clipped(classes[one.from], 12)} → ${clipped(classes[one.to], 12)}`));
+  return button;
+}
+
+/** Choose a cell of the class matrix everywhere, by its typical pair. @param {number} a @param {number} b */
+async function openCell(a, b) {
+  const values = await numbers(panel().matrices[exactPlace()].block);
+  const pair = typicalPair(values, a, b);
+  if (!pair) return;
+  choose({ source: pair.source, target: pair.target, cell: "open" });
+  await afterChoice();
+}
+
+/** The pairs behind the chosen cell. */
+async function showBehind() {
+  const box = byId("behind");
+  const { pairs } = panel();
+  const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
+  box.hidden = chosen.cell !== "open" || !pairs || from === null || to === null;
+  if (box.hidden) return;
+  const place = exactPlace();
+  const [a, b] = [pairs.classes.indexOf(from), pairs.classes.indexOf(to)];
+  const found = pairsBetween(await numbers(panel().matrices[place].block), a, b);
+  const when = panel().steps.length > 1 ? ` at step ${panel().steps[place]}` : "";
+  const middle = found.length >> 1;
+  const parts = found.length <= 3 * BEHIND ? [["all", found]]
+    : [["largest", found.slice(0, BEHIND)], ["typical", found.slice(middle - (BEHIND >> 1), middle + (BEHIND >> 1))], ["smallest", found.slice(-BEHIND)]];
+  const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} pairs of examples${when}, median ${digits(found.length ? medianOf(found.map((p) => p.value)) : null)} (${panel().title})`);
+  const close = element("button", "Close");
+  close.addEventListener("click", () => { choose({ cell: "" }); remember(); box.hidden = true; });
+  box.replaceChildren(head, close, ...parts.flatMap(([name, list]) => {
+    const listed = element("ul", undefined, "behind");
+    listed.append(.../** @type {any[]} */ (list).map(behindPair));
+    return [element("h4", /** @type {string} */ (name)), listed];
+  }));
+  oneTabStop(box, ".behind button");
+}
+
+/** @param {{source: number, target: number, value: number}} pair */
+function behindPair({ source, target, value }) {
+  const { sources, targets } = run();
+  const button = element("button");
+  const two = element("div", undefined, "two");
+  two.append(exampleOf(sources, source), exampleOf(targets, target));
+  button.append(two, element("div", `${nameOf(sources, source)} → ${nameOf(targets, target)}: ${digits(value)}`));
+  button.addEventListener("click", () => pick({ source, target }));
+  const item = element("li");
+  item.append(button);
+  return item;
+}
+
+/** A small plot over training: lines with bands, the change, the chosen step.
+ * @param {{name: string, colour: string, values: (number|null)[], low?: (number|null)[], high?: (number|null)[], right?: boolean, dash?: string}[]} lines
+ * @param {number[]|null} change @param {string} words what a screen reader says @param {number} width */
+function smallPlot(lines, change, words, width) {
+  const { steps } = panel();
+  const [height, left, right, top, bottom] = [150, 30, lines.some((line) => line.right) ? 38 : 16, 16, 30];
+  const { x: places, ticks } = timesOf(steps);
+  const [first, last] = [places[0], places[places.length - 1]];
+  const px = (/** @type {number} */ at) => left + ((width - left - right) * (at - first)) / (last - first || 1);
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "small-plot", role: "img", "aria-label": words });
+  if (change) {
+    const [a, b] = change.map((step) => px(placeOfStep(steps, step)));
+    svg.append(drawing("rect", { class: "change", x: a, y: top, width: Math.max(2, b - a), height: height - top - bottom }));
+  }
+  svg.append(drawing("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
+  let before = -99;
+  for (const { at, text } of ticks) {
+    if (px(at) - before < 9 + 7 * text.length) continue;
+    before = px(at);
+    svg.append(drawing("text", { x: before, y: height - bottom + 13, "text-anchor": "middle" }, text));
+  }
+  svg.append(drawing("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, "training step"));
+  lines.forEach((line, i) => {
+    const all = /** @type {number[]} */ ([...line.values, ...(line.low || []), ...(line.high || [])].filter((v) => v !== null && Number.isFinite(v)));
+    if (!all.length) return;
+    const bound = line.right ? [0, 1] : [Math.min(i === 0 && line.low ? 1 : 0, ...all), Math.max(...all)];
+    const py = (/** @type {number} */ v) => height - bottom - ((height - top - bottom) * (v - bound[0])) / (bound[1] - bound[0] || 1);
+    const known = line.values.map((v, k) => /** @type {[number, number|null]} */ ([k, v])).filter(([, v]) => v !== null);
+    if (line.low && line.high) {
+      const edge = known.filter(([k]) => line.low && line.low[k] !== null && line.high && line.high[k] !== null);
+      const there = edge.map(([k]) => `${px(places[k])} ${py(Number(/** @type {any} */ (line.high)[k]))}`);
+      const back = edge.map(([k]) => `${px(places[k])} ${py(Number(/** @type {any} */ (line.low)[k]))}`).reverse();
+      svg.append(drawing("path", { d: `M${[...there, ...back].join("L")}Z`, fill: line.colour, opacity: 0.2 }));
+    }
+    svg.append(drawing("path", { d: `M${known.map(([k, v]) => `${px(places[k])} ${py(Number(v))}`).join("L")}`, fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash || "none" }));
+    for (const value of [bound[0], bound[1]])
+      svg.append(drawing("text", { x: line.right ? width - right + 3 : left - 3, y: py(value) + 4, "text-anchor": line.right ? "start" : "end" }, line.right ? `${Math.round(100 * value)} %` : digits(Number(value.toPrecision(2)))));
+    svg.append(drawing("text", { class: "named", x: line.right ? width - right : left + 2, y: 10, "text-anchor": line.right ? "end" : "start" }, `${line.dash ? "╌" : "—"} ${line.name}`));
+  });
+  const now = px(places[chosen.when]);
+  svg.append(drawing("path", { class: "now", d: `M${now} ${top}V${height - bottom}` }));
+  svg.addEventListener("click", (event) => {
+    const box = svg.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * width;
+    const nearest = places.map((place, k) => [Math.abs(px(place) - at), k]).sort((p, q) => p[0] - q[0])[0][1];
+    choose({ when: nearest });
+    draw();
+  });
+  return svg;
+}
+
+/** Where a step lies between the probes. @param {number[]} steps @param {number} step */
+function placeOfStep(steps, step) {
+  const { x } = timesOf(steps);
+  const k = steps.findIndex((one) => one >= step);
+  return x[k < 0 ? steps.length - 1 : k];
+}
+
+function drawCurve() {
+  const { steps, front, pairs } = panel();
+  const { state } = run();
+  const curve = front.curve;
+  const figure = byId("curve");
+  const first = curve ? [{ name: "times as far", colour: colourOf(0), values: curve.times, low: curve.low, high: curve.high }]
+    : pairs ? [{ name: "same class", colour: colourOf(0), values: pairs.within }, { name: "other classes", colour: colourOf(2), values: pairs.between, dash: "5 3" }] : [];
+  figure.hidden = steps.length < 2 || !first.length;
+  if (figure.hidden) return;
+  const mark = curve && (curve.change || curve.steepest);
+  const kind = curve && curve.change ? "change point" : "steepest rise";
+  byId("curve-title").textContent = curve
+    ? `Times as far as other classes a step moves its own class${mark ? `; shaded: ${kind}, steps ${mark[0]} to ${mark[1]}` : ""}. The band is the 95 % interval.`
+    : `Medians of ${panel().title} over training.`;
+  byId("curve-plot").replaceChildren(smallPlot(first, mark || null, byId("curve-title").textContent, 330));
+  const lines = [];
+  if (state.loss) lines.push({ name: "loss", colour: colourOf(2), values: state.loss });
+  if (state.accuracy) lines.push({ name: "accuracy", colour: colourOf(8), values: state.accuracy, right: true, dash: "5 3" });
+  byId("state-plot").replaceChildren(...(lines.length ? [smallPlot(lines, mark || null, "Loss and accuracy of the sources over training", 250)] : []));
+}

@@ -1,0 +1,336 @@
+"""The page's first screen in Chromium: what is on it without scrolling, whether it can be read, chosen and saved."""
+
+import csv
+import itertools
+
+import numpy as np
+import pytest
+
+import local_elasticity as le
+from local_elasticity.training.history import History, Probe
+from tests.test_report_browser import PHONE, WIDE, Reader
+
+pytestmark = pytest.mark.browser
+STEPS = (0, 2, 5, 10, 20, 40, 80, 160, 320)
+LONG = [f"a rather long name of class number {i}" for i in range(10)]
+BOXES = """(selector) => [...document.querySelectorAll(selector)].map((one) => {
+  const box = one.getBoundingClientRect();
+  return [box.left, box.top, box.right, box.bottom];
+}).filter(([left, top, right, bottom]) => right > left && bottom > top)"""
+
+
+def history(names, per=6):
+    """A history whose learning becomes local at step 40, with 1 → 3 coupled, on small pictures."""
+    rng = np.random.default_rng(0)
+    kinds = np.repeat(names, per)
+    number = np.repeat(np.arange(len(names)), per)
+    same, coupled = number[:, None] == number, (number[:, None] == 1) & (number == 3)
+    found = History(["kl", "relative_l1"], kinds.tolist(), kinds.tolist(), square=True)
+    for step in STEPS:
+        level = 0.9 if step < 40 else 0.05
+        S = np.where(same, 1.0, np.where(coupled, 0.8, level)) * rng.lognormal(sigma=0.4, size=same.shape)
+        np.fill_diagonal(S, 1)
+        facts = {"source_loss": 2.0 / (1 + step), "source_accuracy": min(0.9, 0.1 + step / 100), "nonlinearity": 0.002}
+        found.append(
+            Probe(step, {"kl": S.astype("f4"), "relative_l1": np.sqrt(S).astype("f4")}, 0.1, "looped", {}, facts)
+        )
+    return found, rng.random((len(kinds), 8, 8))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    found, pictures = history([str(i) for i in range(10)])
+    return le.write_report({"digits": found}, tmp_path_factory.mktemp("first") / "page.html", examples=pictures)
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    found, _ = history(LONG)
+    return le.write_report({"long": found}, tmp_path_factory.mktemp("long") / "page.html")
+
+
+@pytest.fixture
+def reader(browser, page):
+    made = Reader(browser, page)
+    yield made
+    made.close()
+
+
+def boxes(reader, selector):
+    return reader.page.evaluate(BOXES, selector)
+
+
+def apart(several, slack=0.5):
+    """No two boxes overlap."""
+    for (l1, t1, r1, b1), (l2, t2, r2, b2) in itertools.combinations(several, 2):
+        assert min(r1, r2) - max(l1, l2) <= slack or min(b1, b2) - max(t1, t2) <= slack, (l1, t1, l2, t2)
+
+
+def test_the_first_screen_holds_the_answer_without_scrolling(reader):
+    for selector in (
+        ".front:not([hidden]) .headline",
+        ".class-table",
+        ".coupled",
+        "#curve-plot svg",
+        "#state-plot svg",
+    ):
+        found = boxes(reader, selector)
+        assert found, selector
+        for left, top, right, bottom in found:
+            assert left >= 0, selector
+            assert top >= 0, selector
+            assert right <= WIDE["width"], selector
+            assert bottom <= WIDE["height"], selector
+    assert len(boxes(reader, ".class-table button")) == 100
+    assert "A step on one example moves other examples of its class 4." in reader.text(".front:not([hidden]) .headline")
+    assert "change point between steps 20 and 40" in reader.text(".front:not([hidden]) .evidence")
+    (pair,) = reader.page.locator(".coupled").all()
+    assert "1 → 3: " in pair.text_content()
+    assert pair.locator("img").count() == 2
+
+
+def test_a_phone_shows_headline_and_matrix_first(browser, page):
+    reader = Reader(browser, page, viewport=PHONE, has_touch=True, is_mobile=True)
+    for selector in (".front:not([hidden]) .headline", ".class-table"):
+        for left, top, right, bottom in boxes(reader, selector):
+            assert left >= 0
+            assert top >= 0
+            assert right <= PHONE["width"]
+            assert bottom <= PHONE["height"]
+    assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    apart([*boxes(reader, "h1"), *boxes(reader, "#theme")])
+    reader.close()
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_ten_long_names_never_overprint(browser, long_names, viewport):
+    reader = Reader(browser, long_names, viewport=viewport)
+    apart(boxes(reader, ".class-table th"))
+    apart(boxes(reader, ".class-table button"))
+    reader.page.evaluate("byId('matrix').scrollIntoView()")
+    for axis in ("x", "y"):
+        ticks = boxes(reader, f"#matrix-plot .{axis}tick text")
+        assert len(ticks) == 10
+        apart(ticks)
+    apart(boxes(reader, "#curve-plot text"))
+    assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    reader.close()
+
+
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+)
+"""Machado, Oliveira and Fernandes (2009), severity 1, in linear RGB."""
+
+
+def linear(colour):
+    c = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz / np.array([0.9505, 1, 1.089]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def contrast(one, other):
+    bright, dark = sorted((float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_ten_colours_differ_also_under_deuteranopia(reader):
+    colours = reader.page.evaluate("COLOURS")
+    assert len(colours) == 10
+    for one, other in itertools.combinations(colours, 2):
+        for seen in (np.eye(3), DEUTERANOPIA):
+            a, b = (lab(np.clip(seen @ linear(c), 0, 1)) for c in (one, other))
+            assert np.linalg.norm(a - b) > 30, (one, other)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(browser, page, scheme):
+    """WCAG AA, 4.5, for text, and for the numbers in the cells."""
+    reader = Reader(browser, page, color_scheme=scheme)
+    names = ("paper", "card", "ink", "soft", "link", "good", "careful", "bad")
+    style = "(name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    colour = {name: reader.page.evaluate(style, name) for name in names}
+    for ground, text in itertools.product(("paper", "card"), names[2:]):
+        assert contrast(colour[ground], colour[text]) >= 4.5, (ground, text)
+    for at in np.linspace(-3, 1, 30):
+        ground = reader.page.evaluate(f"shade(panel().scale, {10**at})")
+        assert contrast(ground, reader.page.evaluate(f"inkOn('{ground}')")) >= 4.5
+    reader.close()
+
+
+def test_the_colours_are_logarithmic_with_an_anchor_at_one(reader):
+    ask = reader.page.evaluate
+    assert ask("panel().scale.log")
+    assert ask("shade(panel().scale, 1)") == "#fde725"
+    assert ask("shade(panel().scale, 1.5)") != "#fde725"
+    assert ask("byId('matrix-plot').data[0].colorbar.ticktext[0]").startswith("≤ ")
+    assert ask("byId('matrix-plot').data[0].colorbar.ticktext.at(-1)").startswith("≥ ")
+    assert "1" in ask("byId('matrix-plot').data[0].colorbar.ticktext")
+    assert "% of the pairs lie beyond the ends of the colours" in reader.text("#matrix-note")
+
+
+def test_a_cell_is_chosen_everywhere_and_kept_in_the_address(reader, page):
+    reader.page.click(".class-table button[data-a='1'][data-b='3']")
+    reader.settle("chosen.cell === 'open' && !byId('behind').hidden && !stale.has('matrix')")
+    assert reader.page.evaluate("[classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)]") == [
+        "1",
+        "3",
+    ]
+    assert "1 → 3: 36 pairs of examples at step 320" in reader.text("#behind h3")
+    assert reader.page.locator("#behind img").count() == 24
+    frame = reader.page.evaluate("byId('matrix-plot').layout.shapes.at(-1)")
+    assert (frame["x0"], frame["x1"], frame["y0"], frame["y1"]) == (17.5, 23.5, 5.5, 11.5)
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("!stale.has('map')")
+    opacity = reader.page.evaluate("byId('map-plot').data.slice(0, 10).map((d) => d.marker.opacity)")
+    assert [place for place, one in enumerate(opacity) if one > 0.5] == [1, 3]
+    address = reader.page.evaluate("location.href")
+    reader.open(address)
+    assert "1 → 3: 36 pairs" in reader.text("#behind h3")
+    assert reader.page.locator(".class-table button[aria-pressed=true]").get_attribute("data-a") == "1"
+    reader.page.click("#behind >> text=Close")
+    assert reader.page.evaluate("byId('behind').hidden")
+
+
+def test_the_keyboard_has_one_stop_for_the_matrix_and_one_for_the_gallery(reader):
+    reader.page.evaluate("document.activeElement.blur()")
+    stops = []
+    for _ in range(40):
+        reader.page.keyboard.press("Tab")
+        stops.append(reader.page.evaluate("document.activeElement.closest('#class-table, #moved')?.id || ''"))
+    assert stops.count("class-table") == 1
+    assert stops.count("moved") == 1
+    reader.page.locator(".class-table button[tabindex='0']").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "Enter"):
+        reader.page.keyboard.press(key)
+    reader.settle("!byId('behind').hidden")
+    assert "1 → 3" in reader.text("#behind h3")
+
+
+def test_search_finds_classes_examples_and_texts(reader, browser, tmp_path):
+    reader.page.fill("#search", "7")
+    found = reader.page.locator("#found li").all_text_contents()
+    assert found[0] == "class 7"
+    assert "1 · #7" in found
+    reader.page.keyboard.press("ArrowDown")
+    reader.page.keyboard.press("Enter")
+    reader.settle("run().sources.places[chosen.source] === 7")
+    texts = [f"the {word} sat" for word in ("cat", "dog", "owl", "<b>fox</b>")]
+    S = le.as_similarity(np.eye(4) + 0.1, source_labels=list("abcd"), examples=texts, measure="kl")
+    other = Reader(browser, le.write_report(S, tmp_path / "texts.html"))
+    other.page.fill("#search", "<B>fox")
+    assert other.page.locator("#found li").all_text_contents() == ["d · #3: the <b>fox</b> sat"]
+    other.page.keyboard.press("Enter")
+    other.settle("chosen.source === 3 && byId('pair').textContent.includes('<b>fox</b>')")
+    other.page.fill("#search", "nowhere")
+    assert other.text("#found") == "nothing found"
+    other.close()
+
+
+def test_drawings_and_tables_can_be_saved(reader, tmp_path):
+    def saved(selector):
+        with reader.page.expect_download() as download:
+            reader.page.click(selector)
+        path = tmp_path / download.value.suggested_filename
+        download.value.save_as(path)
+        return path
+
+    rows = list(csv.DictReader(saved("[aria-label='Save class matrix as CSV']").open()))
+    assert len(rows) == 100
+    shown = reader.page.evaluate("panel().pairs.median.at(-1)[1][3]")
+    (row,) = [one for one in rows if (one["source_class"], one["target_class"]) == ("1", "3")]
+    assert float(row["median"]) == pytest.approx(shown)
+    curve = list(csv.DictReader(saved("[aria-label='Save locality over training as CSV']").open()))
+    assert [int(one["step"]) for one in curve] == list(STEPS)
+    whole = list(csv.DictReader(saved("[aria-label='Save matrix as CSV']").open()))
+    assert len(whole) == 60 * 60
+    assert saved("[aria-label='Save matrix as PNG']").read_bytes()[:4] == b"\x89PNG"
+    assert b"<svg" in saved("[aria-label='Save matrix as SVG']").read_bytes()[:200]
+    assert b"<svg" in saved("[aria-label='Save locality over training as SVG']").read_bytes()[:200]
+
+
+def test_two_steps_are_compared_and_targets_can_be_normalised(reader):
+    reader.page.evaluate("byId('compare').scrollIntoView()")
+    reader.page.select_option("#second", "0")
+    reader.page.select_option("#first_step", "0")
+    reader.settle("byId('compare-words').textContent.includes('at step 0') && byId('compare-plot').data.length === 3")
+    assert "digits, kl at step 320" in reader.text("#compare-words")
+    before = reader.page.locator(".class-table button").first.text_content()
+    reader.page.select_option("#per", "target")
+    reader.settle("chosen.per === 'target' && byId('class-table').textContent.length > 0")
+    assert reader.page.locator(".class-table button").first.text_content() != before
+    assert "relative to the usual source of that column" in reader.text("#classes-title")
+
+
+def test_the_slider_moves_the_first_screen(reader):
+    reader.page.locator("#when").focus()
+    reader.page.keyboard.press("Home")
+    reader.settle("byId('classes-title').textContent.includes('at step 0')")
+    shown = reader.page.locator(".class-table button[data-a='0'][data-b='1']").text_content()
+    expected = reader.page.evaluate("panel().pairs.median[0][0][1]")
+    assert int(shown) == round(100 * expected**0.5)
+
+
+def headline(browser, tmp_path, S, **options):
+    reader = Reader(browser, le.write_report({"run": S}, tmp_path / "page.html", **options))
+    told = reader.text(".front:not([hidden])") + reader.text("#coupled")
+    return reader, " ".join(told.split())
+
+
+def test_noise_says_so(browser, tmp_path):
+    S = le.as_similarity(
+        np.random.default_rng(0).lognormal(size=(60, 60)), source_labels=np.arange(60) % 6, measure="kl"
+    )
+    reader, told = headline(browser, tmp_path, S)
+    assert "No structure found: a step moves other examples of its class 1.0×" in told
+    assert "No structure found between classes" in told
+    assert reader.page.locator(".coupled").count() == 0
+    reader.close()
+
+
+@pytest.mark.parametrize("measure", ["stiffness_cos", "loss", "change of kl", "my_own"])
+def test_signed_and_unknown_quantities_say_sensible_sentences(browser, tmp_path, measure):
+    rng, kinds = np.random.default_rng(0), np.arange(40) % 4
+    values = 0.5 * (kinds[:, None] == kinds) - 0.2 + 0.1 * rng.normal(size=(40, 40))
+    reader, told = headline(browser, tmp_path, le.as_similarity(values, source_labels=kinds, measure=measure))
+    assert "as far" not in told
+    expected = {
+        "stiffness_cos": "a difference of",
+        "loss": "lowers the loss of",
+        "change of kl": "From before to after",
+        "my_own": "draws no conclusion",
+    }[measure]
+    assert expected in told
+    if measure == "loss":
+        reader.settle("byId('moved').textContent.includes('helped most by a step on')")
+    reader.close()
+
+
+def test_pages_of_odd_results_say_what_they_cannot_show(browser, tmp_path):
+    one, _ = history(["a", "b", "c", "d"])
+    first = History(["kl"], one.source_classes, one.target_classes, square=True)
+    first.append(Probe(0, {"kl": one[0].similarity["kl"]}, 0.1, "looped"))
+    nothing = le.as_similarity(np.full((6, 6), np.nan), source_labels=list("aabbcc"), measure="kl")
+    single = le.as_similarity(np.random.default_rng(0).random((6, 6)), source_labels=["a"] * 6, measure="kl")
+    many = le.as_similarity(
+        np.random.default_rng(0).random((5000, 3), dtype=np.float32),
+        source_labels=np.arange(5000),
+        target_labels=[0, 1, 2],
+        measure="kl",
+    )
+    long = le.as_similarity(np.eye(3), source_labels=["x" * 10**7, "y" * 10**7, "z"], measure="kl")
+    for S, words in (
+        (first, "moves other examples of its class"),
+        (nothing, "No pair could be resolved"),
+        (single, "All examples have one class, a,"),
+        (many, "classes are more than the page compares"),
+        (long, "cannot be compared with other classes"),
+    ):
+        reader, told = headline(browser, tmp_path, S)
+        assert words in told
+        reader.close()
