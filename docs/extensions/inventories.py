@@ -3,6 +3,8 @@
 import zlib
 from pathlib import Path
 
+ABSTRACT = ("Callable", "Iterable", "Iterator", "Mapping", "Sequence")
+
 PAGES = {
     "torch": (
         "https://docs.pytorch.org/docs/stable/",
@@ -54,16 +56,16 @@ PAGES = {
         "https://docs.python.org/3/",
         {
             "pathlib.Path": "library/pathlib.html",
-            **{f"collections.abc.{name}": "library/collections.abc.html" for name in ("Callable", "Iterable", "Sequence", "Mapping", "Iterator")},
-            **{name: "library/functions.html" for name in ("int", "float", "bool")},
-            **{name: "library/stdtypes.html" for name in ("str", "dict", "list", "tuple", "range")},
-            **{name: "library/exceptions.html" for name in ("ValueError", "TypeError", "RuntimeError", "KeyError")},
+            **{f"collections.abc.{name}": "library/collections.abc.html" for name in ABSTRACT},
+            **dict.fromkeys(("int", "float", "bool"), "library/functions.html"),
+            **dict.fromkeys(("str", "dict", "list", "tuple", "range"), "library/stdtypes.html"),
+            **dict.fromkeys(("ValueError", "TypeError", "RuntimeError", "KeyError"), "library/exceptions.html"),
         },
     ),
 }
 """By library: where its documentation is, and the page of each name that ours refer to."""
 
-ALONE = ("Tensor", "Figure", "Path", "ArrayLike", "Callable", "Iterable", "Iterator", "Mapping", "Sequence")
+ALONE = ("Tensor", "Figure", "Path", "ArrayLike", *ABSTRACT)
 """Names that signatures have without their module."""
 
 
@@ -80,9 +82,15 @@ def mapping(folder: Path) -> dict[str, tuple[str, str]]:
 
 def inventory(names: dict[str, str]) -> bytes:
     """An objects.inv in version 2 of Sphinx's format."""
-    head = "# Sphinx inventory version 2\n# Project: -\n# Version: -\n# The remainder of this file is compressed using zlib.\n"
-    lines = "".join(f"{written} py:class 1 {page}#{name} -\n" for name, page in names.items() for written in spellings(name))
-    return head.encode() + zlib.compress(lines.encode())
+    head = (
+        "Sphinx inventory version 2",
+        "Project: -",
+        "Version: -",
+        "The remainder of this file is compressed using zlib.",
+    )
+    written = [(spelling, page, name) for name, page in names.items() for spelling in spellings(name)]
+    lines = "".join(f"{spelling} py:class 1 {page}#{name} -\n" for spelling, page, name in written)
+    return "".join(f"# {line}\n" for line in head).encode() + zlib.compress(lines.encode())
 
 
 def spellings(name: str) -> list[str]:

@@ -27,7 +27,9 @@ def write(app: Sphinx, failed: Exception | None) -> None:
 
 def write_around(site: Path) -> None:
     """The list of releases and the page that opens the newest one."""
-    releases = sorted((page.parent.name for page in site.glob("*/index.html") if _number(page.parent.name)), key=Version)
+    releases = sorted(
+        (page.parent.name for page in site.glob("*/index.html") if _number(page.parent.name)), key=Version
+    )
     (site / "versions.js").write_text(f"window.RELEASES = {json.dumps(releases[::-1])};\n")
     if releases:
         newest = f'<meta http-equiv="refresh" content="0; url={releases[-1]}/index.html">'
