@@ -48,7 +48,8 @@ def run(text: str, names: dict[str, Any]) -> Iterator[Block]:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             last = execute(found["code"], names)
-        yield Block(found, printed.getvalue().rstrip(), last if hasattr(last, "savefig") else None)
+        lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+        yield Block(found, "\n".join(lines).rstrip(), last if hasattr(last, "savefig") else None)
 
 
 def execute(code: str, names: dict[str, Any]) -> Any:
