@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xarray as xr
 
 from local_elasticity.api.labels import example_coordinates
+from local_elasticity.checks import check_choice
 from local_elasticity.extras import extra
 from local_elasticity.measures.loss import LOSS
 from local_elasticity.statistics.class_pairs import class_pairs
@@ -81,12 +82,30 @@ class SimilarityAccessor:
             return _helpers_and_harmers(frame, top)
         return frame.sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
-    def plot(self, columns: int = 1) -> Figure:
-        """The matrix as a picture, ordered by class where classes are known, as wide as one column of print or two."""
-        with extra("report"):
-            from local_elasticity.report.figures import similarity_figure
+    def plot(self, columns: int = 1, *, by: Literal["example", "class"] = "example") -> Figure:
+        """The matrix as a picture, ordered by class where classes are known.
 
-        return similarity_figure(self._S, columns)
+        Args:
+            columns: the width, one column of print or two.
+            by: `"example"` draws a dot for each pair of examples, `"class"` the median of each pair of classes with
+                its number.
+
+        Returns:
+            A Matplotlib figure; `.savefig("name.pdf")` keeps it.
+
+        Raises:
+            ValueError: if an argument is not one of those, or classes are not known.
+
+        >>> import local_elasticity as le
+        >>> S = le.as_similarity([[1, 0.5, 0.1], [0.7, 1, 0.3], [0.2, 0.4, 1]], source_labels=["cat", "cat", "dog"])
+        >>> [label.get_text() for label in S.le.plot(by="class").axes[0].get_xticklabels()]
+        ['cat', 'dog']
+        """
+        check_choice("by", by, ("example", "class"))
+        with extra("report"):
+            from local_elasticity.report.figures import class_figure, similarity_figure
+
+        return similarity_figure(self._S, columns) if by == "example" else class_figure(self._S, columns)
 
     def html(self) -> Card:
         """A small card for notebooks: the matrix, its class pairs, and whether to believe them."""

@@ -105,5 +105,6 @@ ACTIVATION = Measure(
     needs="activations",
     symmetric=True,
     order=0,
+    axis="cosine of activation patterns",
 )
 """The cosine of ReLU patterns."""

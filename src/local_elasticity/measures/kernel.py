@@ -235,7 +235,11 @@ def _divided(K: Tensor, source_diagonal: Tensor, target_diagonal: Tensor) -> Ten
 
 
 KERNEL = Measure(
-    "kernel", "how much a target's prediction changes for each unit of step, with its sign", kernel, signed=True
+    "kernel",
+    "how much a target's prediction changes for each unit of step, with its sign",
+    kernel,
+    signed=True,
+    axis="change at the target per unit of step",
 )
 """S_ker (He & Su eq. 2.3)."""
 
@@ -244,6 +248,7 @@ NORMALIZED_KERNEL = Measure(
     "how much a target's prediction changes for each unit of step, as a cosine between −1 and 1",
     _with_diagonal,
     signed=True,
+    axis="normalized kernel",
     normalize=_divided,
 )
 """S_ker over the root of its diagonal (He & Su A.4)."""

@@ -380,5 +380,6 @@ LOSS = Measure(
     _scores,
     target_labels=True,
     signed=True,
+    axis="change of the target's loss",
 )
 """The change of the target's loss."""

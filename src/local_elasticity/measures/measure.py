@@ -47,6 +47,7 @@ class Measure:
         signed: whether values below zero have a meaning.
         ratio: whether the unit is the source's own change, so that S(x, x) = 1.
         order: how it scales with the change of a prediction: 1 linear, 2 quadratic, 0 not at all.
+        axis: a few words for the axis of a figure; without them, the name.
         normalize: (values, own of the sources, own of the targets) → values. Such a measure needs the targets to be
             the sources.
 
@@ -67,6 +68,7 @@ class Measure:
     signed: bool = False
     ratio: bool = False
     order: int = 1
+    axis: str = ""
     normalize: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:

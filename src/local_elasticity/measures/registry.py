@@ -139,6 +139,15 @@ def words_of(name: str) -> str:
     return known.words if known else f"what the function {name} makes of the changes"
 
 
+def axis_of(name: str) -> str:
+    """A few words for the axis of a figure, by the name that a result carries; the name itself if it is not known.
+
+    >>> axis_of("kl"), axis_of("my_own")
+    ('KL divergence, target / source', 'my_own')
+    """
+    return (_by_name[name].axis if name in _by_name else "") or name
+
+
 def is_ratio(name: Any) -> bool:
     """Whether results of this name are shares of the source's own change, so that an example has 1 with itself."""
     return name in _by_name and _by_name[name].ratio

@@ -284,6 +284,7 @@ RELATIVE = Measure(
     "how far a target's prediction moves, as a share of how far the source's own moves",
     partial(_scores, change=euclidean),
     ratio=True,
+    axis="change at the target / at the source",
 )
 """S_rel of the outputs, Euclidean (Definition 1)."""
 
@@ -292,6 +293,7 @@ RELATIVE_L1 = Measure(
     "how far a target's predicted probabilities move, as a share of how far the source's own move",
     _of_probabilities,
     ratio=True,
+    axis="change of probabilities, target / source",
 )
 """S_rel of the probabilities, L1 (Definition 1 as Dan et al. use it); of plain numbers, L1."""
 
@@ -301,5 +303,6 @@ KL = Measure(
     partial(_scores, change=kl),
     ratio=True,
     order=2,
+    axis="KL divergence, target / source",
 )
 """S_rel of the predicted distributions (Definition 2)."""

@@ -102,6 +102,7 @@ STIFFNESS_COS = Measure(
     "stiffness_cos",
     "whether a step that helps the source helps the target too: the cosine of their loss gradients",
     partial(stiffness, form="cos"),
+    axis="cosine of loss gradients",
     **_GRADIENTS,
 )
 """The cosine of loss gradients."""
@@ -110,6 +111,7 @@ STIFFNESS_SIGN = Measure(
     "stiffness_sign",
     "whether a step that helps the source helps the target (1) or harms it (−1)",
     partial(stiffness, form="sign"),
+    axis="sign of the cosine of loss gradients",
     **_GRADIENTS,
 )
 """Its sign."""

@@ -25,6 +25,19 @@ MOST_CLASSES = 10
 PICTURE_SIDE = 200
 """Examples a side in the picture."""
 
+STYLE = """<style>
+.le-card { font: 13px/1.4 system-ui, sans-serif; border: 1px solid #8886; border-radius: 8px; padding: 10px 14px;
+  max-width: 900px; font-variant-numeric: tabular-nums; }
+.le-card h4 { margin: 0 0 6px; font-size: 14px; }
+.le-card .panel { display: flex; flex-wrap: wrap; gap: 8px 18px; align-items: flex-start; margin-top: 8px; }
+.le-card .panel p { flex-basis: 100%; margin: 0; }
+.le-card img { width: 200px; image-rendering: pixelated; }
+.le-card table { border-collapse: collapse; font-size: 12px; margin: 0; }
+.le-card th, .le-card td { border: 0; padding: 2px 7px; text-align: right; background: none; }
+.le-card thead th { border-bottom: 1px solid #8886; }
+.le-card small { flex-basis: 100%; opacity: 0.75; }
+</style>"""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -68,18 +81,23 @@ def run_card(run: Run) -> Card:
         findings = "; ".join(finding.title for finding in examine(run, panel) if finding.level != "unknown")
         steps = f", {len(panel.steps)} probes up to step {panel.steps[-1]}" if panel.steps else ""
         parts.append(
-            Markup("<div><b>{}</b>: {}{}<br>{}{}<br><small>{}</small></div>").format(
+            Markup('<div class="panel"><p><b>{}</b>: {}{}</p>{}{}<small>{}</small></div>').format(
                 shown(panel.measure),
                 panel.words or words_of(panel.measure),
                 steps,
-                Markup('<img alt="similarity matrix" width="200" src="{}">').format(_picture(run, panel)),
+                Markup('<img alt="similarity matrix; rows are sources, columns targets" width="200" src="{}">').format(
+                    _picture(run, panel)
+                ),
                 _table(pairs) if pairs is not None else "",
                 findings,
             )
         )
     n, m = len(run.sources), len(run.targets)
-    head = Markup("<p>Local elasticity: {} sources × {} targets{}</p>").format(n, m, "" if parts else ", no probe yet")
-    return Card(as_text(head + Markup("").join(escape(part) for part in parts)))
+    head = Markup("<h4>Local elasticity: {} sources × {} targets{}</h4>").format(
+        n, m, "" if parts else ", no probe yet"
+    )
+    inside = head + Markup("").join(escape(part) for part in parts)
+    return Card(as_text(Markup(STYLE) + Markup('<div class="le-card">{}</div>').format(inside)))
 
 
 def _table(pairs: Pairs) -> Any:
@@ -94,7 +112,9 @@ def _table(pairs: Pairs) -> Any:
         Markup("<tr><th>{}</th>{}</tr>").format(name, Markup("").join(cell.format(number(float(v))) for v in row))
         for name, row in zip(pairs.classes, pairs.median[-1], strict=True)
     ]
-    return Markup("<table><tr><th>source \\ target</th>{}</tr>{}</table>").format(head, Markup("").join(rows))
+    return Markup("<table><thead><tr><th>source \\ target</th>{}</tr></thead><tbody>{}</tbody></table>").format(
+        head, Markup("").join(rows)
+    )
 
 
 def _picture(run: Run, panel: Panel) -> str:

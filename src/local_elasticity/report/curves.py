@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from local_elasticity.report.figures import COLOURS, STYLE, figure, width_of
+from local_elasticity.measures.registry import axis_of
+from local_elasticity.report.figures import COLOURS, STYLE, figure, width_of, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +55,9 @@ def draw_pairs(part: Any, frame: pd.DataFrame, bands: Mapping[str, np.ndarray] |
             for axes, source in zip(row, classes, strict=True):
                 draw_targets(axes, chosen[chosen.source_class == source], source)
             set_scale(row[0], chosen)
-        row[0].set_ylabel(measure)
+        row[0].set_ylabel(wrapped(axis_of(measure)))
     for axes in panels[-1]:
-        axes.set_xlabel("step")
+        axes.set_xlabel("training step")
     handles, names = panels[0, 0].get_legend_handles_labels()
     part.legend(handles, names, loc="outside upper center", ncols=2 if bands else 3)
 
@@ -66,7 +67,7 @@ def draw_numbers(part: Any, frame: pd.DataFrame, numbers: Sequence[str]) -> None
     for axes, name in zip(part.subplots(1, len(numbers), squeeze=False)[0], numbers, strict=True):
         curve = frame[frame.measure == name]
         axes.plot(curve.step, curve.value, color=COLOURS[0], marker=".")
-        axes.set(xlabel="step", title=name)
+        axes.set(xlabel="training step", title=name)
 
 
 def set_scale(axes: Any, frame: pd.DataFrame) -> None:
@@ -99,7 +100,7 @@ def draw_targets(axes: Any, part: pd.DataFrame, source: Any) -> None:
         axes.plot(
             curve.step, curve.value, color=colour, linewidth=1.8 if own else 1.0, label=f"target: {target}", marker="."
         )
-        axes.fill_between(curve.step, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(curve.step, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
     axes.set_title(f"source: {source}")
 
 
@@ -109,4 +110,4 @@ def draw_within_and_between(axes: Any, steps: Sequence[int], bands: np.ndarray) 
     for colour, (name, band) in zip(COLOURS, named.items(), strict=False):
         low, middle, high = band.T
         axes.plot(steps, middle, color=colour, label=name, marker=".")
-        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import textwrap
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from local_elasticity.measures.registry import is_ratio
+from local_elasticity.measures.registry import axis_of, is_ratio
+from local_elasticity.statistics.class_pairs import read_pairs, summarized
 from local_elasticity.store.atomic import write_whole
 
 if TYPE_CHECKING:
@@ -56,6 +58,11 @@ def width_of(columns: int) -> float:
     return (ONE_COLUMN, TWO_COLUMNS)[columns - 1]
 
 
+def wrapped(words: str) -> str:
+    """Words for an axis, on lines that a small panel has room for."""
+    return textwrap.fill(words, LONGEST_LINE)
+
+
 def save_figure(made: Figure, path: Path) -> list[Path]:
     """Write `path` with the endings .png and .svg; equal figures make equal files."""
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
@@ -72,7 +79,25 @@ def similarity_figure(S: xr.DataArray, columns: int = 1) -> Figure:
     width = width_of(columns)
     with mpl.rc_context(STYLE):
         made = figure(width, 0.88 * width)
-        draw_similarity(made.subplots(), S, str(S.attrs.get("measure", "similarity")))
+        draw_similarity(made.subplots(), S)
+    return made
+
+
+def class_figure(S: xr.DataArray, columns: int = 1) -> Figure:
+    """The median of every pair of classes, with its number: rows are the classes of the sources. An example with
+    itself does not count, and pairs of classes without a value are grey."""
+    width = width_of(columns)
+    frame = summarized(read_pairs(S, None, None), "median", "exclude", 0)
+    table = frame.pivot(index="source_class", columns="target_class", values="value")
+    with mpl.rc_context(STYLE):
+        made = figure(width, 0.88 * width)
+        axes = made.subplots()
+        image = _draw_values(axes, table.to_numpy(float), str(S.attrs.get("measure", "similarity")), "median ")
+        for side, names in ((axes.yaxis, table.index), (axes.xaxis, table.columns)):
+            side.set_ticks(range(len(names)), labels=[_shortened(name) for name in names])
+        axes.set(xlabel="class of the target", ylabel="class of the source")
+        _fit_names(axes)
+        _write_numbers(axes, image)
     return made
 
 
@@ -83,7 +108,7 @@ def comparison_figure(before: xr.DataArray, after: xr.DataArray, difference: xr.
         made = figure(width, 0.36 * width)
         panels = zip(made.subplots(1, 3), (before, after, difference), ("before", "after", "difference"), strict=True)
         for axes, S, title in panels:
-            draw_similarity(axes, S, title)
+            draw_similarity(axes, S, title, "after − before" if title == "difference" else None)
     return made
 
 
@@ -101,30 +126,124 @@ def forecast_figure(before: np.ndarray, forecast: np.ndarray, right: np.ndarray,
         axes.axhline(0, color="0.4", linewidth=0.6)
         axes.axline((0, 0), slope=1, color="0.4", linewidth=0.6, linestyle=":")
         axes.set(xlabel="margin before", ylabel="margin forecast")
-        axes.legend()
+        made.legend(loc="outside upper center", ncols=3)
     return made
 
 
-def draw_similarity(axes: Any, S: xr.DataArray, title: str) -> None:
+def draw_similarity(axes: Any, S: xr.DataArray, title: str = "", label: str | None = None) -> None:
     """The matrix on given axes, with its colour bar. Where 1 is the source itself, what is beyond it is drawn as 1."""
     rows, row_edges, row_names = _by_class(S, "source")
     columns, column_edges, column_names = _by_class(S, "target")
-    values = S.values[np.ix_(rows, columns)]
+    _draw_values(axes, S.values[np.ix_(rows, columns)], str(S.attrs.get("measure", "similarity")), label=label)
+    if max(len(row_edges), len(column_edges)) <= MOST_LINES:
+        for edge in row_edges[1:-1]:
+            axes.axhline(edge - 0.5, color="white", linewidth=0.8)
+        for edge in column_edges[1:-1]:
+            axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+    for side, edges, names in ((axes.yaxis, row_edges, row_names), (axes.xaxis, column_edges, column_names)):
+        if names:
+            side.set_ticks((edges[:-1] + edges[1:]) / 2 - 0.5, labels=[_shortened(name) for name in names])
+    axes.set(title=title, xlabel="target", ylabel="source")
+    if row_names or column_names:
+        _fit_names(axes)
+
+
+def _draw_values(axes: Any, values: np.ndarray, measure: str, prefix: str = "", label: str | None = None) -> Any:
+    """Numbers as colours, and the bar that says what they are."""
     resolved = values[np.isfinite(values)]
     signed = bool(resolved.size and resolved.min() < 0)
     top = float(np.quantile(np.abs(resolved), 0.98)) if resolved.size else 1.0
-    if is_ratio(S.attrs.get("measure")):
+    if is_ratio(measure):
         top = min(top, 1.0)
+    top = top or 1.0
     colours = mpl.colormaps["RdBu_r" if signed else "viridis"].with_extremes(bad="0.7")
     image = axes.imshow(values, cmap=colours, vmin=-top if signed else 0, vmax=top, aspect="auto")
-    axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
-    for edge in row_edges[1:-1]:
-        axes.axhline(edge - 0.5, color="white", linewidth=0.8)
-    for edge in column_edges[1:-1]:
-        axes.axvline(edge - 0.5, color="white", linewidth=0.8)
-    _name_ticks(axes.set_yticks, row_edges, row_names)
-    _name_ticks(axes.set_xticks, column_edges, column_names)
-    axes.set(title=title, xlabel="target x′", ylabel="source x")
+    above, below = bool((resolved > top).any()), bool((resolved < (-top if signed else 0)).any())
+    extend = {(True, True): "both", (True, False): "max", (False, True): "min", (False, False): "neither"}[above, below]
+    words = prefix + axis_of(measure) if label is None else label
+    grey = "; grey: unresolved" if resolved.size < values.size else ""
+    axes.get_figure().colorbar(image, ax=axes, shrink=0.9, extend=extend, label=wrapped(words + grey))
+    return image
+
+
+def _write_numbers(axes: Any, image: Any) -> None:
+    """The value in each cell, dark on light and light on dark; none where they would not fit."""
+    values = np.ma.filled(image.get_array(), np.nan)
+    box = axes.get_window_extent()
+    room = min(box.width / values.shape[1] / LETTER, box.height / values.shape[0] / LINE) * 72 / axes.get_figure().dpi
+    size = min(7.0, room)
+    if size < SMALLEST_LETTERS:
+        return
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+            axes.text(column, row, _brief(value), ha="center", va="center", color=ink, fontsize=size)
+
+
+LETTER, LINE = 2.7, 1.4
+"""The width of a number in a cell and the height of a line, in units of the letters' size."""
+
+SMALLEST_LETTERS = 3.5
+"""Points; smaller numbers are left out."""
+
+MOST_LINES = 31
+"""Between classes; more would cover what they separate."""
+
+LONGEST_LINE = 26
+"""Letters on one line beside an axis."""
+
+LONGEST_NAME = 18
+"""Letters; longer class names are cut."""
+
+
+def _brief(value: float) -> str:
+    """Two significant digits.
+
+    >>> _brief(0.512), _brief(0.0512), _brief(5.12e-6), _brief(-12.3), _brief(0.0)
+    ('0.51', '0.05', '5e-6', '-12', '0')
+    """
+    if value == 0 or abs(value) >= 0.01:
+        return (
+            f"{value:.0f}" if abs(value) >= 10 or value == 0 else f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}"
+        )
+    mantissa, exponent = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _shortened(name: Any) -> str:
+    text = str(name)
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
+
+
+def _fit_names(axes: Any) -> None:
+    """Turn the names below a matrix where they would touch, and leave out names that would still touch their
+    neighbours."""
+    made = axes.get_figure(root=True)
+    made.get_layout_engine().execute(made)
+    names = [label for label in axes.get_xticklabels() if label.get_text()]
+    height = LINE * mpl.rcParams["xtick.labelsize"] * made.dpi / 72
+    if any(right.x0 < left.x1 + height / 2 for left, right in pairwise(name.get_window_extent() for name in names)):
+        axes.tick_params(axis="x", labelrotation=90)
+        made.get_layout_engine().execute(made)
+    box = axes.get_window_extent()
+    for side, length, count in (
+        (axes.xaxis, box.width, np.ptp(axes.get_xlim())),
+        (axes.yaxis, box.height, np.ptp(axes.get_ylim())),
+    ):
+        if side is axes.yaxis or (names and names[0].get_rotation() == 90):
+            _thin_out(side, float(height / (length / count)))
+
+
+def _thin_out(side: Any, apart: float) -> None:
+    """Keep names that are at least so far apart, in units of the axis."""
+    places, names = side.get_ticklocs(), [label.get_text() for label in side.get_ticklabels()]
+    kept: list[int] = []
+    for at, place in enumerate(places):
+        if not kept or place - places[kept[-1]] >= apart:
+            kept.append(at)
+    if any(names):
+        side.set_ticks([places[at] for at in kept], labels=[names[at] for at in kept])
 
 
 def _by_class(S: xr.DataArray, axis: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -135,8 +254,3 @@ def _by_class(S: xr.DataArray, axis: str) -> tuple[np.ndarray, np.ndarray, list[
     labels = S[name].values
     names, counts = np.unique(labels, return_counts=True)
     return np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(counts)]), [str(n) for n in names]
-
-
-def _name_ticks(set_ticks: Any, edges: np.ndarray, names: Sequence[str]) -> None:
-    if names:
-        set_ticks((edges[:-1] + edges[1:]) / 2 - 0.5, labels=names)

@@ -1,0 +1,96 @@
+"""Figures for print: names that do not touch, words on axes, the numbers of class pairs."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+import local_elasticity as le
+from local_elasticity.measures.registry import OURS
+
+CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def similarity(names, each=6, measure="relative", seed=0):
+    labels = np.repeat(names, each)
+    values = np.random.default_rng(seed).random((len(labels), len(labels)))
+    return le.as_similarity(values, source_labels=labels, measure=measure)
+
+
+def texts(made):
+    """The boxes of all that is written in a figure."""
+    made.canvas.draw()
+    axes = made.axes[0]
+    written = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    low, high = made.axes[1].get_ylim()
+    ticks = zip(made.axes[1].get_yticks(), made.axes[1].get_yticklabels(), strict=True)
+    written += [made.axes[1].yaxis.label, *(label for place, label in ticks if low <= place <= high)]
+    return {
+        (text.get_text(), at): text.get_window_extent() for at, text in enumerate(written) if text.get_text().strip()
+    }
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("by", ["example", "class"])
+@pytest.mark.parametrize(
+    "names", [CIFAR, [f"a class with a long name {i}" for i in range(10)], [f"class {i:03}" for i in range(60)]]
+)
+def test_no_words_of_a_matrix_overlap(names, by, columns):
+    made = similarity(names, each=2).le.plot(columns, by=by)
+    boxes = texts(made)
+    assert len(boxes) > 10
+    assert not [(a, b) for a, b in combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
+    width, height = made.canvas.get_width_height()
+    for name, box in boxes.items():
+        assert box.x0 >= -1, name
+        assert box.x1 <= width + 1, name
+        assert box.y0 >= -1, name
+        assert box.y1 <= height + 1, name
+
+
+def test_the_class_figure_has_the_medians():
+    S = similarity(CIFAR)
+    made = S.le.plot(by="class")
+    table = S.le.classes(resamples=0).pivot(index="source_class", columns="target_class", values="value")
+    assert [label.get_text() for label in made.axes[0].get_yticklabels()] == list(table.index)
+    np.testing.assert_array_equal(made.axes[0].images[0].get_array(), table.to_numpy())
+    assert [float(text.get_text()) for text in made.axes[0].texts] == pytest.approx(table.to_numpy().ravel(), abs=0.006)
+
+
+def test_the_class_figure_needs_classes():
+    with pytest.raises(ValueError, match="no classes"):
+        le.as_similarity(np.eye(3), square=True).le.plot(by="class")
+    with pytest.raises(ValueError, match="by: expected one of example, class, got 'classes'"):
+        similarity(CIFAR).le.plot(by="classes")
+
+
+@pytest.mark.parametrize("measure", [one.name for one in OURS])
+def test_axes_have_words(measure):
+    label = similarity(["a", "b"], measure=measure).le.plot().axes[1].get_ylabel()
+    assert " " in label
+    assert "_" not in label
+
+
+def test_what_is_not_resolved_is_said():
+    S = similarity(["a", "b"])
+    assert "grey" not in S.le.plot().axes[1].get_ylabel()
+    S[0, 1] = np.nan
+    assert "grey: unresolved" in S.le.plot().axes[1].get_ylabel().replace("\n", " ")
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_the_legend_of_a_history_is_beside_its_curves(columns):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 3)
+    sources = torch.randn(12, 4), torch.arange(12) % 3
+    monitor = le.Monitor(net, sources, loss="cross_entropy", measures=("relative", "kl"), every=1, budget=None)
+    for step in range(3):
+        monitor.step(step)
+    made = monitor.plot(columns)
+    made.canvas.draw()
+    part = made.subfigs[0]
+    legend = part.legends[0].get_window_extent()
+    assert not [axes for axes in part.axes if legend.overlaps(axes.get_window_extent())]
+    assert {axes.get_xlabel() for axes in part.axes[-3:]} == {"training step"}
+    assert part.axes[0].get_ylabel().startswith("change at the target")
