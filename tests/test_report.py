@@ -34,7 +34,7 @@ from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.front import Front
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side, chosen_rows, in_order, sampled, shown
-from local_elasticity.report.words import effect, number, printed
+from local_elasticity.report.words import effect, printed
 from local_elasticity.report.write import read_examples
 from local_elasticity.statistics.claims import Claim
 from local_elasticity.statistics.judging import judge
