@@ -341,7 +341,9 @@ def measured_with_adamw(make: Callable[[], Job], device: str) -> dict[str, Any]:
     }
 
 
-def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, engine: str) -> dict[str, Any]:
+def measured(
+    name: str, make: Callable[[], Job], device: str, *, linear: bool, engine: str, turns: int = TURNS
+) -> dict[str, Any]:
     torch.manual_seed(0)
     job = make()
     job.problem.model.to(device)
@@ -354,7 +356,7 @@ def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, e
     first, response = timed(lambda: ours(engine=engine), device)
     good_loop(job, range(1))
     loops, naive, autos = [], [], []
-    for _ in range(TURNS):
+    for _ in range(turns):
         loops.append(timed(lambda: good_loop(job, range(job.n)), device)[0])
         naive.append(timed(lambda: naive_loop(job, range(job.n)), device)[0])
         seconds, response = timed(lambda: ours(engine=engine), device)
@@ -372,35 +374,35 @@ def measured(name: str, make: Callable[[], Job], device: str, *, linear: bool, e
     found |= agreement(job, response)
     if linear:
         timed(lambda: ours(engine="linearized"), device)
-        turns = [timed(lambda: ours(engine="linearized"), device)[0] for _ in range(TURNS)]
-        found["linearized_s"] = statistics.median(turns)
+        linearized = [timed(lambda: ours(engine="linearized"), device)[0] for _ in range(turns)]
+        found["linearized_s"] = statistics.median(linearized)
         found["linearized / auto"] = found["linearized_s"] / found["auto_s"]
     print(name, json.dumps(found), flush=True)
     return found
 
 
 def measured_large(device: str) -> dict[str, Any]:
-    """LoRA on 7B parameters: all pairs of 64 sequences of 256 tokens, twice; a few pairs against a loop in float64."""
+    """LoRA on 7B parameters, 64 sequences of 256 tokens: the first call on 16 of them, then all pairs; a few pairs
+    against a loop in float64."""
     torch.manual_seed(0)
     with torch.device(device):
         job = lora(64, 256, **SHAPE_7B)
-    update = le.SGD(STEP_SIZE)
+    print("7B parameters are there", flush=True)
+
+    def ours(n: int, problem: le.Problem = job.problem, **options: Any) -> le.Response:
+        some = {name: part[:n] for name, part in job.inputs.items()}
+        return le.respond(problem, (some, job.labels[:n]), update=le.SGD(STEP_SIZE), progress=False, **options)
+
+    first, response = timed(lambda: ours(16), device)
+    print(f"first call, 16 x 16: {first:.1f} s, {response.engine}", flush=True)
     torch.cuda.reset_peak_memory_stats()
-    runs = [timed(lambda: le.respond(job.problem, (job.inputs, job.labels), update=update), device) for _ in range(2)]
-    response, peak = runs[-1][1], torch.cuda.max_memory_allocated()
-    few = {name: part[:4] for name, part in job.inputs.items()}
-    exact = job.problem.to(torch.float64)
-    truth = le.respond(exact, (few, job.labels[:4]), update=update, engine=le.Looped(), progress=False)
-    error = (response.target_change[:4, :4].double() - truth.target_change).abs() / truth.target_change.abs()
-    return {
-        "first_s": runs[0][0],
-        "auto_s": runs[1][0],
-        "engine": response.engine,
-        "notes": list(response.notes),
-        "peak_GiB": peak / 2**30,
-        "worst": float(error.max()),
-        "median": float(error.median()),
-    }
+    seconds, response = timed(lambda: ours(64), device)
+    found = {"first_s": first, "auto_s": seconds, "engine": response.engine, "notes": list(response.notes)}
+    found["peak_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    print(json.dumps(found), flush=True)
+    truth = ours(4, job.problem.to(torch.float64), engine=le.Looped()).target_change
+    error = (response.target_change[:4, :4].double() - truth).abs() / truth.abs()
+    return found | {"worst": float(error.max()), "median": float(error.median())}
 
 
 def agreement(job: Job, response: le.Response) -> dict[str, float]:
@@ -424,6 +426,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="networks by name; nothing is written then")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--no-linear", action="store_true")
+    parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--adamw", action="store_true", help="measure AdamW alone, and put it into the results")
     parser.add_argument("--large", action="store_true", help="measure LoRA on 7B parameters, and put it there too")
     options = parser.parse_args()
@@ -448,7 +451,9 @@ def main() -> None:
             continue
         try:
             linear = not options.no_linear
-            results[name] = measured(name, make, options.device, linear=linear, engine=options.engine)
+            results[name] = measured(
+                name, make, options.device, linear=linear, engine=options.engine, turns=options.turns
+            )
             if options.device == "cuda" and name in WITH_ADAMW:
                 results[name]["adamw"] = measured_with_adamw(make, options.device)
                 print(name, "AdamW", json.dumps(results[name]["adamw"]), flush=True)
