@@ -516,7 +516,7 @@ def test_what_cannot_be_shown_is_said(S, tmp_path):
     (tmp_path / "empty.zarr").mkdir()
     xr.Dataset({"other": ("a", [1.0])}).to_zarr(tmp_path / "other.zarr", consolidated=False)
     (tmp_path / "paper").mkdir()
-    (tmp_path / "paper" / "result.json").write_text('{"schema": 1}')
+    (tmp_path / "paper" / "result.json").write_text('{"schema": 2}')
     for name, text in (("list.zarr", "[]"), ("null.zarr", '{"attributes": null}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "zarr.json").write_text(text)
