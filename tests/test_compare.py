@@ -3,7 +3,6 @@
 import copy
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -112,16 +111,18 @@ def trained(net, steps=40):
 @pytest.mark.parametrize("measure", ["relative", "kl", "loss", "stiffness_cos", "activation"])
 def test_two_models_are_two_similarities(measure):
     young = network() if measure != "activation" else nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
-    young, old = (net.double() for net in (young, trained(young)))  # the same digits by whichever engine
+    young, old = (net.double() for net in (young, trained(young)))
     fine = x.double()
     options = {"sources": (fine, y), "targets": (fine[:5], y[:5]), "measure": measure}
+    if measure in ("relative", "kl", "loss"):
+        options["engine"] = "looped"  # the winner of a race may differ from call to call, and with it the last digits
     found = le.compare(young, old, loss="cross_entropy", **options)
     for S, net in ((found.before, young), (found.after, old)):
         expected = le.similarity(net, loss="cross_entropy", **options)
         assert np.allclose(S.values, expected.values, equal_nan=True)
     problems = [le.Problem.of(net, "cross_entropy") for net in (young, old)]
     again = le.compare(*problems, **options)
-    pd.testing.assert_frame_equal(again.frame(), found.frame())
+    assert again.frame().equals(found.frame())
 
 
 def test_one_step_for_both_models():
