@@ -6,7 +6,8 @@ when nothing was learned. Two more terms belong to the row: the part of the step
 which is coherent and can be far larger than random rounding, and, for several outputs, the rounding of the loss
 gradient, which turns the step: much where that gradient is a small difference f − y, by that of the logits where it is
 a product. An engine that does not subtract has only a few units of relative rounding, and the rounding of what decay
-and momentum do to every step, which is measured against float64.
+and momentum do to every step, which is measured against float64. An optimizer whose code rounds weights to float32 also
+rounds its displacements, by at most what a few of its steps show.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, sizes_of
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, leaves_of, sizes_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
-from local_elasticity.engine.update import Rule, Update, without_gradient
+from local_elasticity.engine.update import FromOptimizer, Rule, Update, without_gradient
 from local_elasticity.shapes import Bool, Float
 
 RESOLVED = 1000.0
@@ -38,6 +39,9 @@ NULL_SAMPLES = 32
 
 DRIFT_TARGETS = 16
 """Targets at which the rounding of what all steps share is measured."""
+
+STEPS_LOOKED_AT = 4
+"""Sources whose steps tell how much of a displacement may be rounding, where an optimizer rounds."""
 
 PATTERN = 65537
 """Length of the random pattern of null steps; prime, so that it falls out of step with rows and channels."""
@@ -59,6 +63,8 @@ class Noise:
     """The unit of the coarsest numbers inside the network, where that is coarser than the predictions' own."""
     drift: float = 0.0
     """The rounding of what all steps share, where changes are not differences of predictions."""
+    step: float = 0.0
+    """The most that rounding may be of a displacement, as a share of it."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -80,6 +86,7 @@ class Noise:
             gradient_cancels(job.bound.problem.loss, job.source_labels),
             job.bound.replica.effects.coarsest if job.bound.replica.effects else 0.0,
             0.0 if runner.subtracts else _drift_noise(job, runner),
+            _step_rounding(job),
         )
 
     def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:
@@ -93,6 +100,7 @@ class Noise:
             self.gradient_cancels,
             computed_in,
             finer * self.drift,
+            self.step,
         )
 
     def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
@@ -100,7 +108,7 @@ class Noise:
         square, since norms square."""
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
-        share = (realized - 1).abs() + ROUNDING * eps
+        share = (realized - 1).abs() + ROUNDING * eps + self.step
         if gradient[0].numel() > 1 and self.gradient_cancels:
             size = _size(gradient)
             share = share + eps / size.clamp_min(torch.finfo(size.dtype).tiny)
@@ -205,6 +213,22 @@ def _drift_error(job: Job, runner: Runner) -> float:
         return 0.0
     off = found - exact
     return float(off[off.isfinite()].square().mean().sqrt()) if bool(off.isfinite().any()) else 0.0
+
+
+def _step_rounding(job: Job) -> float:
+    """The largest share that rounding may be of ⟨g, Δ⟩ for a few sources, if it has the same sign everywhere."""
+    unit = job.update.rounding(job.bound.problem) if isinstance(job.update, FromOptimizer) else 0.0
+    if unit <= torch.finfo(torch.float64).eps:
+        return 0.0
+    params = job.bound.params
+    shares = []
+    for row in spread(job.n, STEPS_LOOKED_AT, job.bound.device).tolist():
+        _, _, gradient = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=True)
+        moved = job.rule(params, gradient)
+        rounded = sum(float((g * params[name]).abs().sum()) for name, g in gradient.items())
+        whole = abs(sum(float((g * moved[name]).sum()) for name, g in gradient.items()))
+        shares.append(unit / 2 * rounded / whole if whole else 0.0)
+    return max(shares)
 
 
 def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:

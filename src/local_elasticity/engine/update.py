@@ -5,11 +5,9 @@ A rule returns the *displacement* w⁺ − w, not w⁺, so that nothing cancels 
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from local_elasticity.engine.copying import without_finalizer
+from local_elasticity.engine.optimizer_copy import OptimizerCopy, Places
 from local_elasticity.engine.problem import BoundProblem, Problem, as_real
 from local_elasticity.engine.replica import Params
 
@@ -115,14 +113,15 @@ def walking_rule(update: Update, bound: BoundProblem) -> RulePair:
         )
         places, norm, value = {name: (0, j) for j, name in enumerate(names)}, None, None
     else:
-        places = {name: place for name, (place, _, _) in update._settings(bound.problem).items()}
-        optimizer, norm, value = _copied(update.optimizer), update.clip_norm, update.clip_value
+        places = update._places(bound.problem)
+        optimizer, norm, value = update.optimizer, update.clip_norm, update.clip_value
+    moving = OptimizerCopy.of(optimizer, places)
 
     def step(params: Params, gradient: Params) -> Params:
-        return _stepped(optimizer, places, params, _clipped(gradient, norm, value))
+        return moving.step(params, _clipped(gradient, norm, value))
 
     def ahead(params: Params, gradient: Params) -> Params:
-        return _stepped(_copied(optimizer), places, params, _clipped(gradient, norm, value))
+        return moving.copy().step(params, _clipped(gradient, norm, value))
 
     return RulePair(hooked(step, bound), hooked(ahead, bound))
 
@@ -284,9 +283,10 @@ class FromOptimizer:
     """The step that *your* optimizer, with its present momentum and second moments, would take on one example.
 
     `torch.optim.SGD`, `Adam` and `AdamW` are computed directly. Any other optimizer, also of a class of your own, takes
-    its step on a deep copy, one source at a time. The optimizer is read, never stepped. Existing `.grad` and loss
-    scaling are not part of it, and parameters outside the optimizer do not move. At a learning rate of 0, where a
-    warm-up begins, nothing moves, and all similarities are unresolved.
+    its step on a deep copy in float64, one source at a time; if its code insists on float32, the rounding counts as
+    noise. The optimizer is read, never stepped. Existing `.grad` and loss scaling are not part of it, and parameters
+    outside the optimizer do not move. At a learning rate of 0, where a warm-up begins, nothing moves, and all
+    similarities are unresolved.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, also inside the wrappers of Lightning and Accelerate.
@@ -396,15 +396,32 @@ class FromOptimizer:
 
     def _rule(self, problem: Problem) -> Rule:
         """The rule of the optimizer alone."""
-        settings = self._settings(problem)
         if not self.vectorizes:
-            return _on_a_copy(self.optimizer, {name: index for name, (index, _, _) in settings.items()})
+            ready = OptimizerCopy.of(self.optimizer, self._places(problem))
+            return lambda params, gradient: ready.copy().step(params, gradient)
+        settings = self._settings(problem)
         direct = _DIRECT[type(self.optimizer)]
 
         def displacement(params: Params, gradient: Params) -> Params:
             return {name: direct(params[name], g, settings[name][1], settings[name][2]) for name, g in gradient.items()}
 
         return displacement
+
+    def rounding(self, problem: Problem) -> float:
+        """The relative rounding of the weights that displacements are differences of.
+
+        Args:
+            problem: names the parameters that step.
+
+        Returns:
+            0 for optimizers that are computed directly. Others step in float64, unless their code insists on less.
+        """
+        if self.vectorizes:
+            return 0.0
+        return OptimizerCopy.of(self.optimizer, self._places(problem)).unit
+
+    def _places(self, problem: Problem) -> Places:
+        return {name: place for name, (place, _, _) in self._settings(problem).items()}
 
     def _settings(self, problem: Problem) -> dict[str, tuple[tuple[int, int], Mapping[str, Any], Mapping[str, Any]]]:
         """Parameter name → (its place in the optimizer, its group's options, its state cast to the problem's dtype)."""
@@ -486,48 +503,6 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
-def _on_a_copy(optimizer: torch.optim.Optimizer, places: dict[str, tuple[int, int]]) -> Rule:
-    return lambda params, gradient: _stepped(_copied(optimizer), places, params, gradient)
-
-
-def _stepped(
-    moving: torch.optim.Optimizer, places: dict[str, tuple[int, int]], params: Params, gradient: Params
-) -> Params:
-    """The displacement by a step of this optimizer, whose state moves."""
-    after = {name: moving.param_groups[i]["params"][j] for name, (i, j) in places.items()}
-    for name, p in after.items():
-        p.grad = None
-        if name not in gradient:
-            continue
-        stored = torch.view_as_complex if p.is_complex() else Tensor.clone
-        p.data = stored(params[name].clone())
-        p.grad = stored(gradient[name].clone())
-        moving.state[p] = {key: _cast_state(value, p.dtype) for key, value in moving.state[p].items()}
-    try:
-        type(moving).step(moving)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"optimizer: {type(moving).__name__} cannot step on a dense gradient alone ({error}); "
-            "use le.SGD, le.Adam or another optimizer"
-        ) from error
-    return {name: as_real(p.detach()) - params[name] for name, p in after.items() if name in gradient}
-
-
-def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer of its own with parameters of its own; `copy.deepcopy` loses what a class adds to its instances."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    memo = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
-    for p in held:
-        memo[id(p)].__dict__.update(vars(p))
-    made: torch.optim.Optimizer = object.__new__(without_finalizer(type(optimizer)))
-    for key, value in vars(optimizer).items():
-        if key == "state":
-            made.state = defaultdict(dict, {memo[id(p)]: copy.deepcopy(of, memo) for p, of in value.items()})
-        elif key != "step":  # a scheduler's wrapper, which would step the user's
-            setattr(made, key, copy.deepcopy(value, memo))
-    return made
-
-
 def _decayed(params: Params, gradient: Params, weight_decay: float) -> Params:
     return {name: g + weight_decay * params[name] for name, g in gradient.items()} if weight_decay else gradient
 
@@ -537,11 +512,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor) or not value.ndim:
         return value
     return as_real(value).to(dtype) if value.is_floating_point() or value.is_complex() else value
-
-
-def _cast_state(value: Any, dtype: torch.dtype) -> Any:
-    floating = isinstance(value, Tensor) and value.ndim and (value.is_floating_point() or value.is_complex())
-    return value.to(dtype) if floating else value
 
 
 def _checked(name: str, value: Any, *, zero: bool = False) -> float:
