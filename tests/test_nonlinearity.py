@@ -217,3 +217,18 @@ def test_the_model_is_as_it_was():
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("n", [6, 36])
+@pytest.mark.parametrize("step", [1e-2, 3.0])
+def test_differences_and_derivatives_agree_with_few_sources_and_many(n, step):
+    """With many sources the limits are found beside the rows, in one pass."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    problem = le.Problem.of(net, "cross_entropy")
+    sources = torch.randn(n, 4, dtype=torch.float64), torch.arange(n) % 3
+    found, expected = (
+        le.respond(problem, sources, update=le.SGD(step), engine=engine).nonlinearity
+        for engine in (le.Structured(), le.Looped())
+    )
+    assert found == pytest.approx(expected, rel=1e-4)

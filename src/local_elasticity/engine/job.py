@@ -34,6 +34,16 @@ COMPANY = 4
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Pairs whose limits of small steps are asked for. An engine that finds them beside its rows puts them into
+    `limits`, by source: [targets, k]."""
+
+    sources: tuple[int, ...]
+    targets: Tensor
+    limits: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
 class Job:
     """n updates to take and m targets to read, at one moment of training.
 
@@ -56,6 +66,7 @@ class Job:
     kind: Kind
     target_labels: Tensor | None = None
     output_shape: tuple[int, ...] = ()
+    sampled: Sampled | None = None
 
     @classmethod
     def read(
@@ -227,6 +238,7 @@ class Job:
             target_inputs=tree_map(cast, self.target_inputs),
             target_labels=None if self.target_labels is None else cast(self.target_labels),
             targets_are_sources=False,
+            sampled=None,
         )
 
     def few(self, bound: BoundProblem, update: Update, rows: Tensor, targets: Tensor) -> Job:

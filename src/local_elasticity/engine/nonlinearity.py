@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from local_elasticity.engine.inputs import spread, take
+from local_elasticity.engine.job import Job, Sampled
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
 from local_elasticity.engine.replica import Params
@@ -32,7 +33,6 @@ from local_elasticity.warn import warn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from local_elasticity.engine.job import Job
     from local_elasticity.engine.response import Response
 
 SOURCES, TARGETS = 3, 4
@@ -76,12 +76,19 @@ def warn_of_large_step(nonlinearity: float) -> None:
         warn(words, LargeStepWarning)
 
 
+def sampled(job: Job) -> Sampled:
+    """The pairs that are looked at."""
+    device = job.bound.device
+    return Sampled(tuple(spread(job.n, SOURCES, device).tolist()), spread(job.m, TARGETS, device), {})
+
+
 def nonlinearity_of(job: Job, response: Response) -> float:
-    """‖R − JΔ‖ / ‖JΔ‖, the median over a few sources whose change is clear of rounding; NaN where the network has no
-    such derivative or no row is clear."""
+    """‖R − JΔ‖ / ‖JΔ‖ of the sampled pairs, the median over the sources whose change is clear of rounding; NaN where
+    the network has no such derivative or no row is clear."""
     if not response.exact:
         return 0.0
-    rows, columns = spread(job.n, SOURCES, job.bound.device), spread(job.m, TARGETS, job.bound.device)
+    assert job.sampled is not None
+    rows, columns = torch.tensor(job.sampled.sources, device=job.bound.device), job.sampled.targets
     changes = response.target_change[rows][:, columns]
     noise = response.noise_scale[rows, None, None] * response.target_noise[columns]
     sizes, heard = changes.flatten(1).norm(dim=1), noise.flatten(1).norm(dim=1)
@@ -90,7 +97,8 @@ def nonlinearity_of(job: Job, response: Response) -> float:
         return math.nan
     rows, changes, noise = rows[told], changes[told], noise[told]
     reads = response.engine == "structured" and not job.removes_drift
-    limits = _by_differences(job, rows, columns) if reads else None
+    known = [job.sampled.limits.get(row) for row in rows.tolist()]
+    limits = _by_differences(job, rows, columns, known) if reads else None
     limits = _by_derivatives(job, rows, columns) if limits is None else limits
     if limits is None:
         return math.nan
@@ -99,14 +107,19 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     return float(median(shares.tolist()))
 
 
-def _by_differences(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """The limits of some pairs, [r, c, k], from differences; None for a network that these cannot read."""
-    few = job.again(job.bound, rows)
-    few = replace(few, target_inputs=take(few.target_inputs, columns))
-    try:
-        found = limits_of(few)
-    except (UnsupportedModelError, ReusedParameterError):
-        return None
+def _by_differences(job: Job, rows: Tensor, columns: Tensor, known: list[Tensor | None]) -> Tensor | None:
+    """The limits of some pairs, [r, c, k], from differences, unless all of them are known; None for a network that
+    these cannot read."""
+    found_beside_rows = [one for one in known if one is not None]
+    if len(found_beside_rows) == len(known):
+        found = torch.stack(found_beside_rows)
+    else:
+        few = job.again(job.bound, rows)
+        few = replace(few, target_inputs=take(few.target_inputs, columns))
+        try:
+            found = limits_of(few)
+        except (UnsupportedModelError, ReusedParameterError):
+            return None
     return found if bool(found.isfinite().all()) else None
 
 

@@ -24,7 +24,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import Noise, resolved_rows
-from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of
+from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of, sampled
 from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
@@ -142,6 +142,7 @@ def response_of(
             memory=memory,
             check_targets=check_targets,
         )
+        job = replace(job, sampled=sampled(job)) if nonlinearity else job
         with Progress(job.n, "updates", progress) as bar:
             if refine or engine is None:
                 response = _auto(job, engine, bar)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +25,9 @@ from local_elasticity.shapes import Float
 PLACES = 16
 """Places are padded to multiples of this on a GPU, as its fast kernels require."""
 
+LINEAR_SHARE = 1e-6
+"""Of a step, a share so small that changes are linear in it."""
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -34,20 +37,26 @@ class Steps:
     loss_gradient: Float[Tensor, "c batch k"]
 
     @classmethod
-    def on(cls, job: Job, coverage: Coverage, start: int, stop: int, share: float = 1.0) -> Steps:
-        """One backward pass over the sources start … stop − 1; the parameters change by this share of a step."""
-        bound = job.bound
-        inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
+    def on(
+        cls, job: Job, coverage: Coverage, start: int, stop: int, share: float = 1.0, again: Sequence[int] = ()
+    ) -> Steps:
+        """One backward pass over the sources start … stop − 1; the parameters change by this share of a step. With a
+        plain rule, the sources `again` follow with `LINEAR_SHARE` of theirs."""
+        bound, c = job.bound, stop - start
+        rows = torch.tensor([*range(start, stop), *again], device=bound.device) if again else slice(start, stop)
+        inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, rows))
         tape = coverage.record(bound, inputs)
-        loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
+        loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[rows])
+        if again:
+            loss_gradient[c:] *= LINEAR_SHARE
         cotangents = loss_gradient.flatten(0, 1)
         uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         with torch.no_grad():
-            gradients = _Gradients(job, tape, uses, slice(start, stop), share)
+            gradients = _Gradients(job, tape, uses, slice(start, stop + len(again)), share)
             if coverage.unsupported:
                 gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
             made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
-        return cls(made, loss_gradient)
+        return cls(made, loss_gradient[:c])
 
 
 class _Gradients:

@@ -31,7 +31,7 @@ from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.products import SPLIT_ROUNDING, Splits, by_parts
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, products, shapes
-from local_elasticity.engine.steps import Steps
+from local_elasticity.engine.steps import LINEAR_SHARE, Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import SGD, Update
@@ -75,6 +75,9 @@ TILE_BYTES = {"cpu": 1 << 27}
 MOST_TARGETS = 64
 """Targets of a tile. Where caches are small, or memory is, it has about as many of them as of sources, since either
 brings work that the others share: the gradient of a source, and the values before the step at a target."""
+
+LIMITS_SHARE = 10
+"""As many times more rows than limits there are at least, where limits are found beside the rows."""
 
 MOST_OUTPUTS = 256
 """Outputs up to which products by parts are precise enough to tell a change in all of them from its rounding."""
@@ -206,14 +209,18 @@ class StructuredRunner(Runner):
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
-        job = self.job
+        job, sampled = self.job, self._sampled(start, stop)
         try:
-            steps = Steps.on(job, self.coverage, start, stop, self.share)
+            steps = Steps.on(job, self.coverage, start, stop, self.share, sampled)
         except ReusedParameterError as error:
             self.coverage = self.coverage.without(error.names)
             return self.rows(start, stop)
         with torch.no_grad(), by_parts(self.splits):
             target_change = self._changes(steps, job.target_inputs)
+            for place, row in enumerate(sampled, stop - start):
+                assert job.sampled is not None
+                job.sampled.limits[row] = target_change[place, job.sampled.targets] / LINEAR_SHARE
+            target_change = target_change[: stop - start]
             if job.targets_are_sources:
                 source_change = own_change(target_change, start)
             else:
@@ -223,6 +230,13 @@ class StructuredRunner(Runner):
         rounding = 0.0 if self.splits is None else SPLIT_ROUNDING
         realized = torch.full_like(steps.loss_gradient[:, 0, 0], 1 + rounding)
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
+
+    def _sampled(self, start: int, stop: int) -> list[int]:
+        """The sources among these whose limits are found beside their rows, where that is little work."""
+        job = self.job
+        if job.sampled is None or not job.plain or self.share != 1 or job.n < LIMITS_SHARE * len(job.sampled.sources):
+            return []
+        return [row for row in job.sampled.sources if start <= row < stop]
 
     def _changes(self, steps: Steps, inputs: Inputs) -> Tensor:
         """[c, b, k], some targets at a time."""
@@ -243,7 +257,7 @@ class StructuredRunner(Runner):
 class LimitRunner(StructuredRunner):
     """The limit η → 0 by differences: so small a share of each step that it is linear, scaled up again."""
 
-    share = 1e-6
+    share = LINEAR_SHARE
 
 
 def limits_of(job: Job) -> Tensor:
