@@ -105,6 +105,41 @@ def test_float64_computes_with_the_stored_numbers():
     torch.testing.assert_close(*(r.target_change for r in responses), rtol=SAME_IN_FLOAT64, atol=0)
 
 
+WRITES = {
+    "a row of the data": lambda w: w.data.__setitem__(0, 0.5),
+    "a row": lambda w: w.__setitem__(0, 0.5),
+    "a view": lambda w: w[:, 1:3].zero_(),
+    "all": lambda w: w.data.copy_(torch.full((8, 5), 0.2)),
+    "a transposed view": lambda w: w.t()[0].fill_(0.7),
+}
+
+
+class Writing(nn.Module):
+    def __init__(self, write):
+        super().__init__()
+        self.frozen, self.head, self.write = nn.Linear(5, 8), nn.Linear(8, 3), write
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.write(self.frozen.weight)
+        return self.head(torch.tanh(self.frozen(x)))
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_forward_pass_that_writes_a_stored_weight_is_followed(name):
+    torch.manual_seed(0)
+    net = Writing(WRITES[name])
+    net.frozen.requires_grad_(False).bfloat16()
+    before, whole = net.frozen.weight.clone(), copy.deepcopy(net).double()
+    sources = torch.randn(6, 5), torch.arange(6) % 3
+    found, expected = (
+        le.respond(le.Problem.of(one, "cross_entropy").to(torch.float64), sources, update=le.SGD(0.1)).target_change
+        for one in (net, whole)
+    )
+    torch.testing.assert_close(found, expected, rtol=SAME_IN_FLOAT64, atol=0)
+    assert torch.equal(net.frozen.weight, before)
+
+
 def test_disabled_adapters_are_measured_as_disabled(adapted, tokens):
     frozen = sequence_problem(adapted, params="lm_head")
     enabled = le.respond(frozen, tokens, update=le.SGD(0.1)).target_change

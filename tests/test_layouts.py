@@ -23,9 +23,12 @@ class Sorted(nn.Module):
 
     def forward(self, ids, lengths):
         lengths, order = lengths.sort(descending=True, stable=True)
-        x = torch.tanh(self.hidden(self.embed(ids[order])))
+        return self.body(ids[order], lengths)[order.argsort()]
+
+    def body(self, ids, lengths):
+        x = torch.tanh(self.hidden(self.embed(ids)))
         counts = (torch.arange(ids.shape[1]) < lengths[:, None]).to(x.dtype)[:, :, None]
-        return self.head((x * counts).sum(1) / lengths[:, None])[order.argsort()]
+        return self.head((x * counts).sum(1) / lengths[:, None])
 
 
 class Packed(nn.Module):
@@ -142,10 +145,7 @@ class Permuted(Sorted):
     def forward(self, ids, lengths):
         P = F.one_hot(lengths.argsort(descending=True, stable=True), len(lengths)).to(self.head.weight.dtype)
         both = self.permute(P, torch.cat([ids, lengths[:, None]], 1).to(P.dtype)).round().long()
-        ids, lengths = both[:, :-1], both[:, -1]
-        x = torch.tanh(self.hidden(self.embed(ids)))
-        counts = (torch.arange(ids.shape[1]) < lengths[:, None]).to(x.dtype)[:, :, None]
-        return self.permute(P.T, self.head((x * counts).sum(1) / lengths[:, None]))
+        return self.permute(P.T, self.body(both[:, :-1], both[:, -1]))
 
 
 @pytest.mark.parametrize("name", PERMUTATIONS)
@@ -159,6 +159,66 @@ def test_batches_that_any_function_permutes(name):
     assert_same_rows(found.target_change, truth.target_change, 1e-9)
     alone = le.ntk(problem, (ids[1:2], lengths[1:2]))
     torch.testing.assert_close(le.ntk(problem, (ids, lengths))[1:2, 1:2], alone)
+
+
+@torch.jit.script
+def in_order(ids, lengths):
+    order = torch.argsort(lengths, descending=True, stable=True)
+    return ids[order], lengths[order], torch.argsort(order)
+
+
+class Scripted(Sorted):
+    """Sorts where no function of torch is seen to be called."""
+
+    def forward(self, ids, lengths):
+        ids, lengths, back = in_order(ids, lengths)
+        return chosen_by_script(self.body(ids, lengths), back)
+
+
+@torch.jit.script
+def chosen_by_script(h, rows):
+    return h[rows]
+
+
+class SortedPieces(Sorted):
+    """Python compares tensors of one length each."""
+
+    def forward(self, ids, lengths):
+        pieces, keys = ids.split(1), [-one for one in lengths.split(1)]
+        order = sorted(range(len(pieces)), key=lambda i: keys[i])
+        out = self.body(torch.cat([pieces[i] for i in order]), torch.cat([-keys[i] for i in order])).split(1)
+        return torch.cat([out[order.index(i)] for i in range(len(order))])
+
+
+class ExchangedHalves(Sorted):
+    def forward(self, ids, lengths):
+        if len(ids) % 2:
+            return self.body(ids, lengths)
+        (a, b), (first, second) = ids.chunk(2), lengths.chunk(2)
+        swap = first < second
+        ids = torch.cat([torch.where(swap[:, None], b, a), torch.where(swap[:, None], a, b)])
+        x, z = self.body(ids, torch.cat([torch.maximum(first, second), torch.minimum(first, second)])).chunk(2)
+        return torch.cat([torch.where(swap[:, None], z, x), torch.where(swap[:, None], x, z)])
+
+
+class Rotated(Sorted):
+    """Slices that end at a number of examples which only the batch knows."""
+
+    def forward(self, ids, lengths):
+        k = (lengths < LENGTH).long().cumsum(0)[-1:].reshape(())
+        out = self.body(torch.cat([ids[k:], ids[:k]]), torch.cat([lengths[k:], lengths[:k]]))
+        k = len(ids) - k
+        return torch.cat([out[k:], out[:k]])
+
+
+@pytest.mark.parametrize("net", [Scripted, SortedPieces, ExchangedHalves, Rotated])
+def test_batches_that_are_ordered_out_of_sight(net):
+    torch.manual_seed(0)
+    problem = le.Problem.of(net().double(), "cross_entropy")
+    ids, lengths = torch.randint(20, (N, LENGTH)), few_are_shorter()
+    K = le.ntk(problem, (ids, lengths))
+    alone = [le.ntk(problem, (ids[i : i + 1], lengths[i : i + 1]))[0, 0] for i in range(N)]
+    torch.testing.assert_close(K.diagonal(), torch.stack(alone))
 
 
 class TwoHeads(nn.Module):

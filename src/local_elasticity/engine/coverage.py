@@ -126,7 +126,9 @@ class Coverage:
         if otherwise:
             raise ReusedParameterError(frozenset(otherwise))
         uses = tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses)
-        return replace(tape, uses=uses, moves=tape.moves or self.ambiguous)
+        effects = bound.replica.effects
+        sorts = effects is not None and effects.sorts
+        return replace(tape, uses=uses, moves=tape.moves or self.ambiguous or (sorts and count(inputs) > 1))
 
     def _places(self, use: Use) -> bool:
         """Whether a use was met when the network was read, and has room for its examples."""

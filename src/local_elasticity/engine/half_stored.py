@@ -18,6 +18,10 @@ LAYER_AXES = 2
 """Axes from which on a weight is kept as it is stored. Smaller ones take no memory and are cast."""
 
 
+class StoredWriteError(RuntimeError):
+    """A forward pass writes a weight that is kept in half precision, so that it has to be cast."""
+
+
 class HalfStored(Tensor):
     """A constant whose numbers are `stored` in half precision. It has the shape and the dtype of the cast tensor; every
     function computes with the cast numbers, of one weight at a time. Views of it stay in half precision.
@@ -49,12 +53,14 @@ class HalfStored(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            raise StoredWriteError(f"{func} writes a weight that is stored in half precision")
         if func in _VIEWS:
             first = args[0]
             return HalfStored(func(first.stored, *args[1:], **kwargs), first.dtype)
         if func is _aten.embedding.default and isinstance(args[0], HalfStored):
             return func(args[0].stored, *args[1:], **kwargs).to(args[0].dtype)
-        return func(*tree_map(_cast, args), **tree_map(_cast, kwargs))
+        return func(*tree_map(cast, args), **tree_map(cast, kwargs))
 
 
 def keeps_half(tensor: Tensor, dtype: torch.dtype | None) -> bool:
@@ -62,7 +68,8 @@ def keeps_half(tensor: Tensor, dtype: torch.dtype | None) -> bool:
     return dtype is not None and tensor.dtype in HALVES and dtype not in HALVES and tensor.ndim >= LAYER_AXES
 
 
-def _cast(value: Any) -> Any:
+def cast(value: Any) -> Any:
+    """A stored weight as a plain tensor of the precision that it computes in; anything else as it is."""
     return value.stored.to(value.dtype) if isinstance(value, HalfStored) else value
 
 

@@ -44,15 +44,14 @@ _BY_ENTRY = frozenset(
         "dim get_device is_complex is_contiguous is_floating_point ndimension nelement numel size stride "
         "element_size len"
     )
-)
+) - {Tensor.__bool__, Tensor.__float__, Tensor.__int__}
 """Functions of each entry, and those that ask for no values."""
 
 _BY_SHAPE = frozenset(
     _named(
-        "adjoint as_strided broadcast_tensors broadcast_to cat channel_shuffle chunk concat concatenate diagonal "
-        "expand expand_as flatten fold hstack interpolate moveaxis movedim narrow native_channel_shuffle pad permute "
-        "pixel_shuffle pixel_unshuffle ravel repeat reshape reshape_as split squeeze stack swapaxes swapdims t "
-        "tensor_split tile transpose tril triu unflatten unfold unsqueeze upsample view view_as vstack "
+        "adjoint broadcast_tensors broadcast_to channel_shuffle diagonal expand expand_as flatten fold interpolate "
+        "moveaxis movedim native_channel_shuffle pad permute pixel_shuffle pixel_unshuffle ravel repeat squeeze "
+        "swapaxes swapdims t tile transpose tril triu unfold unsqueeze upsample "
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
         "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d lp_pool1d lp_pool2d "
         "batch_norm group_norm instance_norm layer_norm rms_norm normalize local_response_norm"
@@ -60,10 +59,16 @@ _BY_SHAPE = frozenset(
 )
 """Functions that put entries where shapes alone say. Pooling and normalisation stay within an example."""
 
+_VIEWS = frozenset(_named("reshape reshape_as unflatten view view_as"))
+"""Functions that cut axes; harmless where the examples are not cut into groups."""
+
 _ALONG_AXES = frozenset(
-    _named("all amax amin any argmax argmin cumsum log_softmax logsumexp max mean min norm prod softmax std sum var")
+    _named(
+        "all amax amin any argmax argmin cat chunk concat concatenate cumprod cumsum hstack log_softmax logsumexp max "
+        "mean min narrow norm prod softmax split stack std sum tensor_split var vstack"
+    )
 )
-"""Functions that see all entries along some axes; harmless where the first axis is not among them."""
+"""Functions that take entries along some axes together or apart; harmless where that is not the first axis."""
 
 _WITH_WEIGHTS = frozenset(
     _named(
@@ -101,14 +106,18 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
     """Whether examples may come out of a function in an order that depends on values."""
     if examples == 1 or func in _BY_ENTRY or func in _BY_SHAPE or getattr(func, "__name__", "") == "__get__":
         return False
+    tensors = [one for one in flatten_tree(given) if isinstance(one, Tensor)]
+    if all(is_parameter(one) for one in tensors):
+        return False
     if func in (Tensor.__getitem__, Tensor.__setitem__):
         return _chooses(given[0][0], given[0][1], examples)
-    tensors = [one for one in flatten_tree(given) if isinstance(one, Tensor)]
-    made = next((one for one in flatten_tree(result) if isinstance(one, Tensor)), None)
-    if made is None or all(is_parameter(one) for one in tensors):
-        return False
+    made = [one for one in flatten_tree(result) if isinstance(one, Tensor)]
+    if not made:  # values that Python sees, and may decide by
+        return True
+    if func in _VIEWS:
+        return _has_first(tensors[0], examples) and not _has_first(made[0], examples)
     if func in _ALONG_AXES:
-        return not _keeps_first(tensors[0], made, examples)
+        return _first_axis(*given) or not _keeps_first(tensors, made, examples)
     if func in _WITH_WEIGHTS:
         return not any(is_parameter(one) for one in tensors) and _may_permute(tensors, examples)
     return func is not F.scaled_dot_product_attention or not _apart(tensors[:3], examples)
@@ -117,15 +126,32 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
 def _chooses(given: Tensor, index: Any, examples: int) -> bool:
     """Whether entries are chosen by numbers that were computed, or examples one by one."""
     index = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(one, (Tensor, list)) for one in index):
+    ends = [end for one in index if isinstance(one, slice) for end in (one.start, one.stop)]
+    if any(isinstance(one, (Tensor, list)) for one in (*index, *ends)):
         return True
-    return isinstance(index[0], int) and given.ndim > 0 and given.shape[0] % examples == 0
+    cuts = isinstance(index[0], int) or (isinstance(index[0], slice) and index[0] != slice(None))
+    return cuts and _has_first(given, examples)
 
 
-def _keeps_first(given: Tensor, made: Tensor, examples: int) -> bool:
-    """Whether the first axis alone is as long as there are examples, and is still there."""
-    long = [size % examples == 0 for size in given.shape]
-    return made.shape == given.shape or (sum(long) == 1 and long[0] and made.shape[:1] == given.shape[:1])
+def _has_first(tensor: Tensor, examples: int) -> bool:
+    """Whether the first axis is as long as there are examples, or a multiple of that."""
+    return tensor.ndim > 0 and tensor.shape[0] % examples == 0
+
+
+def _first_axis(args: Any, kwargs: Any) -> bool:
+    """Whether the axis that is asked for is the first."""
+    axis = kwargs.get("dim", args[-1] if len(args) > 1 else None)
+    return isinstance(axis, int) and not isinstance(axis, bool) and axis == 0
+
+
+def _keeps_first(given: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether the first axis alone is as long as there are examples, before and after."""
+    lengths = {one.shape[0] if one.ndim else 0 for one in (*given, *made)}
+    if len(lengths) != 1 or min(lengths) % examples:
+        return False
+    return all(size % examples for one in given for size in one.shape[1:]) or [g.shape for g in given] == [
+        m.shape for m in made
+    ]
 
 
 def _may_permute(factors: list[Tensor], examples: int) -> bool:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import StructuralCopy
 from local_elasticity.engine.guard import FunctionMode
+from local_elasticity.engine.half_stored import StoredWriteError, cast
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -30,18 +31,23 @@ OUT_OF_REACH = (
 )
 
 
+SORTING = {torch.ops.aten.sort, torch.ops.aten.argsort, torch.ops.aten.topk, torch.ops.aten.msort}
+"""Operations that find an order among numbers."""
+
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
-    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has."""
+    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has. `sorts` says
+    whether it orders numbers, also in code that only the dispatcher sees, such as TorchScript."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
     attributes: bool = False
     coarsest: float = 0.0
+    sorts: bool = False
 
     @property
     def writes(self) -> bool:
@@ -53,6 +59,7 @@ class Effects:
             self.tensors | other.tensors,
             self.attributes or other.attributes,
             max(self.coarsest, other.coarsest),
+            self.sorts or other.sorts,
         )
 
 
@@ -129,6 +136,13 @@ class Replica:
         of it is written, so that the result is right only where `effects` is empty. Raises a ValueError if a
         parameter is read from a place that a step cannot reach.
         """
+        try:
+            return self._watched(params, inputs, read)
+        except StoredWriteError:
+            self.constants = {name: cast(tensor) for name, tensor in self.constants.items()}
+            return self._watched(params, inputs, read)
+
+    def _watched(self, params: Params, inputs: Any, read: Callable[[Any], Any]) -> Any:
         tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}
         of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
         of_tensors = {_storage(tensor): name for name, tensor in tensors.items()}
@@ -149,7 +163,8 @@ class Replica:
         self._kept = None if attributes else made
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
-        found = Effects(not writes.seen.isdisjoint(of_inputs), frozenset(written), attributes, writes.coarsest)
+        in_inputs = not writes.seen.isdisjoint(of_inputs)
+        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.sorts)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -234,6 +249,7 @@ class _Writes(TorchDispatchMode):
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()
         self.cast: set[torch.dtype] = set()
+        self.sorts = False
 
     @property
     def coarsest(self) -> float:
@@ -245,6 +261,7 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.sorts = self.sorts or func.overloadpacket in SORTING
         places = _written_arguments(func)
         if places:
             args = [self._instead(one) if i in places else one for i, one in enumerate(args)]
