@@ -107,6 +107,14 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("size", [4, 0])
+def test_batches_that_do_not_divide_the_sources_are_refused_in_memory_and_in_a_store(size, tmp_path):
+    for options in ({}, {"store": tmp_path / "s.zarr"}):
+        with pytest.raises(ValueError, match="source_batch_size: "):
+            le.similarity(network(), (x, y), loss="cross_entropy", source_batch_size=size, **options)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("path", ["memory", "store", "monitor"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named_on_every_path(name, path, tmp_path):

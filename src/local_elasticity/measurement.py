@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
-from local_elasticity.engine.job import Engine, Job
+from local_elasticity.engine.job import Engine, Job, check_batches
 from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
@@ -104,6 +104,8 @@ class Measurement:
         problem.check()
         place = problem.device, problem.precision
         sources, target_labels = read_sources(sources, *place), None
+        if source_batch_size is not None:
+            check_batches(len(sources[1]), source_batch_size)
         if square:
             targets = None
         else:

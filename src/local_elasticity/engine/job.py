@@ -90,7 +90,7 @@ class Job:
             (inputs, labels) if shared else read_targets(targets, inputs, bound.device, bound.dtype)
         )
         batch = 1 if source_batch_size is None else source_batch_size
-        _check_batches(count(inputs), batch)
+        check_batches(count(inputs), batch)
         outputs, footprint_of_one = check_network(bound, inputs, None if shared else target_inputs)
         check_labels(bound, labels, outputs)
         if check_targets and target_labels is not None and not shared:
@@ -312,7 +312,8 @@ class Engine(Protocol):
         ...
 
 
-def _check_batches(n: int, batch: int) -> None:
+def check_batches(n: int, batch: int) -> None:
+    """Raise a ValueError unless n sources make whole batches."""
     if isinstance(batch, bool) or not isinstance(batch, Integral) or batch < 1:
         raise ValueError(f"source_batch_size: expected a positive whole number, got {batch!r}")
     if n % batch:
