@@ -23,10 +23,18 @@ from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
-from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
-from local_elasticity.engine.job import check_network
+from local_elasticity.engine.jacobian import (
+    Factors,
+    Outer,
+    columns_at_once,
+    explicit_columns,
+    jacobian_factors,
+    layers_along,
+    summed,
+)
+from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Inputs, Problem
 from local_elasticity.shapes import Float
 
 DIMENSION = 2048
@@ -73,6 +81,35 @@ def gradient_sketch(
             return torch.cat(parts)
 
         return with_coverage(bound, inputs, sketched_with)
+
+
+def loss_gradient_sketch(
+    problem: Problem, inputs: Inputs, labels: Tensor, sketch: Sketch, *, memory: int | None = None, name: str = "data"
+) -> Float[Tensor, "n dimension"]:
+    """Sketches of ∇ℓ(x), one for each example: ⟨φ(x), φ(x′)⟩ ≈ ⟨∇ℓ(x), ∇ℓ(x′)⟩. Gradients are held a layer at a time.
+
+    Args:
+        problem: the network and its loss.
+        inputs, labels: examples that were read; errors speak of `name`.
+        sketch: signs and buckets, the same for all sketches that belong together.
+        memory: bytes to work in; by default half of what is free.
+    """
+    with problem.bound() as bound:
+        outputs, size = check_network(bound, inputs, None, (name,))
+        check_labels(bound, labels, outputs, name)
+
+        def sketched_with(coverage: Coverage) -> Tensor:
+            columns = columns_at_once(bound, coverage) + 2 * sketch.dimension
+            rows = examples_at_once(bound, inputs, size, memory, gradients=1, columns=columns)
+            parts = []
+            for i in range(0, count(inputs), rows):
+                few, asked = (take(part, slice(i, i + rows)) for part in (inputs, labels))
+                tape = coverage.record(bound, few)
+                cotangents = bound.loss_gradients(tape.outputs, asked[:, None])
+                parts.append(summed(sketch(layer) for layer in layers_along(bound, coverage, tape, few, cotangents)))
+            return torch.cat(parts)
+
+        return with_coverage(bound, inputs, sketched_with).detach()
 
 
 @dataclass(frozen=True)
