@@ -99,13 +99,18 @@ class Influences:
         return self._frame.copy()
 
     def __repr__(self) -> str:
-        return "\n".join([*self._sentences(), self._frame.to_string(index=False)])
+        return "\n".join([*self.sentences(), self._frame.to_string(index=False)])
 
     def _repr_html_(self) -> str:
         table: str = self._frame.to_html(index=False)
-        return "".join(f"{escape(line)}<br>" for line in self._sentences()) + table
+        return "".join(f"{escape(line)}<br>" for line in self.sentences()) + table
 
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
+        """What was asked, and how far to trust the answer.
+
+        Returns:
+            One sentence each.
+        """
         moments = "" if self.checkpoints == 1 else f" at {self.checkpoints} checkpoints"
         told = [f"Influence of {self.n} examples on {self.m}{moments}: {seconds_in_words(self.seconds)}"]
         if self.checked[0]:
