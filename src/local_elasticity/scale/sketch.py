@@ -39,6 +39,9 @@ from local_elasticity.shapes import Float
 
 DIMENSION = 2048
 
+AT_ONCE = 1 << 26
+"""Numbers of count sketches that are convolved at once: examples times places times the dimension."""
+
 
 @untouched
 def gradient_sketch(
@@ -139,6 +142,11 @@ class Sketch:
         if layer.weight is None:
             return self.counted(q.sum(1), name)
         a = torch.cat([layer.a, torch.ones_like(layer.a[..., :1])], dim=-1) if layer.bias else layer.a
+        rows = max(1, AT_ONCE // (a.shape[1] * self.dimension))
+        parts = zip(q.split(rows), a.split(rows), strict=True)
+        return torch.cat([self._convolved(one, other, name) for one, other in parts])
+
+    def _convolved(self, q: Tensor, a: Tensor, name: str) -> Tensor:
         left, right = (
             torch.fft.rfft(self.counted(part, f"{name} {side}")) for side, part in (("output", q), ("input", a))
         )
