@@ -183,8 +183,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike | None = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
         are the distances to the nearest and second nearest centre among similarities (a simplified silhouette, 0 to 1).
-        It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
-        y are not looked at.
+        It depends on no unit, so that settings can be compared; a single cluster has 0. It finds the number of well
+        separated groups, and takes too many where they overlap (docs/clustering.md). Labels y are not looked at.
 
         Args:
             X: points, of the shape of the fitted ones.

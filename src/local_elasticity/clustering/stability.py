@@ -46,7 +46,8 @@ class Stability:
     @property
     def best(self) -> int:
         """The largest number of clusters whose stability is within 0.05 of the highest. Few clusters are often as
-        stable as the right number, because kinds are merged in the same way."""
+        stable as the right number, because kinds are merged in the same way. It is right for about half of the data
+        sets in docs/clustering.md; look at all values."""
         highest = max(self.values)
         return max(k for k, value in zip(self.n_clusters, self.values, strict=True) if value >= highest - LEVEL)
 
