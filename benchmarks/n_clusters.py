@@ -4,10 +4,14 @@
 
 `LocalElasticityClustering` with its defaults (auxiliary points are shuffled features) against K-means on standardised
 columns, at the true number of kinds: adjusted Rand index (ARI), five seeds. Then the number of clusters from 2 to 12 is
-chosen without labels: by `score`, by stability over seeds (the mean ARI between the clusterings of two seeds), by
-stability over seeds and samples of 80 % of the points (its highest, or the largest number within 0.05 of that, the rule
-of `le.clustering.stability(...).best`, which draws other samples), and for K-means by the silhouette, by stability over samples, and by the gap
-statistic. The rule "within 0.05" was chosen on the first seven data sets; the last four are new to it. Figures go to
+chosen without labels:
+
+* by `score`; by stability over seeds, the mean ARI between the clusterings of two seeds; by stability over seeds and
+  samples of 80 % of the points: its highest, or the largest number within 0.05 of that. The last is the rule of
+  `le.clustering.stability(...).best`, which draws other samples;
+* for K-means by the silhouette, by stability over samples, and by the gap statistic.
+
+The rule "within 0.05" was chosen on the first seven data sets; the last four are new to it. Figures go to
 benchmarks/results/n_clusters-cpu.json.
 """
 

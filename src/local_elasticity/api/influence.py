@@ -24,7 +24,6 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Inputs, Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption, seconds_in_words
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD
-from local_elasticity.engine.versions import versions
 from local_elasticity.measurement import Measurement, Sources
 from local_elasticity.measures.registry import as_measures
 from local_elasticity.scale.sketch import Sketch, loss_gradient_sketch
@@ -351,7 +350,7 @@ def influence_index(
             {**about, "weights": moment.key},
             xr.Dataset(),
             side=None,
-            versions=versions(),
+            versions=provenance.versions(),
             progress=progress,
         )
     seconds = time.perf_counter() - began

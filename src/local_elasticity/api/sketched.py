@@ -16,10 +16,9 @@ from local_elasticity.engine.supported import first_line
 from local_elasticity.scale.sketch import Sketch, loss_gradient_sketch
 from local_elasticity.scale.stream import ExampleStream
 from local_elasticity.store.atomic import check_name, whole_folder
-from local_elasticity.store.blocks import INDEX, At, Grid
+from local_elasticity.store.blocks import INDEX, At, Block, Grid
 from local_elasticity.store.provenance import Fingerprints, different, in_words
 from local_elasticity.store.result import attrs_as_stored
-from local_elasticity.store.resume import Block
 from local_elasticity.store.sizes import RegularFiles
 
 ARRAY = "sketch"
