@@ -362,8 +362,10 @@ def by_place(labels):
     return le.Problem.of(images, "cross_entropy"), (torch.randn(4, 1, 2, 2).double(), labels)
 
 
-def test_logits_of_many_places_are_not_one_distribution():
-    response = le.respond(*by_place(torch.randint(0, 3, (4, 2, 2))))
+def test_logits_of_many_places_need_a_loss_that_says_where_classes_are():
+    problem, sources = by_place(torch.randint(0, 3, (4, 2, 2)))
+    own = le.Problem.of(problem.model, lambda z, y: nn.functional.cross_entropy(z, y), kind="logits")
+    response = le.respond(own, sources)
     assert response.kind == "logits_by_place"
     assert le.relative(response).isfinite().all()
     with pytest.raises(ValueError, match="kl needs a distribution, but the outputs have more than one axis"):
@@ -371,7 +373,7 @@ def test_logits_of_many_places_are_not_one_distribution():
     with pytest.raises(ValueError, match="as_probabilities: the outputs have more than one axis"):
         response.as_probabilities()
     with pytest.raises(ValueError, match="as_probabilities: the outputs have more than one axis"):
-        le.similarity(*by_place(torch.randint(0, 3, (4, 2, 2))), measure="relative_l1")
+        le.similarity(own, sources, measure="relative_l1")
     one_place = le.Problem.of(nn.Conv2d(1, 3, 2), "cross_entropy")
     at_one = le.respond(one_place, (torch.randn(4, 1, 2, 2), torch.zeros(4, 1, 1).long()))
     assert at_one.as_probabilities().kind == "probabilities"

@@ -567,3 +567,54 @@ def test_small_images_get_a_margin_for_the_cnn(shape):
     X = np.random.default_rng(0).standard_normal((30, *shape))
     found = le.LocalElasticityClustering(n_clusters=2, network="cnn", epochs=1, random_state=0).fit(X)
     assert found.labels_.shape == (30,)
+
+
+def test_stability_is_the_agreement_of_seeds_on_common_points():
+    """By hand: fit each seed, cluster its similarity among the sampled points, compare with sklearn's ARI."""
+    from sklearn.metrics import adjusted_rand_score
+
+    X, _ = make_blobs(60, centers=3, n_features=4, cluster_std=3.0, random_state=3)
+    model = le.LocalElasticityClustering(network="fnn-32", epochs=5)
+    found = le.clustering.stability(model, X, [2, 4], seeds=2)
+    labels, rows = {}, {}
+    for seed in range(2):
+        S = le.LocalElasticityClustering(2, network="fnn-32", epochs=5, random_state=seed).fit(X).similarity_
+        rows[seed] = np.sort(np.random.default_rng(seed).choice(60, 48, replace=False))
+        some = S[np.ix_(rows[seed], rows[seed])]
+        labels[seed] = {k: le.KernelKMeans(k, n_init=10, random_state=seed).fit(some).labels_ for k in (2, 4)}
+    common = np.intersect1d(rows[0], rows[1])
+    for k, value in zip((2, 4), found.values, strict=True):
+        both = [labels[seed][k][np.searchsorted(rows[seed], common)] for seed in range(2)]
+        assert value == pytest.approx(adjusted_rand_score(*both))
+    assert found.frame()["n_clusters"].tolist() == [2, 4]
+    assert not hasattr(model, "labels_")
+
+
+def test_the_best_number_is_the_largest_that_is_stable():
+    made = le.clustering.Stability((2, 3, 4, 5), (1.0, 0.8, 0.96, 0.9), (0.0,) * 4, 5)
+    assert made.best == 4
+    assert "best 4" in repr(made)
+    X, kinds = make_blobs(100, centers=4, n_features=5, random_state=4)
+    model = le.LocalElasticityClustering(network="fnn-64", epochs=10)
+    assert le.clustering.stability(model, X, range(2, 8), seeds=3).best == len(np.unique(kinds))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seeds": 1}, "seeds: expected a whole number of at least 2"),
+        ({"n_clusters": []}, "n_clusters: expected at least one"),
+        ({"n_clusters": [1]}, "n_clusters: expected a whole number of at least 2"),
+        ({"n_clusters": [2, 20]}, "X: 20 points are too few for 20 clusters"),
+    ],
+)
+def test_stability_refuses_in_one_sentence(options, sentence):
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    with pytest.raises(ValueError, match=sentence):
+        le.clustering.stability(le.LocalElasticityClustering(network="fnn-16", epochs=1), X, **options)
+
+
+def test_stability_needs_the_whole_similarity():
+    model = le.LocalElasticityClustering(approximation="landmarks")
+    with pytest.raises(ValueError, match="approximation: expected None, got 'landmarks'"):
+        le.clustering.stability(model, np.zeros((20, 3)))

@@ -12,6 +12,7 @@ import local_elasticity as le
 from local_elasticity.api.forecast import Outlook
 from local_elasticity.measures.margin import losses, margins
 from local_elasticity.statistics.ranking import auroc, auroc_interval
+from local_elasticity.training.language import answer_problem, token_sources
 from tests.tolerances import ROUNDING, SAME_IN_FLOAT64
 
 
@@ -410,3 +411,100 @@ def test_bad_input(name):
     given["update"] = given["update"](net) if name == "drift" else given["update"]
     with pytest.raises((ValueError, TypeError), match=words):
         le.forecast(net, **given)
+
+
+class TinyGPT(nn.Module):
+    """One block over six tokens; logits [b, T, 12]."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(12, 16), nn.Embedding(6, 16)
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 12)
+
+    def forward(self, ids):
+        x = self.embed(ids) + self.place(torch.arange(ids.shape[1]))
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(x + self.down(F.gelu(self.up(x))))
+
+
+def language(seed=0):
+    """A model that knows most of 24 short texts; two unknown ones, of other lengths."""
+    torch.manual_seed(seed)
+    net = TinyGPT().double()
+    old, new = torch.randint(12, (24, 5)), torch.randint(12, (2, 5))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(net(old)[:, 1:-1].flatten(0, 1), old[:, 2:].flatten()).backward()
+        optimizer.step()
+    return net, *(_answers(tokens) for tokens in (new, old)), old
+
+
+def _answers(tokens):
+    """Two tokens are the prompt; the second text is one token shorter."""
+    mask, labels = torch.ones_like(tokens), tokens.clone()
+    labels[:, :2] = -100
+    mask[1, -1], labels[1, -1] = 0, -100
+    return token_sources({"input_ids": tokens, "attention_mask": mask, "labels": labels})
+
+
+def _trained_on_answers(net, optimizer, new, steps):
+    inputs, labels = new
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = net(inputs["input_ids"])[:, :-1]
+        F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100).backward()
+        optimizer.step()
+
+
+def _greedy(net, inputs, labels, tokens):
+    """Whether decoding from the prompt gives the answer, token by token."""
+    right = []
+    for row, wanted in zip(tokens, labels, strict=True):
+        shown = row[:2]
+        answer = wanted[wanted != -100]
+        for _ in answer:
+            shown = torch.cat([shown, net(shown[None])[0, -1].argmax()[None]])
+        right.append(torch.equal(shown[2:], answer))
+    return np.array(right)
+
+
+@pytest.mark.parametrize("kind", ["all", "frozen", "params", "lora"])
+def test_a_language_model_is_forecast_as_it_is_fine_tuned(kind):
+    """Every step taken in a copy is the real fine-tune of all weights, of those not frozen, of those selected, and of
+    adapters; an answer is right exactly where greedy decoding gives it."""
+    net, new, old, tokens = language()
+    params = None
+    if kind == "frozen":
+        net.embed.requires_grad_(False)
+    if kind == "params":
+        params = r"model\.(up|down)\."
+    if kind == "lora":
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        net = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["qkv", "up"])).double()
+    problem = answer_problem(net, params=params)
+    moved = copy.deepcopy(net)
+    stepped = [p for p in moved.parameters() if p.requires_grad]
+    if kind == "params":
+        stepped = [*moved.up.parameters(), *moved.down.parameters()]
+    assert len(stepped) == len(problem.stepped)
+    rate = 0.05 if kind == "lora" else 0.003
+    _trained_on_answers(moved, torch.optim.Adam(stepped, lr=rate), new, 5)
+    found = le.forecast(problem, new, old, update=le.Adam(rate), steps=5, virtual=5)
+    check = found.check(answer_problem(moved, params=".*"))
+    frame = found.frame()
+    assert (~frame["wrong_before"] == _greedy(net, *old, tokens)).all()
+    assert ((found.old.margin_after > 0) == _greedy(moved, *old, tokens)).all()
+    assert 0 < check.lost == check.both == check.forecast_lost
+    assert check.slope == pytest.approx(1, abs=SAME_IN_FLOAT64)
+    fallen = le.forecast(problem, new, old, update=le.Adam(rate), steps=5, virtual=5, drop=0.5)
+    inputs, labels = old
+    for row in range(24):
+        answer = labels[row] != -100
+        values = [
+            F.cross_entropy(one(inputs["input_ids"][row : row + 1])[0, :-1][answer], labels[row][answer]).item()
+            for one in (net, moved)
+        ]
+        assert fallen.old.lost[row] == (values[1] - values[0] > 0.5)

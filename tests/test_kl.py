@@ -1,13 +1,17 @@
 """KL from differences of logits, against 60 digits, from 1e-9 to 1e3."""
 
+import copy
 import math
 
 import mpmath
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import local_elasticity as le
 from local_elasticity.measures.relative import kl
 from tests.tolerances import ROUNDING
 
@@ -101,3 +105,40 @@ def test_probabilities_at_the_edge():
 def test_plain_numbers_are_refused():
     with pytest.raises(ValueError, match="plain numbers"):
         kl(torch.zeros(2), torch.zeros(2), kind="numbers")
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3,)], ids=["pixels", "tokens"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_over_many_places_it_is_the_sum(shape, batch):
+    """A deep copy takes the step; KL of torch at every place, summed; the same for L1 of the probabilities."""
+    torch.manual_seed(0)
+    kind = nn.Conv2d if len(shape) == 2 else nn.Conv1d
+    net = nn.Sequential(kind(1, 4, 3, padding=1), nn.Tanh(), kind(4, 3, 1)).double()
+    x, y = torch.randn(4, 1, *shape, dtype=torch.float64), torch.randint(3, (4, *shape))
+    y[0].flatten()[0] = -100
+    update = le.SGD(0.3)
+    options = {"loss": "cross_entropy", "update": update, "source_batch_size": batch, "targets": x}
+    found = {name: le.similarity(net, (x, y), measure=name, **options).values for name in ("kl", "relative_l1")}
+    before = net(x).detach()
+    size = batch or 1
+    for i in range(0, 4, size):
+        moved = copy.deepcopy(net)
+        rows = slice(i, i + size)
+        F.cross_entropy(moved(x[rows]), y[rows]).backward()
+        with torch.no_grad():
+            for p in moved.parameters():
+                p -= 0.3 * p.grad
+            after = moved(x)
+        divergence = F.kl_div(before.log_softmax(1), after.log_softmax(1), reduction="none", log_target=True)
+        l1 = (after.softmax(1) - before.softmax(1)).abs()
+        for name, each in (("kl", divergence), ("relative_l1", l1)):
+            total = each.flatten(1).sum(1)
+            expected = total / total[rows].mean()
+            assert found[name][i // size] == pytest.approx(expected.numpy(), rel=1e-6)
+
+
+def test_places_of_torch_losses_are_read_too():
+    net, x, y = nn.Conv2d(1, 3, 1).double(), torch.randn(4, 1, 2, 2).double(), torch.randint(3, (4, 2, 2))
+    plain = le.similarity(net, (x, y), loss="cross_entropy", measure="kl").values
+    weighted = le.similarity(net, (x, y), loss=nn.CrossEntropyLoss(torch.ones(3).double()), measure="kl").values
+    assert weighted == pytest.approx(plain, rel=1e-6)

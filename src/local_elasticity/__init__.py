@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from local_elasticity.api.forecast import Forecast as Forecast
     from local_elasticity.api.forecast import ForecastCheck as ForecastCheck
     from local_elasticity.api.forecast import forecast as forecast
+    from local_elasticity.api.influence import InfluenceIndex as InfluenceIndex
+    from local_elasticity.api.influence import Influences as Influences
+    from local_elasticity.api.influence import influence_index as influence_index
     from local_elasticity.api.similarity import as_similarity as as_similarity
     from local_elasticity.api.similarity import load as load
     from local_elasticity.api.similarity import similarity as similarity
@@ -90,6 +93,7 @@ _PLACES = {
     "api.compare": "compare Compared",
     "api.estimate": "estimate Estimate",
     "api.forecast": "forecast Forecast ForecastCheck",
+    "api.influence": "influence_index InfluenceIndex Influences",
     "api.similarity": "similarity as_similarity load",
     "report.write": "write_report",
     "scale.workers": "workers",

@@ -79,7 +79,7 @@ class SimilarityAccessor:
         others = [name for name in line.coords if name not in (there, f"{there}_class")]
         frame = line.rename("value").drop_vars(others).to_dataframe().reset_index()
         if self._S.attrs.get("measure") == LOSS.name:
-            return _helpers_and_harmers(frame, top)
+            return helpers_and_harmers(frame, top)
         return frame.sort_values("value", ascending=False).head(top).reset_index(drop=True)
 
     def plot(self, columns: int = 1, *, by: Literal["example", "class"] = "example") -> Figure:
@@ -134,7 +134,7 @@ class SimilarityAccessor:
         return save(self._S, path)
 
 
-def _helpers_and_harmers(frame: pd.DataFrame, top: int) -> pd.DataFrame:
+def helpers_and_harmers(frame: pd.DataFrame, top: int) -> pd.DataFrame:
     """The rows whose value is furthest below 0, then those furthest above."""
     import pandas as pd
 

@@ -302,6 +302,17 @@ class Forecast(Printed):
         return forecast_figure(self.old.margin_before, self.old.margin_after, self.old.right, columns)
 
     def _sentences(self) -> list[str]:
+        return self.sentences()
+
+    def sentences(self, *, named: bool = True) -> list[str]:
+        """What is forecast, and how far to trust it.
+
+        Args:
+            named: whether to name the examples most at risk, by position.
+
+        Returns:
+            One sentence each.
+        """
         old, new = self.old, self.new
         right, m, n = int(old.right.sum()), len(old.right), len(new.right)
         size = "all new examples" if self.batch_size is None else f"batches of {self.batch_size}"
@@ -311,11 +322,11 @@ class Forecast(Printed):
             + (f"; {m - right} of {m} are wrong already" if right < m else ""),
             f"new: {int((new.margin_after > 0).sum())} of {n} right after, {int(new.right.sum())} before",
         ]
-        if right:
-            named = [
+        if right and named:
+            worst = [
                 f"{i} ({old.margin_before[i]:.2g} → {old.margin_after[i]:.2g})" for i in self.at_risk(NAMED_AT_RISK)
             ]
-            told.append(f"most at risk (margin before → forecast): {', '.join(named)}")
+            told.append(f"most at risk (margin before → forecast): {', '.join(worst)}")
         if self.simulated is not None:
             found = ForecastCheck.of(old, self.simulated.old)
             told.append(

@@ -1,6 +1,19 @@
 """The command, one file for each of its parts."""
 
-from local_elasticity.cli import compare, data, demo, estimate, experiments, measure, report, stores, verify, watch
+from local_elasticity.cli import (
+    compare,
+    data,
+    demo,
+    estimate,
+    experiments,
+    forecast,
+    influence,
+    measure,
+    report,
+    stores,
+    verify,
+    watch,
+)
 from local_elasticity.cli.app import app, main
 
 __all__ = [
@@ -10,6 +23,8 @@ __all__ = [
     "demo",
     "estimate",
     "experiments",
+    "forecast",
+    "influence",
     "main",
     "measure",
     "report",

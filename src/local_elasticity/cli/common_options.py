@@ -1,4 +1,4 @@
-"""Options that `measure` and `compare` share: model, data, step; and how what they find is written."""
+"""Options that commands on one's own model share: model, data, step; and how what they find is written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from local_elasticity.cli.app import choices
 
 if TYPE_CHECKING:
     from local_elasticity.data.own import Examples
+
+ALL = 10**9
+"""More examples than there are."""
 
 LOSSES = ("cross_entropy", "nll", "mse", "half_mse", "bce", "bce_logits")
 MEASURES = ("relative", "relative_l1", "kl", "kernel", "loss", "stiffness_cos", "stiffness_sign", "activation")
@@ -50,17 +53,55 @@ def read_data(data: str, n: int, image_size: str | None, device: str, argument: 
     """The examples of a file, a folder, a Dataset factory or a dataset by name, on a device."""
     from local_elasticity.cli.models import said
     from local_elasticity.data.own import of_dataset, read_own
+
+    if not _names_a_factory(data):
+        return read_own(data, n, size=_two_sizes(image_size), argument=argument).to(device)
+    made = _made_dataset(data, image_size, argument)
+    with said(argument, f"the Dataset of {data} cannot be read"):
+        return of_dataset(made, n, data, argument).to(device)
+
+
+def labelled_data(data: str, n: int, image_size: str | None, device: str, argument: str) -> Examples:
+    """The same in the order of the data, which a fine-tune follows; a ValueError where there are no labels."""
+    return _labelled(read_data(data, n, image_size, device, argument), data, argument).in_order()
+
+
+def _labelled(found: Examples, data: str, argument: str) -> Examples:
+    if found.labels is None:
+        raise ValueError(f"{argument}: {data} has no labels (y); add them")
+    return found
+
+
+def streamed_data(
+    data: str, n: int | None, image_size: str | None, device: str, argument: str = "--data"
+) -> tuple[Examples, Any]:
+    """Examples to check a model with, and what to index: a Dataset as it is, where all of its examples are asked for,
+    else (inputs, labels)."""
+    if n is None and _names_a_factory(data):
+        from torch.utils.data import Dataset
+
+        from local_elasticity.data.own import of_dataset
+
+        made = _made_dataset(data, image_size, argument)
+        if isinstance(made, Dataset):
+            return _labelled(of_dataset(made, 2, data, argument).to(device), data, argument), made
+    found = labelled_data(data, ALL if n is None else n, image_size, "cpu", argument)
+    return found, (found.inputs, found.labels)
+
+
+def _names_a_factory(data: str) -> bool:
+    return ":" in data and not Path(data).exists()
+
+
+def _made_dataset(data: str, image_size: str | None, argument: str) -> Any:
+    from local_elasticity.cli.models import said
     from local_elasticity.training.checkpoints import find
 
-    if ":" not in data or Path(data).exists():
-        return read_own(data, n, size=_two_sizes(image_size), argument=argument).to(device)
     if image_size is not None:
         raise ValueError(f"--image-size: {data} makes a Dataset, which gives its images one size; leave it out")
     with said(argument, f"{data} makes no Dataset. Name a function that takes no arguments"):
         factory = find(data, argument)
-        made = factory() if callable(factory) else factory
-    with said(argument, f"the Dataset of {data} cannot be read"):
-        return of_dataset(made, n, data, argument).to(device)
+        return factory() if callable(factory) else factory
 
 
 def _two_sizes(image_size: str | None) -> tuple[int, int] | None:
@@ -109,13 +150,28 @@ def question(
     asked = sources.inputs if labels == "predicted" else (sources.inputs, sources.labels)
     if targets is None:
         return asked, None, options
-    names = {one.class_names for one in (sources, targets)} - {None}
-    if labels == "given" and len(names) > 1:
-        raise ValueError(
-            f"--targets: its classes {targets.class_names} are not those of --data, {sources.class_names}; give both "
-            "the same folders"
-        )
+    if labels == "given":
+        check_same_classes(sources, targets, ("--data", "--targets"))
     return asked, (targets.inputs, None if labels == "predicted" else targets.labels), options
+
+
+def check_same_classes(one: Examples, other: Examples, arguments: tuple[str, str]) -> None:
+    """Raise where folders of images name other classes, whose numbers would mean something else."""
+    if len({one.class_names, other.class_names} - {None}) > 1:
+        raise ValueError(
+            f"{arguments[1]}: its classes {other.class_names} are not those of {arguments[0]}, {one.class_names}; give "
+            "both the same folders"
+        )
+
+
+def with_rows(frame: Any, examples: Examples, column: str) -> Any:
+    """A frame whose examples are called by their rows in the data, with the files of images."""
+    places = frame[column].to_numpy()
+    frame = frame.assign(**{column: examples.rows[places]})
+    if examples.files is not None:
+        name = "file" if column == "example" else f"{column}_file"
+        frame.insert(list(frame.columns).index(column) + 1, name, [examples.files[place] for place in places])
+    return frame
 
 
 def named(S: Any, sources: Examples, targets: Examples | None) -> Any:
@@ -158,6 +214,31 @@ def check_out(out: Path | None, report: Path | None, endings: tuple[str, ...]) -
         check_file(report, "--report")
         with extra("report"):
             import jinja2  # noqa: F401
+
+
+def check_picture(figure: Path | None, endings: tuple[str, ...]) -> None:
+    """Raise where a figure could not be drawn or written, before anything is measured."""
+    from local_elasticity.extras import extra
+    from local_elasticity.store.atomic import check_file
+
+    if figure is None:
+        return
+    check_file(figure, "--figure")
+    if figure.suffix not in endings:
+        raise ValueError(f"--figure: expected a name that ends with {' or '.join(endings)}, got {figure}")
+    with extra("report"):
+        import matplotlib  # noqa: F401
+
+
+def write_picture(drawn: Any, figure: Path) -> None:
+    """A matplotlib figure as a file."""
+    import io
+
+    from local_elasticity.store.atomic import write_whole
+
+    content = io.BytesIO()
+    drawn.savefig(content, format=figure.suffix[1:])
+    write_whole(figure, content.getvalue(), "--figure")
 
 
 @contextmanager

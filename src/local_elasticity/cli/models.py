@@ -59,9 +59,16 @@ def made_model(place: str, device: str = "cpu") -> nn.Module:
 
 
 def problem_of(
-    model: str, weights: Path | None, loss: str, device: str, examples: Examples, argument: str = "--weights"
+    model: str,
+    weights: Path | None,
+    loss: str,
+    device: str,
+    examples: Examples,
+    argument: str = "--weights",
+    data: str = "--data",
 ) -> Problem:
-    """The model that `module:factory` makes, with its weights, as a problem that takes these examples.
+    """The model that `module:factory` makes, with its weights, as a problem that takes these examples. Errors call the
+    weights `argument`, and the examples `data`.
 
     Raises:
         ValueError, OSError: why there is no such model, or why it does not take the examples.
@@ -71,7 +78,7 @@ def problem_of(
         load_weights(net, weights, argument)
     with said("--model", f"{model} cannot be measured"):
         problem = Problem.of(net, loss)
-    with said("--data", f"{model} does not take inputs of shape {examples.shape}"), problem.bound() as bound:
+    with said(data, f"{model} does not take inputs of shape {examples.shape}"), problem.bound() as bound:
         bound.outputs(bound.params, tree_map(lambda leaf: leaf[:2], examples.inputs))
     return problem
 

@@ -183,8 +183,8 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike | None = None) -> float:
         """How clearly points lie in their own cluster rather than in the next one: the mean of (b − a)/b, where a and b
         are the distances to the nearest and second nearest centre among similarities (a simplified silhouette, 0 to 1).
-        It depends on no unit, so that settings and numbers of clusters can be compared; a single cluster has 0. Labels
-        y are not looked at.
+        It depends on no unit, so that settings can be compared; a single cluster has 0. It finds the number of well
+        separated groups, and takes too many where they overlap (docs/clustering.md). Labels y are not looked at.
 
         Args:
             X: points, of the shape of the fitted ones.
@@ -234,7 +234,7 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         normalises = self.similarity == "normalized_kernel"
         if self.approximation is None:
             passes = self.passes if self.protocol == "sequential" else None
-            clusterer = self._clusterer(random)
+            clusterer = clusterer_of(self, self.n_clusters, random)
             return BySimilarity.of(probe, self.network_, training, clusterer, passes=passes, normalises=normalises)
         return ByFeatures.of(
             self.approximation,
@@ -246,13 +246,6 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
             normalises=normalises,
             seed=int(random.randint(2**31 - 1)),
         )
-
-    def _clusterer(self, random: np.random.RandomState) -> KMeans | KernelKMeans:
-        if self.similarity == "relative":
-            return KMeans(self.n_clusters, n_init=self.n_init, random_state=random)
-        if self.reading == "as_released":
-            return KernelKMeans(self.n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
-        return KernelKMeans(self.n_clusters, n_init=self.n_init, random_state=random)
 
     def _new_points(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -284,6 +277,17 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
                 "approximation: a sketch is of the kernel in the limit of small steps; use approximation='landmarks' "
                 "for relative similarities or a step_size"
             )
+
+
+def clusterer_of(
+    model: LocalElasticityClustering, n_clusters: int, random: np.random.RandomState
+) -> KMeans | KernelKMeans:
+    """What clusters the similarities of a model."""
+    if model.similarity == "relative":
+        return KMeans(n_clusters, n_init=model.n_init, random_state=random)
+    if model.reading == "as_released":
+        return KernelKMeans(n_clusters, init="random", algorithm="lloyd", n_init=1, random_state=0)
+    return KernelKMeans(n_clusters, n_init=model.n_init, random_state=random)
 
 
 CHOICES: dict[str, Sequence[str]] = {

@@ -46,6 +46,14 @@ class Examples:
         inputs = _each(self.inputs, lambda leaf: leaf.to(device))
         return replace(self, inputs=inputs, labels=None if self.labels is None else self.labels.to(device))
 
+    def in_order(self) -> Examples:
+        """The same in the order of the data, and not class after class."""
+        order = np.argsort(self.rows, kind="stable")
+        inputs = _each(self.inputs, lambda leaf: leaf[torch.from_numpy(order).to(leaf.device)])
+        labels = None if self.labels is None else self.labels[torch.from_numpy(order).to(self.labels.device)]
+        files = None if self.files is None else tuple(self.files[i] for i in order)
+        return replace(self, inputs=inputs, labels=labels, rows=self.rows[order], files=files)
+
     @property
     def shape(self) -> str:
         """The shape of the inputs in words."""

@@ -43,7 +43,7 @@ def read_sources(
     if isinstance(sources, (Dataset, DataLoader)):
         inputs, labels = _loaded(sources, _labelled, device)
     else:
-        inputs, labels = _as_tensors(sources[0]), _as_tensors(sources[1])
+        inputs, labels = as_tensors(sources[0]), as_tensors(sources[1])
     inputs = _checked(inputs, name, device, dtype)
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name}: labels must be a tensor, not {type(labels).__name__}")
@@ -77,7 +77,7 @@ def read_inputs(inputs: Any, device: torch.device, dtype: torch.dtype, name: str
     """Inputs alone; the labels of a Dataset or DataLoader are left out. Errors speak of `name`."""
     if isinstance(inputs, (Dataset, DataLoader)):
         return _checked(_loaded(inputs, _unlabelled, device), name, device, dtype)
-    return _checked(_as_tensors(inputs), name, device, dtype)
+    return _checked(as_tensors(inputs), name, device, dtype)
 
 
 def read_targets(
@@ -98,7 +98,7 @@ def read_targets(
         return read_sources((inputs, labels[0]), device, dtype, "targets")
     if labels_needed:
         raise ValueError("targets: this measure reads their labels; pass targets=(inputs, labels)")
-    return _checked(_as_tensors(inputs), "targets", device, dtype), None
+    return _checked(as_tensors(inputs), "targets", device, dtype), None
 
 
 def _is_pair(targets: Any, like: Inputs) -> bool:
@@ -148,7 +148,7 @@ def given_twice(sources: Any, targets: Any) -> bool:
         return targets is sources
     if not isinstance(sources, (tuple, list)) or len(sources) != 2:
         return False
-    inputs, pair, given = (_as_tensors(one) for one in (sources[0], tuple(sources), targets))
+    inputs, pair, given = (as_tensors(one) for one in (sources[0], tuple(sources), targets))
     given = tuple(given) if isinstance(given, list) else given
     return any(_same(one, given) for one in (inputs, pair, (inputs, None)))
 
@@ -197,7 +197,7 @@ def _place(leaf: Any) -> Any:
     return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype
 
 
-def _as_tensors(inputs: Any) -> Inputs:
+def as_tensors(inputs: Any) -> Inputs:
     """NumPy arrays become tensors and other mappings dicts; everything else stays."""
     if hasattr(inputs, "to_numpy"):
         raise TypeError(f"sources or targets: a {type(inputs).__name__} cannot be read; pass its .to_numpy()")

@@ -178,7 +178,9 @@ def _left_over(
     bound: BoundProblem, coverage: Coverage, inputs: Inputs, cotangents: Float[Tensor, "b r k"]
 ) -> Iterator[Factors]:
     """The same for those that are left over, where there are any."""
-    if coverage.unsupported:
+    if coverage.unsupported and cotangents.shape[1] == 1:
+        yield Factors((), left_over_gradients(bound, coverage.unsupported, inputs, cotangents[:, 0]))
+    elif coverage.unsupported:
         jacobian = _left_over_jacobian(bound, coverage.unsupported, inputs)
         yield Factors((), {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()})
 

@@ -164,12 +164,18 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
     return getattr(loss, "__name__", type(loss).__name__), loss, kind or usual
 
 
+def has_classes_first(loss: LossFunction | None) -> bool:
+    """Whether a loss is a cross-entropy, ours or torch's, so that outputs [b, k, …] have their classes on axis 1."""
+    known = TORCH.get(type(loss) if isinstance(loss, nn.Module) else loss)
+    return loss is cross_entropy or known in ("cross_entropy", "nll")
+
+
 def no_distribution(kind: Kind) -> str:
     """Why outputs of this kind are not read as one distribution, and what to do."""
     if kind == "logits_by_place":
         return (
-            "the outputs have more than one axis, so that there is a distribution for every place; pick one with "
-            "Problem.of(..., output=lambda out: out[:, :, 0]), or use a measure of plain numbers"
+            "the outputs have more than one axis, and with this loss it is not known which of them are the classes; "
+            "use cross_entropy, whose classes are on the first, or a measure of plain numbers"
         )
     return 'the outputs are plain numbers; if they are logits, say so with Problem.of(..., kind="logits")'
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
 
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.loss import Kind, LossFunction, no_distribution
+from local_elasticity.engine.loss import Kind, LossFunction, has_classes_first, no_distribution
 from local_elasticity.engine.update import Update
 from local_elasticity.shapes import Float
 
@@ -84,8 +85,15 @@ class Response:
     def minibatches(self) -> bool:
         return self.source_before.ndim == 3
 
+    @property
+    def classes_by_place(self) -> int | None:
+        """How many classes every place has, where the outputs are logits [k, …] of many places; None elsewhere."""
+        known = self.kind == "logits_by_place" and has_classes_first(self.loss)
+        return self.output_shape[0] if known else None
+
     def as_probabilities(self) -> Response:
-        """The same response after the softmax (or the sigmoid of binary logits), without subtracting.
+        """The same response after the softmax (or the sigmoid of binary logits), without subtracting. Logits of many
+        places, such as pixels, have a softmax at each.
 
         With L = log Σ_j p_j e^{d_j}, the change of a probability is p⁺ − p = p · expm1(d − L).
 
@@ -105,24 +113,32 @@ class Response:
         """
         if self.kind == "binary_logits":
             return self._sigmoid()
-        if self.kind == "logits":
+        if self.kind == "logits" or self.classes_by_place is not None:
             return self._softmax()
         if self.kind in ("probabilities", "binary_probabilities"):
             return self
         raise ValueError(f"as_probabilities: {no_distribution(self.kind)}")
 
     def _softmax(self) -> Response:
-        source, target = self.source_before.softmax(-1), self.target_before.softmax(-1)
+        classes = self.classes_by_place
+
+        def applied(function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+            """Place by place, where there are several."""
+            if classes is None:
+                return function(*parts)
+            return function(*(by_place(part, classes) for part in parts)).transpose(-1, -2).flatten(-2)
+
+        source, target = (applied(_softmax_of, part) for part in (self.source_before, self.target_before))
         return replace(
             self,
             source_before=source,
             target_before=target,
-            source_change=_softmax_change(self.source_before, self.source_change),
-            target_change=_softmax_change(self.target_before, self.target_change),
+            source_change=applied(_softmax_change, self.source_before, self.source_change),
+            target_change=applied(_softmax_change, self.target_before, self.target_change),
             loss_gradient=None,
             loss=None,
-            source_noise=_softmax_noise(source, self.source_noise),
-            target_noise=_softmax_noise(target, self.target_noise),
+            source_noise=applied(_softmax_noise, source, self.source_noise),
+            target_noise=applied(_softmax_noise, target, self.target_noise),
             kind="probabilities",
         )
 
@@ -141,6 +157,16 @@ class Response:
             target_noise=target * (1 - target) * self.target_noise,
             kind="binary_probabilities",
         )
+
+
+def by_place(outputs: Tensor, classes: int) -> Tensor:
+    """Flat outputs [..., classes · places] as [..., places, classes]."""
+    places: Tensor = outputs.unflatten(-1, (classes, -1)).transpose(-1, -2)
+    return places
+
+
+def _softmax_of(z: Tensor) -> Tensor:
+    return z.softmax(-1)
 
 
 def repeated(response: Response, n: int, m: int) -> Response:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from local_elasticity.engine.loss import Kind, no_distribution
 from local_elasticity.engine.noise import RESOLVED
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import Response, by_place
 from local_elasticity.measures.measure import Measure, Scores
 from local_elasticity.shapes import Bool, Float
 
@@ -97,9 +97,17 @@ def kl(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"], kind: K
     raise ValueError(f"change: kl needs a distribution, but {no_distribution(kind)}")
 
 
-def for_kind(change: Change, kind: Kind) -> Change:
-    """The change function as it reads outputs of this kind; only `kl` reads them in more than one way."""
-    return partial(kl, kind=kind) if change is kl else change
+def for_outputs(change: Change, response: Response) -> Change:
+    """The change function as it reads the outputs of this response; only `kl` reads them in more than one way. Over
+    many places, such as pixels or tokens, it is the sum of what it is at each."""
+    if change is not kl:
+        return change
+    classes = response.classes_by_place
+    return partial(kl, kind=response.kind) if classes is None else partial(_kl_by_place, classes)
+
+
+def _kl_by_place(classes: int, before: Tensor, difference: Tensor) -> Tensor:
+    return _kl_of_logits(by_place(before, classes), by_place(difference, classes)).sum(-1)
 
 
 def _kl_of_logits(z: Tensor, d: Tensor) -> Tensor:
@@ -150,7 +158,8 @@ def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n
         S_rel(x, x′) = |f(x′; w⁺) − f(x′; w)| / |f(x; w⁺) − f(x; w)|
 
     with the same change function above and below: `euclidean` (the absolute value for one output), `manhattan`, `kl`
-    (Definition 2), or your own. S_rel(x, x) = 1. A pair that is not clear of the rounding noise is NaN (`resolved`).
+    (Definition 2; summed over places where outputs are logits [k, …] of many, such as pixels), or your own.
+    S_rel(x, x) = 1. A pair that is not clear of the rounding noise is NaN (`resolved`).
 
     Args:
         response: from `respond` or `respond_in_sequence`.
@@ -189,7 +198,7 @@ def source_change(response: Response, change: Change = euclidean) -> Float[Tenso
     >>> le.source_change(le.respond(problem, (torch.zeros(1, 2), torch.ones(1))))
     tensor([0.])
     """
-    own = for_kind(change, response.kind)(response.source_before, response.source_change)
+    own = for_outputs(change, response)(response.source_before, response.source_change)
     return own.mean(1) if response.minibatches else own
 
 
@@ -213,7 +222,7 @@ def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor,
     >>> bool((le.noise_floor(response) < le.source_change(response)).all())
     True
     """
-    change = for_kind(change, response.kind)
+    change = for_outputs(change, response)
     floor = _change_of_noise(change, response.source_before, RESOLVED * response.source_noise)
     if response.minibatches:
         floor = floor.mean(1)
@@ -241,13 +250,13 @@ def _of_probabilities(response: Response) -> Scores:
 
 def _resolved(response: Response, change: Change, own: Tensor, moved: Tensor, floor: Tensor) -> Tensor:
     larger = torch.maximum(own[:, None], moved)
-    clear_at_target = larger >= _at_targets(response, for_kind(change, response.kind))
+    clear_at_target = larger >= _at_targets(response, for_outputs(change, response))
     return (own >= floor)[:, None] & clear_at_target & larger.isfinite()
 
 
 def _target_change(response: Response, change: Change) -> Float[Tensor, "n m"]:
     """The numerator."""
-    return for_kind(change, response.kind)(response.target_before, response.target_change)
+    return for_outputs(change, response)(response.target_before, response.target_change)
 
 
 def _at_targets(response: Response, change: Change) -> Tensor:

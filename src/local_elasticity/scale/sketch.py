@@ -23,13 +23,24 @@ from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
-from local_elasticity.engine.jacobian import Factors, Outer, explicit_columns, jacobian_factors
-from local_elasticity.engine.job import check_network
+from local_elasticity.engine.jacobian import (
+    Factors,
+    Outer,
+    columns_at_once,
+    explicit_columns,
+    jacobian_factors,
+    layers_along,
+    summed,
+)
+from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Inputs, Problem
 from local_elasticity.shapes import Float
 
 DIMENSION = 2048
+
+AT_ONCE = 1 << 26
+"""Numbers of count sketches that are convolved at once: examples times places times the dimension."""
 
 
 @untouched
@@ -75,6 +86,35 @@ def gradient_sketch(
         return with_coverage(bound, inputs, sketched_with)
 
 
+def loss_gradient_sketch(
+    problem: Problem, inputs: Inputs, labels: Tensor, sketch: Sketch, *, memory: int | None = None, name: str = "data"
+) -> Float[Tensor, "n dimension"]:
+    """Sketches of ∇ℓ(x), one for each example: ⟨φ(x), φ(x′)⟩ ≈ ⟨∇ℓ(x), ∇ℓ(x′)⟩. Gradients are held a layer at a time.
+
+    Args:
+        problem: the network and its loss.
+        inputs, labels: examples that were read; errors speak of `name`.
+        sketch: signs and buckets, the same for all sketches that belong together.
+        memory: bytes to work in; by default half of what is free.
+    """
+    with problem.bound() as bound:
+        outputs, size = check_network(bound, inputs, None, (name,))
+        check_labels(bound, labels, outputs, name)
+
+        def sketched_with(coverage: Coverage) -> Tensor:
+            columns = columns_at_once(bound, coverage) + 2 * sketch.dimension
+            rows = examples_at_once(bound, inputs, size, memory, gradients=1, columns=columns)
+            parts = []
+            for i in range(0, count(inputs), rows):
+                few, asked = (take(part, slice(i, i + rows)) for part in (inputs, labels))
+                tape = coverage.record(bound, few)
+                cotangents = bound.loss_gradients(tape.outputs, asked[:, None])
+                parts.append(summed(sketch(layer) for layer in layers_along(bound, coverage, tape, few, cotangents)))
+            return torch.cat(parts)
+
+        return with_coverage(bound, inputs, sketched_with).detach()
+
+
 @dataclass(frozen=True)
 class Sketch:
     """Random signs and buckets, drawn for each layer when it is first met."""
@@ -102,6 +142,11 @@ class Sketch:
         if layer.weight is None:
             return self.counted(q.sum(1), name)
         a = torch.cat([layer.a, torch.ones_like(layer.a[..., :1])], dim=-1) if layer.bias else layer.a
+        rows = max(1, AT_ONCE // (a.shape[1] * self.dimension))
+        parts = zip(q.split(rows), a.split(rows), strict=True)
+        return torch.cat([self._convolved(one, other, name) for one, other in parts])
+
+    def _convolved(self, q: Tensor, a: Tensor, name: str) -> Tensor:
         left, right = (
             torch.fft.rfft(self.counted(part, f"{name} {side}")) for side, part in (("output", q), ("input", a))
         )

@@ -28,6 +28,9 @@ SCHEMA = 2
 OURS = "local_elasticity"
 """The attribute of the zarr group that says whose it is: schema, provenance, plan, whether it is finished."""
 
+INDEX = "local_elasticity_index"
+"""The attribute of a group whose groups are the stores of an index of influences."""
+
 ROWS_AT_ONCE = 4096
 """Labels whose text is in memory at a time."""
 
@@ -54,12 +57,13 @@ class Grid:
     side: int
     square: bool = False
     symmetric: bool = False
+    width: int | None = None
 
     @classmethod
     def read(cls, record: Any) -> Grid:
         """The grid that a store declares; a ValueError if it is not valid."""
         grid = cls(**record)
-        numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side))
+        numbers = all(whole_number(size, 1) for size in (grid.n, grid.m, grid.side, grid.wide))
         kinds = isinstance(grid.square, bool) and isinstance(grid.symmetric, bool)
         if not numbers or not kinds or (grid.square and grid.n != grid.m) or (grid.symmetric and not grid.square):
             raise ValueError(f"its record holds no valid grid: {record}")
@@ -75,6 +79,11 @@ class Grid:
             )
 
     @property
+    def wide(self) -> int:
+        """The columns of a block."""
+        return self.side if self.width is None else self.width
+
+    @property
     def count(self) -> int:
         """How many blocks are kept."""
         rows, columns = self.shape
@@ -82,16 +91,16 @@ class Grid:
 
     @property
     def chunks(self) -> tuple[int, int]:
-        return min(self.side, self.n), min(self.side, self.m)
+        return min(self.side, self.n), min(self.wide, self.m)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return -(-self.n // self.side), -(-self.m // self.side)
+        return -(-self.n // self.side), -(-self.m // self.wide)
 
     def region(self, at: At) -> tuple[slice, slice]:
         """The rows and columns of a block."""
-        (i, j), side = at, self.side
-        return slice(i * side, min(self.n, (i + 1) * side)), slice(j * side, min(self.m, (j + 1) * side))
+        (i, j), side, wide = at, self.side, self.wide
+        return slice(i * side, min(self.n, (i + 1) * side)), slice(j * wide, min(self.m, (j + 1) * wide))
 
     def blocks(self) -> list[At]:
         """All blocks that are kept: those on the diagonal first where there is one, then row by row.
@@ -146,10 +155,9 @@ class BlockStore:
         coords.to_zarr(path, mode="w-", consolidated=False, zarr_format=3)
         group = zarr.open_group(path, mode="r+")
         create: dict[str, Any] = {"fill_value": np.nan, "dtype": dtype, "compressors": None}
+        dims = ("source", "target" if grid.width is None else "coordinate")
         for name in measures or (ALONE,):
-            group.create_array(
-                name, shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=("source", "target"), **create
-            )
+            group.create_array(name, shape=(grid.n, grid.m), chunks=grid.chunks, dimension_names=dims, **create)
         for name in own:
             group.create_array(name, shape=(grid.n,), chunks=grid.chunks[:1], dimension_names=("source",), **create)
         if own:
@@ -167,15 +175,17 @@ class BlockStore:
         about: dict[str, Any] = {
             "schema": SCHEMA,
             "finished": False,
-            "grid": vars(grid),
+            "grid": {name: value for name, value in vars(grid).items() if value is not None},
             "own": list(own),
             "labels": labels,
         }
         group.attrs[OURS] = {**about, **({} if measures is None else {"measures": list(measures)}), **record}
 
     @classmethod
-    def open(cls, path: Path, *, write: bool = False) -> BlockStore:
-        """Open a store and all of its arrays; a FileNotFoundError or ValueError says what is at the path instead."""
+    def open(cls, path: Path, *, write: bool = False, sketches: bool = False) -> BlockStore:
+        """Open a store of similarities, or of sketches, and all of its arrays; a FileNotFoundError or ValueError says
+        what is at the path instead.
+        """
         check_name(path)
         if not (path / "zarr.json").exists():
             raise FileNotFoundError(f"path: {path} is not a result; le.similarity(..., store=path) writes one")
@@ -185,9 +195,11 @@ class BlockStore:
         except Exception as error:
             raise_interruption(error)
             raise _unreadable(path, error) from error
-        if not isinstance(ours, dict):
+        if not isinstance(ours, dict) or _holds_sketches(ours) != sketches:
             history = " It is the history of a Monitor: read it with le.training.History.open."
-            what = history if "history" in str(group.attrs.get("format", "")) else ""
+            index = " It is an index of influences: le.influence_index(..., store=path) reads it."
+            is_index = INDEX in group.attrs or (isinstance(ours, dict) and _holds_sketches(ours))
+            what = index if is_index else history if "history" in str(group.attrs.get("format", "")) else ""
             raise ValueError(f"path: {path} is a zarr store, but holds no similarity of local_elasticity.{what}")
         if ours.get("schema") != SCHEMA:
             raise ValueError(
@@ -208,6 +220,11 @@ class BlockStore:
     def several(self) -> bool:
         """Whether it was asked for as several measures, and is read as a Dataset."""
         return "measures" in self.record
+
+    @property
+    def made_by(self) -> str:
+        """What users call to write such a store."""
+        return "le.similarity" if self.grid.width is None else "le.influence_index"
 
     @property
     def finished(self) -> bool:
@@ -235,7 +252,7 @@ class BlockStore:
             raise_interruption(error)
             raise ValueError(
                 f"path: {self.path} is damaged: block {at} is not what was written ({first_line(error)}); the same "
-                "le.similarity(..., store=path) computes it again"
+                f"{self.made_by}(..., store=path) computes it again"
             ) from error
         self._sound.add(at)
         return found
@@ -294,6 +311,11 @@ class BlockStore:
         found = self.arrays[name]
         assert isinstance(found, zarr.Array)
         return found
+
+
+def _holds_sketches(record: Mapping[str, Any]) -> bool:
+    grid = record.get("grid")
+    return isinstance(grid, dict) and grid.get("width") is not None
 
 
 def _check_names(names: Sequence[str], taken: Sequence[str]) -> None:

@@ -96,15 +96,16 @@ def fill(
 ) -> None:
     """Compute the blocks that `path` does not hold yet."""
     check_name(path, "store")
+    sketches = work.grid.width is not None
     if not path.exists():
         planned = work.planned(side)
         _begin(path, planned, coords, {"provenance": provenance, "plan": planned.record(), "versions": versions})
     if not (path / "zarr.json").exists():
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
-    _same_or_refused(BlockStore.open(path), provenance, work.grid, side)
+    _same_or_refused(BlockStore.open(path, sketches=sketches), provenance, work.grid, side)
     with alone(path):
         _sweep(path)
-        store = BlockStore.open(path, write=True)
+        store = BlockStore.open(path, write=True, sketches=sketches)
         _warn_of_versions(store, versions)
         work = _resumed(store, work)
         _measures_the_same_or_refused(store, work)

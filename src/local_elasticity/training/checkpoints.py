@@ -77,10 +77,14 @@ def load_weights(model: nn.Module, file: Path, argument: str) -> None:
     Raises:
         ValueError, OSError: if they cannot be read or do not fit the model; the message begins with `argument`.
     """
+    _put(model, weights_in(file, model, argument), file, argument)
+
+
+def weights_in(file: Path, model: nn.Module, argument: str) -> Mapping[str, Tensor]:
+    """The weights of such a file under the names that the model gives them; raises as `load_weights` does."""
     if not file.exists():
         raise FileNotFoundError(f"{argument}: there is no {file}")
-    file = _weights_file(file, argument)
-    _put(model, _read_weights(file, model, argument)[1], file, argument)
+    return _read_weights(_weights_file(file, argument), model, argument)[1]
 
 
 def _put(model: nn.Module, weights: Mapping[str, Tensor], file: Path, argument: str) -> None:

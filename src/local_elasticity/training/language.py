@@ -1,8 +1,8 @@
 """Causal language models: one number a sequence (its log-probability), or every next-token distribution.
 
-Both take a model that returns logits [b, T, V], or an object with `.logits`, as Hugging Face models do. Sources are
-made by `sequences(...)`: of tokens with a mask, of a batch as a tokenizer makes it, or of several. Padding, on either
-side, and tokens with the label −100, such as those of a prompt, count for nothing.
+All problems here take a model that returns logits [b, T, V], or an object with `.logits`, as Hugging Face models do.
+Sources are made by `sequences(...)`: of tokens with a mask, of a batch as a tokenizer makes it, or of several. Padding,
+on either side, and tokens with the label −100, such as those of a prompt, count for nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,25 @@ def token_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] 
     """The outputs are the logits of every next token, [T − 1, V], zero where none is predicted; measure them with
     `token_kl`."""
     return Problem.of(_NextTokens(model), _token_loss, kind="numbers", params=params)
+
+
+def answer_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] | None = None) -> Problem:
+    """The outputs are the logits of every next token, [V, T − 1], the loss their cross-entropy; for `le.forecast`.
+
+    The labels are those of `token_sources`: −100 at what is not predicted, such as a prompt. A sequence is right where
+    each of its predicted tokens is the likeliest, given those before it. Greedy decoding then gives that very answer.
+    `params` selects the parameters that step, as for `Problem.of`; their names begin with `model.` here.
+
+    >>> import local_elasticity as le
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
+    >>> old = token_sources({"input_ids": torch.tensor([[0, 1, 5], [2, 3, 2], [4, 5, 4]])})
+    >>> new = token_sources({"input_ids": torch.tensor([[0, 1, 2]]), "labels": torch.tensor([[-100, -100, 2]])})
+    >>> found = le.forecast(answer_problem(model), new, old, update=le.SGD(0.5), steps=3, drop=0.1)
+    >>> found.frame()["lost"].tolist()
+    [True, False, True]
+    """
+    return Problem.of(_Answers(model), "cross_entropy", params=params)
 
 
 def token_kl(vocabulary: int) -> Any:
@@ -210,6 +229,11 @@ class _NextTokens(nn.Module):
         out = self.model(input_ids)
         logits: Tensor = getattr(out, "logits", out)
         return logits
+
+
+class _Answers(_NextTokens):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+        return super().forward(input_ids, attention_mask, predicted).transpose(1, 2)
 
 
 class _LogProbability(_NextTokens):

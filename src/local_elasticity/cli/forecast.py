@@ -1,0 +1,101 @@
+"""`forecast`: what a fine-tune of your own model will break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, StepSize, UpdateRule
+
+ROWS_SHOWN = 10
+
+ENDINGS, PICTURES = (".csv",), (".png", ".pdf", ".svg")
+
+
+@app.command()
+def forecast(
+    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    new: Annotated[str, typer.Option(help=f"What it will be fine-tuned on. {DATA}")],
+    old: Annotated[str, typer.Option(help="What it should keep, given as --new is.")],
+    steps: Annotated[int, typer.Option(min=1, help="How many steps the fine-tune will take.")],
+    step_size: StepSize = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
+    ] = None,
+    loss: Loss = "cross_entropy",
+    update: UpdateRule = "sgd",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Examples in a step, in the order given; by default all of --new.")
+    ] = None,
+    virtual: Annotated[
+        int, typer.Option(min=0, help="Steps really taken, in a copy, before the rest is extrapolated; at most 5.")
+    ] = 0,
+    simulate: Annotated[bool, typer.Option(help="Take all steps as well, in a copy, to compare with.")] = False,
+    drop: Annotated[
+        float | None, typer.Option(help="Call an example lost where its loss rises by more than this.")
+    ] = None,
+    n: Count = 1000,
+    image_size: ImageSize = None,
+    top: Annotated[int, typer.Option(min=1, help="Old examples that are printed: those most at risk.")] = ROWS_SHOWN,
+    out: Annotated[Path | None, typer.Option(help="Keep a row for each old example, in a .csv file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw margins before and after: a .png, .pdf or .svg file.")
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """Which old examples your model will lose when it is fine-tuned on new ones, before that is done.
+
+    Example: `local-elasticity forecast --model my_nets:make --weights best.pt --new mistakes --old photos --steps 20
+    --step-size 0.01`, where my_nets.py in this folder has a function make() that returns the model, and both folders
+    have a folder of images for each class.
+    """
+    from local_elasticity.api.forecast import forecast as forecasted
+    from local_elasticity.cli import common_options
+    from local_elasticity.cli.models import problem_of
+
+    common_options.check_out(out, None, ENDINGS)
+    common_options.check_picture(figure, PICTURES)
+    if step_size is None:
+        raise ValueError("--step-size: name that of the fine-tune, such as 0.01")
+    step = common_options.made_update(update, step_size)
+    both = [
+        common_options.labelled_data(data, n, image_size, device, argument)
+        for data, argument in ((new, "--new"), (old, "--old"))
+    ]
+    problem = problem_of(model, weights, loss, device, both[0], data="--new")
+    common_options.check_same_classes(both[0], both[1], ("--new", "--old"))
+    with common_options.warnings_on_one_line():
+        found = forecasted(
+            problem,
+            *((one.inputs, one.labels) for one in both),
+            update=step,
+            steps=steps,
+            batch_size=batch_size,
+            virtual=virtual,
+            simulate=simulate,
+            drop=drop,
+        )
+    frame = common_options.with_rows(found.frame(), both[1], "example")
+    screen = console()
+    for sentence in found.sentences(named=False):
+        screen.print(sentence, soft_wrap=True)
+    _show(screen, frame, top)
+    if out is not None:
+        from local_elasticity.store.atomic import write_whole
+
+        write_whole(out, frame.to_csv(index=False).encode(), "--out")
+        typer.echo(f"wrote {out}")
+    if figure is not None:
+        common_options.write_picture(found.plot(), figure)
+        typer.echo(f"wrote {figure}")
+
+
+def _show(screen: Any, frame: Any, top: int) -> None:
+    from local_elasticity.cli.common_options import in_words
+
+    worst = frame[frame["risk"].notna()].sort_values("risk", ascending=False, kind="stable").head(top)
+    if len(worst):
+        print_frame(screen, in_words(worst.drop(columns="wrong_before")), f"most at risk: {len(worst)} of {len(frame)}")

@@ -1,0 +1,86 @@
+"""`influence`: which of your training examples help or harm your test examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.common_options import DATA, ImageSize, Loss
+
+ROWS_SHOWN = 3
+
+ENDINGS = (".csv",)
+
+
+@app.command()
+def influence(
+    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    data: Annotated[str, typer.Option(help=f"The training examples. {DATA}")],
+    targets: Annotated[str, typer.Option(help="The examples to explain, given as --data is.")],
+    store: Annotated[Path, typer.Option(help="The index, such as index.zarr; made, resumed, or opened.")],
+    weights: Annotated[
+        list[Path] | None, typer.Option(help="Weights, or one --weights for each checkpoint of a training run.")
+    ] = None,
+    step_size: Annotated[
+        list[float] | None, typer.Option(help="The learning rate, or one for each --weights.", show_default="0.001")
+    ] = None,
+    loss: Loss = "cross_entropy",
+    n: Annotated[
+        int | None, typer.Option("-n", "--n", min=1, help="The most training examples; by default all.")
+    ] = None,
+    n_targets: Annotated[int, typer.Option(min=1, help="The most targets, as even by class as they come.")] = 10,
+    image_size: ImageSize = None,
+    dimension: Annotated[int, typer.Option(min=2, help="Numbers kept for each example and checkpoint.")] = 4096,
+    top: Annotated[int, typer.Option(min=1, help="Helpers, and harmers, of each target.")] = ROWS_SHOWN,
+    out: Annotated[Path | None, typer.Option(help="Keep the rows, in a .csv file.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Which training examples help or harm each target most, from an index that is made once.
+
+    Example: `local-elasticity influence --model my_nets:make --weights best.pt --data photos --targets mistakes --store
+    index.zarr`. With several checkpoints: `--weights a.pt --step-size 0.1 --weights b.pt --step-size 0.01`.
+    """
+    from local_elasticity.api.influence import influence_index
+    from local_elasticity.cli import common_options
+    from local_elasticity.cli.models import problem_of
+
+    common_options.check_out(out, None, ENDINGS)
+    examples, given = common_options.streamed_data(data, n, image_size, device)
+    asked = common_options.labelled_data(targets, n_targets, image_size, device, "--targets")
+    common_options.check_same_classes(examples, asked, ("--data", "--targets"))
+    moments = _moments(weights or [], step_size or [])
+    problem = problem_of(model, moments[0][0] if moments else None, loss, device, examples)
+    options: dict[str, Any] = {"dimension": dimension, "store": store, "progress": True}
+    if len(moments) > 1:
+        options["checkpoints"] = moments
+    elif step_size:
+        options["step_size"] = step_size[0]
+    with common_options.warnings_on_one_line():
+        index = influence_index(problem, given, **options)
+        found = index.query((asked.inputs, asked.labels), top=top)
+    frame = common_options.with_rows(found.frame(), asked, "target")
+    if isinstance(given, tuple):
+        frame = common_options.with_rows(frame, examples, "source")
+    screen = console()
+    screen.print(index, soft_wrap=True)
+    for sentence in found.sentences():
+        screen.print(sentence, soft_wrap=True)
+    print_frame(screen, common_options.in_words(frame), "change of the target's loss: below 0 helps")
+    if out is not None:
+        from local_elasticity.store.atomic import write_whole
+
+        write_whole(out, frame.to_csv(index=False).encode(), "--out")
+        typer.echo(f"wrote {out}")
+
+
+def _moments(weights: list[Path], step_sizes: list[float]) -> list[tuple[Path, float]]:
+    """Each file with its learning rate."""
+    if len(step_sizes) not in (0, 1, len(weights)):
+        raise ValueError(
+            f"--step-size: expected one, or one for each of the {len(weights)} --weights, got {len(step_sizes)}"
+        )
+    rates = step_sizes * len(weights) if len(step_sizes) == 1 else step_sizes or [1e-3] * len(weights)
+    return list(zip(weights, rates, strict=True))

@@ -1,0 +1,119 @@
+"""`local-elasticity forecast` and `influence`: what the functions give, for the user's own model and data."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import local_elasticity as le
+from tests.test_command_measure import project as project
+from tests.test_command_measure import run
+
+MODEL = ["--model", "own_nets:make", "--weights", "late.safetensors"]
+
+
+def net():
+    from safetensors.torch import load_file
+
+    made = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    made.load_state_dict(load_file("late.safetensors"))
+    return made
+
+
+def points():
+    with np.load("points.npz") as held:
+        return torch.tensor(held["x"]), torch.tensor(held["y"])
+
+
+def fine_tune(*more, new="points.npz", old="photos"):
+    return ["forecast", *MODEL, "--new", new, "--old", old, "--steps", "5", *more]
+
+
+def test_forecast_gives_what_the_function_gives(project, monkeypatch, capsys):
+    more = ("--step-size", "0.05", "--out", "rows.csv", "--figure", "margins.png", "--simulate", "--virtual", "2")
+    status, out, err = run(monkeypatch, capsys, *fine_tune(*more))
+    assert status == 0, err
+    x, y = points()
+    options = {"loss": "cross_entropy", "update": le.SGD(0.05), "steps": 5, "virtual": 2, "simulate": True}
+    expected = le.forecast(net(), (x, y), (x, y), **options).frame()
+    rows = pd.read_csv("rows.csv")
+    np.testing.assert_allclose(rows["margin_forecast"], expected["margin_forecast"], rtol=1e-5)
+    assert rows["lost"].tolist() == expected["lost"].tolist()
+    assert rows["file"][0] == "a/00.png"
+    assert "Forecast of 5 steps" in out
+    assert "most at risk" in out
+    assert "simulated, all steps" in out
+    assert (project / "margins.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (fine_tune(), "--step-size: name that of the fine-tune"),
+        (fine_tune("--step-size", "x"), "--step-size: expected a number or auto"),
+        (fine_tune("--step-size", "0.1", new="unlabelled.npz"), "--new: unlabelled.npz has no labels"),
+        (fine_tune("--step-size", "0.1", old="nothing"), "--old: there is no nothing"),
+        (fine_tune("--step-size", "0.1", new="wide.npz"), "--new: own_nets:make does not take inputs of shape"),
+        (fine_tune("--step-size", "0.1", "--virtual", "9"), "virtual: expected at most 5"),
+        (fine_tune("--step-size", "0.1", "--out", "rows.txt"), "--out: expected a name that ends with .csv"),
+        (fine_tune("--step-size", "0.1", "--figure", "rows.txt"), "--figure: expected a name that ends with .png"),
+    ],
+)
+def test_bad_forecasts_are_one_line(arguments, sentence, project, monkeypatch, capsys):
+    status, _, err = run(monkeypatch, capsys, *arguments)
+    assert status == 2
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def ask(*more, data="points.npz", targets="photos", weights=("late.safetensors",)):
+    files = [part for file in weights for part in ("--weights", file)]
+    given = ["--data", data, "--targets", targets, "--store", "index.zarr", "--dimension", "512"]
+    return ["influence", "--model", "own_nets:make", *files, *given, *more]
+
+
+@pytest.mark.parametrize("data", ["points.npz", "photos", "own_nets:Points"])
+def test_influence_gives_what_the_function_gives(data, project, monkeypatch, capsys):
+    status, out, err = run(monkeypatch, capsys, *ask("--out", "rows.csv", "--step-size", "0.1", data=data))
+    assert status == 0, err
+    x, y = points()
+    train = (x, y)
+    if data == "own_nets:Points":
+        import own_nets
+
+        train = own_nets.Points()
+    made = le.influence_index(
+        net(), train, loss="cross_entropy", store="other.zarr", dimension=512, step_size=0.1, progress=False
+    )
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 6, 8, 9, 10])  # ten of twelve, as even by class as can be
+    expected = made.query((x[rows], y[rows]), top=3).frame()
+    found = pd.read_csv("rows.csv")
+    assert found["source"].tolist() == expected["source"].tolist()
+    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-4)
+    assert found["target_file"][0] == "a/00.png"
+    assert ("source_file" in found) == (data == "photos")
+    assert "rank correlation with exact responses" in out
+
+
+def test_influence_sums_checkpoints(project, monkeypatch, capsys):
+    both = ("late.safetensors", "early.pt")
+    status, out, err = run(monkeypatch, capsys, *ask("--step-size", "0.1", "--step-size", "0.2", weights=both))
+    assert status == 0, err
+    assert "at 2 checkpoints" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (ask(data="unlabelled.npz"), "--data: unlabelled.npz has no labels"),
+        (ask(targets="unlabelled.npz"), "--targets: unlabelled.npz has no labels"),
+        (ask(*(["--step-size", "0.1"] * 3)), "--step-size: expected one, or one for each of the 1 --weights, got 3"),
+        (ask(weights=("nothing.pt",)), "there is no nothing.pt"),
+        (ask(data="own_nets:Uneven"), "--data: the items of own_nets:Uneven do not make one batch"),
+    ],
+)
+def test_bad_influences_are_one_line(arguments, sentence, project, monkeypatch, capsys):
+    status, _, err = run(monkeypatch, capsys, *arguments)
+    assert status == 2
+    assert sentence in err
+    assert len(err.splitlines()) == 1
