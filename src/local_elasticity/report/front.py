@@ -136,7 +136,7 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
 def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str, ...]]:
     apart = f"{number(found.difference)} ({number(found.low)} to {number(found.high)})"
     medians = f"{number(found.within)} within a class and {number(found.between)} between classes"
-    evidence = (f"Permuted class labels differ as much with p {p_value(found.p_value)}; the interval is 95 %.",)
+    evidence = (f"With permuted class labels p {p_value(found.p_value)}; intervals are 95 %.",)
     if not np.isfinite(found.difference):
         return f"Medians of {measure} over pairs are {medians}.", ()
     if not found.found:
