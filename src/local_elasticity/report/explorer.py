@@ -106,6 +106,7 @@ def page(
         sections.append(section)
         payloads.append(payload)
     foreseen = [one for one in runs if isinstance(one, Foreseen)]
+    contents = [(one.name, one.content) for one in sections] + [(one.name, one.content) for one in foreseen]
     plotly = _plotly() if measured else ""
     own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
     return as_text(
@@ -120,7 +121,7 @@ def page(
             papers=[one for one in runs if isinstance(one, Paper)],
             forecasts=foreseen,
             unshown=[one for one in runs if isinstance(one, Unshown)],
-            contents=[f"{one.name}: {one.content}" for one in (*sections, *foreseen)],
+            contents=[f"{name}: {content}" for name, content in contents],
             style=_asset("page.css"),
             script=own,
             plotly=packed(plotly.encode()) if plotly else "",
