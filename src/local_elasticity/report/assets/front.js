@@ -114,7 +114,7 @@ function classTable(table, colours) {
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
   const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
   const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
-  const clear = new Set(last ? panel().front.coupled.map((/** @type {any} */ one) => `${one.from},${one.to}`) : []);
+  const clear = new Set(last ? panel().front.coupled.flatMap((/** @type {any} */ one) => [`${one.from},${one.to}`, `${one.to},${one.from}`]) : []);
   const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
   const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
   const head = element("tr");
@@ -200,7 +200,7 @@ function drawCoupled() {
   box.hidden = !pairs;
   if (!pairs) return;
   const { coupled } = front;
-  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}` : "Coupled classes", "coupled-title");
+  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}: a step on the left moves the right` : "Coupled classes", "coupled-title");
   box.replaceChildren(title, ...coupled.map((/** @type {any} */ one) => coupledPair(one)));
   if (front.words) box.append(element("p", front.words, "evidence"));
 }
