@@ -41,6 +41,7 @@ wheel: $(VENV)/.dev  ## build the wheel into dist/
 bench: .venv-bench/.installed .venv-tangents/.installed  ## measure; figures go to benchmarks/results/ and docs/performance.md
 	.venv-bench/bin/python -W ignore benchmarks/engines.py
 	.venv-bench/bin/python -W ignore benchmarks/speed.py --tangents .venv-tangents/bin/python
+	.venv-bench/bin/python benchmarks/report_page.py
 	.venv-bench/bin/python benchmarks/page.py
 
 clean:

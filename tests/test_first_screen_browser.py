@@ -140,9 +140,9 @@ def contrast(one, other):
 
 
 def test_ten_colours_differ_also_under_deuteranopia(reader):
-    colours = reader.page.evaluate("COLOURS")
-    assert len(colours) == 10
-    for one, other in itertools.combinations(colours, 2):
+    on_white, on_black = reader.page.evaluate("[ON_WHITE, ON_BLACK]")
+    assert len(on_white) == len(on_black) == 10
+    for one, other in (*itertools.combinations(on_white, 2), *itertools.combinations(on_black, 2)):
         for seen in (np.eye(3), DEUTERANOPIA):
             a, b = (lab(np.clip(seen @ linear(c), 0, 1)) for c in (one, other))
             assert np.linalg.norm(a - b) > 30, (one, other)
@@ -238,20 +238,23 @@ def test_drawings_and_tables_can_be_saved(reader, tmp_path):
             reader.page.click(selector)
         path = tmp_path / download.value.suggested_filename
         download.value.save_as(path)
-        return path
+        return path.read_bytes()
 
-    rows = list(csv.DictReader(saved("[aria-label='Save class matrix as CSV']").open()))
+    def table(selector):
+        return list(csv.DictReader(saved(selector).decode().splitlines()))
+
+    rows = table("[aria-label='Save class matrix as CSV']")
     assert len(rows) == 100
     shown = reader.page.evaluate("panel().pairs.median.at(-1)[1][3]")
     (row,) = [one for one in rows if (one["source_class"], one["target_class"]) == ("1", "3")]
     assert float(row["median"]) == pytest.approx(shown)
-    curve = list(csv.DictReader(saved("[aria-label='Save locality over training as CSV']").open()))
+    curve = table("[aria-label='Save locality over training as CSV']")
     assert [int(one["step"]) for one in curve] == list(STEPS)
-    whole = list(csv.DictReader(saved("[aria-label='Save matrix as CSV']").open()))
+    whole = table("[aria-label='Save matrix as CSV']")
     assert len(whole) == 60 * 60
-    assert saved("[aria-label='Save matrix as PNG']").read_bytes()[:4] == b"\x89PNG"
-    assert b"<svg" in saved("[aria-label='Save matrix as SVG']").read_bytes()[:200]
-    assert b"<svg" in saved("[aria-label='Save locality over training as SVG']").read_bytes()[:200]
+    assert saved("[aria-label='Save matrix as PNG']")[:4] == b"\x89PNG"
+    assert b"<svg" in saved("[aria-label='Save matrix as SVG']")[:200]
+    assert b"<svg" in saved("[aria-label='Save locality over training as SVG']")[:200]
 
 
 def test_two_steps_are_compared_and_targets_can_be_normalised(reader):

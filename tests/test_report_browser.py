@@ -294,7 +294,7 @@ def test_two_measures_have_scales_of_their_own_and_are_kept_in_the_address(reade
     assert "clusters, kl" in reader.text("#compare-words")
 
 
-@pytest.mark.parametrize("classes", [None, np.arange(26) % 13])
+@pytest.mark.parametrize("classes", [None, np.arange(26) % 25])
 def test_runs_without_classes_or_with_many_are_compared_pair_by_pair(browser, tmp_path, classes):
     K = np.random.default_rng(0).random((26, 26))
     runs = {name: le.as_similarity(S, source_labels=classes) for name, S in {"a": K, "b": K + 0.5}.items()}
@@ -374,7 +374,7 @@ def test_hostile_labels_are_harmless(browser, tmp_path):
     file = le.write_report({HOSTILE[0]: S}, tmp_path / "<b>hostile.html", title=HOSTILE[1])
     reader = Reader(browser, file)
     assert reader.page.evaluate("window.broken") is None
-    assert "<img src=x on…" in reader.text("#matrix-plot")
+    assert "<img sr…ken=1>" in reader.text("#matrix-plot")
     assert reader.page.locator("img[src=x]").count() == 0
     assert HOSTILE[0] in reader.text("#pair")
     reader.close()
@@ -426,7 +426,7 @@ def test_our_own_functions(reader):
         150,
         25,
         67,
-        112,
+        113,
         100,
         100,
     ]

@@ -105,6 +105,8 @@ def page(
         section, payload = _explored(run, pack, EXACT_NUMBERS // len(measured), left_out=left_out)
         sections.append(section)
         payloads.append(payload)
+    foreseen = [one for one in runs if isinstance(one, Foreseen)]
+    contents = [(one.name, one.content) for one in sections] + [(one.name, one.content) for one in foreseen]
     plotly = _plotly() if measured else ""
     own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
     return as_text(
@@ -117,8 +119,9 @@ def page(
             version=local_elasticity.__version__,
             sections=sections,
             papers=[one for one in runs if isinstance(one, Paper)],
-            forecasts=[one for one in runs if isinstance(one, Foreseen)],
+            forecasts=foreseen,
             unshown=[one for one in runs if isinstance(one, Unshown)],
+            contents=[f"{name}: {content}" for name, content in contents],
             style=_asset("page.css"),
             script=own,
             plotly=packed(plotly.encode()) if plotly else "",

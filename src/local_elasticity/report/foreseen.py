@@ -58,6 +58,12 @@ class Foreseen:
         return replace(self, pictures=None)
 
     @property
+    def content(self) -> str:
+        """What a page with this forecast contains of the user's data."""
+        shown = 0 if self.pictures is None else sum(bool(self.pictures[place]) for place in self.at_risk)
+        return f"{shown or 'no'} examples, margins of {len(self.margins):,} examples"
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """The examples at risk as the page prints them."""
         found = []

@@ -136,7 +136,7 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
 def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str, ...]]:
     apart = f"{number(found.difference)} ({number(found.low)} to {number(found.high)})"
     medians = f"{number(found.within)} within a class and {number(found.between)} between classes"
-    evidence = (f"Permuted class labels differ as much with p {p_value(found.p_value)}; the interval is 95 %.",)
+    evidence = (f"With permuted class labels p {p_value(found.p_value)}; intervals are 95 %.",)
     if not np.isfinite(found.difference):
         return f"Medians of {measure} over pairs are {medians}.", ()
     if not found.found:
@@ -156,20 +156,29 @@ def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str
 def _coupled(
     found: Coupling | None, pairs: Pairs, panel: Panel, kind: Kind, order: int
 ) -> tuple[tuple[dict[str, Any], ...], str]:
-    """The most coupled pairs of classes, each once, in their stronger direction first."""
+    """The most coupled pairs of classes, each once; of two directions that clear the baseline, the stronger first."""
     if found is None:
         return (), f"Coupled pairs are looked for from {FEWEST_CLASSES} classes on; the matrix shows all pairs."
     clear = [(str(found.classes[a]), str(found.classes[b]), (a, b)) for a, b in found.clear()]
     if not clear:
         return (), f"{NO_STRUCTURE} between classes: no pair is coupled more than permuted class labels are."
-    named: dict[frozenset[str], dict[str, Any]] = {}
-    for a, b, at in clear:
-        if len(named) < PAIRS_NAMED and frozenset((a, b)) not in named:
-            value = [float(_in_order(one[at], kind, order)) for one in (found.value, found.low, found.high)]
-            named[frozenset((a, b))] = _shown(pairs, panel, a, b, value, kind, order)
-    more = len({frozenset((a, b)) for a, b, _ in clear}) - len(named)
+    several: dict[frozenset[str], list[tuple[str, str, tuple[int, int]]]] = {}
+    for one in clear:
+        several.setdefault(frozenset(one[:2]), []).append(one)
+    named = []
+    for directions in list(several.values())[:PAIRS_NAMED]:
+        a, b, at = max(directions, key=lambda one: _share(pairs, *one[:2]))
+        value = [float(_in_order(part[at], kind, order)) for part in (found.value, found.low, found.high)]
+        named.append(_shown(pairs, panel, a, b, value, kind, order))
+    more = len(several) - len(named)
     words = f"{more} more {'pair clears' if more == 1 else 'pairs clear'} the baseline." if more else ""
-    return tuple(named.values()), words
+    return tuple(named), words
+
+
+def _share(pairs: Pairs, a: str, b: str) -> float:
+    """How far a step on a moves b, as a share of how far it moves a."""
+    i, j = pairs.classes.index(a), pairs.classes.index(b)
+    return float(pairs.median[-1, i, j] / abs(pairs.median[-1, i, i]))
 
 
 def _in_order(value: Any, kind: Kind, order: int) -> Any:
@@ -180,7 +189,7 @@ def _shown(pairs: Pairs, panel: Panel, a: str, b: str, value: list[float], kind:
     i, j = pairs.classes.index(a), pairs.classes.index(b)
     median = pairs.median[-1]
     if kind == "ratio":
-        there, back = (float((median[p, q] / median[p, p]) ** (1 / order)) for p, q in ((i, j), (j, i)))
+        there, back = (_share(pairs, *two) ** (1 / order) for two in ((a, b), (b, a)))
         words = f"{a} → {b}: {percent(there)} as far as its own class. Back, {b} → {a}: {percent(back)}."
         extra = f"{times(*value)} as far as the other pairs of {a} and {b} suggest"
     else:

@@ -38,7 +38,7 @@ function layoutOf(more) {
 
 /** A line with its band. @param {number[]} x @param {any} curve @param {number} i */
 function banded(x, curve, i) {
-  const line = { color: colourOf(i), dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length], width: curve.wide ? 4 : 2 };
+  const line = { color: colourOf(i), dash: DASHES[Math.floor(i / 10) % DASHES.length], width: curve.wide ? 4 : 2 };
   const shared = { x, legendgroup: curve.name, hoverinfo: "skip", mode: "lines", line: { width: 0 }, showlegend: false };
   const band = curve.low
     ? [

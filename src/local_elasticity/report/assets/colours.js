@@ -1,9 +1,10 @@
 // @ts-check
 "use strict";
-/* Colours: ten for classes, and scales for numbers. Each two of the ten differ by at least 30 in CIELAB, also as people
- * with deuteranopia see them. */
+/* Colours: ten for classes, on white and on black, and scales for numbers. Each two of the ten differ by at least 30 in
+ * CIELAB, also as people with deuteranopia see them. */
 
-const COLOURS = ["#004890", "#f0c000", "#c04800", "#60a8f0", "#484818", "#f0a8d8", "#60d878", "#a80078", "#4860f0", "#0000f0"];
+const ON_WHITE = ["#004890", "#f0c000", "#c04800", "#60a8f0", "#484818", "#f0a8d8", "#60d878", "#a80078", "#4860f0", "#0000f0"];
+const ON_BLACK = ["#48c0f0", "#f0f000", "#f06018", "#6078f0", "#486000", "#f0d8f0", "#c04878", "#f0d890", "#006090", "#4830f0"];
 const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 /** From as far as the source itself to further. */
 const FURTHER = ["#fde725", "#fb9f3a", "#e8602d", "#b5183a", "#7a0f3f"];
@@ -12,8 +13,11 @@ const UNKNOWN = "#9a9a9a";
 
 /** @typedef {{log: boolean, low: number, high: number, beyond: number, anchor?: boolean}} Scale */
 
+/** The ten colours on the page's ground. */
+const tenColours = () => (luminance(theme().paper) > 0.2 ? ON_WHITE : ON_BLACK);
+
 /** @param {number} i */
-const colourOf = (i) => COLOURS[i % COLOURS.length];
+const colourOf = (i) => tenColours()[i % 10];
 
 /** Where a value lies on a scale, in the units that are drawn: logarithms for ratios, the ends for what lies beyond.
  * @param {Scale} scale @param {number|null} value */

@@ -5,6 +5,8 @@
 /** Pairs that are shown behind a cell: so many of the largest, of the typical and of the smallest. */
 const BEHIND = 4;
 const SHORT_NAME = 4;
+/** Characters of a class in the table. */
+const NAME = 15;
 
 /** @param {string} name @param {Record<string, any>} values @param {string} [words] @returns {SVGElement} */
 function drawing(name, values, words) {
@@ -51,6 +53,12 @@ function relativeScale(values, ratio) {
   return ratio ? { log: true, anchor: true, low: 10 ** -top, high: 10 ** top, beyond } : { log: false, anchor: true, low: -top, high: top, beyond };
 }
 
+/** A linear scale for medians, which are smaller than single pairs. @param {number[]} values @param {Scale} scale @returns {Scale} */
+function ofMedians(values, scale) {
+  const top = Math.max(...values.map(Math.abs), 0) || 1;
+  return { log: false, low: scale.low < 0 ? -top : 0, high: top, beyond: 0 };
+}
+
 /** What a cell says. @param {number|null} value */
 function cellWords(value) {
   if (value === null) return "–";
@@ -78,7 +86,7 @@ function drawFront() {
 }
 
 function drawClasses() {
-  const { pairs, kind, scale, steps, title, order } = panel();
+  const { pairs, kind, scale, steps, title, order, front } = panel();
   const medians = mediansOf(panel(), chosen.when);
   const [box, caption, legend] = [byId("class-table"), byId("classes-title"), byId("class-scale")];
   byId("classes").hidden = !pairs;
@@ -92,9 +100,10 @@ function drawClasses() {
   }
   const unit = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : `median of ${title}`;
   const relative = chosen.per === "target";
-  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.`;
+  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: coupled." : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
-  const colours = relative ? relativeScale(/** @type {number[]} */ (table.flat().filter((v) => v !== null)), kind === "ratio") : scale;
+  const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
+  const colours = relative ? relativeScale(every(table), kind === "ratio") : scale.log ? scale : ofMedians(every(pairs.median), scale);
   box.replaceChildren(classTable(table, colours));
   legend.replaceChildren(...legendOf(colours, !relative && kind === "ratio"));
 }
@@ -103,15 +112,16 @@ function drawClasses() {
 function classTable(table, colours) {
   const { classes } = panel().pairs;
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
+  const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
   const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
-  const clear = new Set(last ? panel().front.coupled.map((/** @type {any} */ one) => `${one.from},${one.to}`) : []);
+  const clear = new Set(last ? panel().front.coupled.flatMap((/** @type {any} */ one) => [`${one.from},${one.to}`, `${one.to},${one.from}`]) : []);
   const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
   const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
   const head = element("tr");
   head.append(element("th", "↓ step on", "corner"));
   for (const name of classes) {
     const cell = element("th", undefined, `column${turned ? " turned" : ""}`);
-    cell.append(element("span", clipped(name, 18)));
+    cell.append(element("span", clipped(name, NAME)));
     cell.title = name;
     cell.setAttribute("scope", "col");
     head.append(cell);
@@ -119,14 +129,14 @@ function classTable(table, colours) {
   made.append(head);
   table.forEach((row, a) => {
     const line = element("tr");
-    const name = element("th", clipped(classes[a], 18), "row");
+    const name = element("th", clipped(classes[a], NAME), "row");
     name.title = classes[a];
     name.setAttribute("scope", "row");
     line.append(name);
     row.forEach((value, b) => {
       const button = element("button", cellWords(value));
       const colour = shade(colours, value);
-      const here = classes[a] === from && classes[b] === to;
+      const here = picked && classes[a] === from && classes[b] === to;
       Object.assign(button.style, { background: colour, color: inkOn(colour) });
       Object.assign(button.dataset, { a: String(a), b: String(b) });
       button.classList.toggle("clear", clear.has(`${a},${b}`));
@@ -157,7 +167,7 @@ function legendOf(scale, percent) {
   }
   const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
   const anchor = scale.log && scale.high > 1.001 ? ` · ${percent ? "100 %" : "1"} where ${percent ? "green meets orange" : "it is white"}` : "";
-  return [element("span", `≤ ${words(scale.low)}`), strip, element("span", `≥ ${words(scale.high)}${anchor} · grey: unresolved`)];
+  return [element("span", `${scale.beyond || percent ? "≤ " : ""}${words(scale.low)}`), strip, element("span", `${scale.beyond || percent ? "≥ " : ""}${words(scale.high)}${anchor} · grey: unresolved`)];
 }
 
 /** The pair of two classes that is nearest to their median. @param {Float32Array} values @param {number} a @param {number} b */
@@ -190,7 +200,7 @@ function drawCoupled() {
   box.hidden = !pairs;
   if (!pairs) return;
   const { coupled } = front;
-  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}` : "Coupled classes", "coupled-title");
+  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}: a step on the left moves the right` : "Coupled classes", "coupled-title");
   box.replaceChildren(title, ...coupled.map((/** @type {any} */ one) => coupledPair(one)));
   if (front.words) box.append(element("p", front.words, "evidence"));
 }
@@ -336,6 +346,6 @@ function drawCurve() {
   byId("curve-plot").replaceChildren(smallPlot(first, mark || null, byId("curve-title").textContent, 330));
   const lines = [];
   if (state.loss) lines.push({ name: "loss", colour: colourOf(2), values: state.loss });
-  if (state.accuracy) lines.push({ name: "accuracy", colour: colourOf(8), values: state.accuracy, right: true, dash: "5 3" });
+  if (state.accuracy) lines.push({ name: "accuracy", colour: colourOf(3), values: state.accuracy, right: true, dash: "5 3" });
   byId("state-plot").replaceChildren(...(lines.length ? [smallPlot(lines, mark || null, "Loss and accuracy of the sources over training", 250)] : []));
 }

@@ -220,6 +220,7 @@ async function start() {
   listenToClasses();
   listenToSearch();
   document.documentElement.dataset.front = "true";
+  performance.mark("front");
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   const script = element("script", await textOf("plotly"));
   document.head.append(script);
@@ -233,6 +234,7 @@ async function start() {
   addTools();
   if (chosen.view === "short") tellView();
   else look();
+  performance.mark("ready");
   document.documentElement.dataset.ready = "true";
 }
 

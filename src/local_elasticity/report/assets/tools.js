@@ -4,8 +4,13 @@
 
 const FOUND = 20;
 
-/** Cut in the middle of nowhere, with a mark. @param {string} text @param {number} most */
-const clipped = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+/** Shorter, without the middle: names often differ at the end. @param {string} text @param {number} most */
+function clipped(text, most) {
+  const letters = [...text];
+  if (letters.length <= most) return text;
+  const tail = Math.floor((most - 1) / 2);
+  return `${letters.slice(0, most - 1 - tail).join("")}…${letters.slice(letters.length - tail).join("")}`;
+}
 
 /** One tab stop for many buttons; arrow keys, Home and End go from one to the next. @param {HTMLElement} box @param {string} which */
 function oneTabStop(box, which) {
@@ -149,7 +154,7 @@ async function saveDrawing(name, svg, format) {
 }
 
 /** A row of buttons before an element. @param {HTMLElement} before @param {Record<string, () => any>} buttons @param {string} what */
-function toolbar(before, buttons, what) {
+function addButtons(before, buttons, what) {
   const bar = element("div", undefined, "tools");
   for (const [name, act] of Object.entries(buttons)) {
     const button = element("button", name);
@@ -174,14 +179,14 @@ function addTools() {
   for (const [id, make] of Object.entries(rows)) {
     const image = (/** @type {string} */ format) => () => Plotly.downloadImage(byId(id), { format, filename: id, scale: format === "png" ? 2 : 1 });
     const at = byId(id).closest(".beside") || byId(id);
-    toolbar(at, { PNG: image("png"), SVG: image("svg"), CSV: () => saveRows(id, make()) }, id.replace("-plot", ""));
+    addButtons(at, { PNG: image("png"), SVG: image("svg"), CSV: () => saveRows(id, make()) }, id.replace("-plot", ""));
   }
   const svgs = () => /** @type {SVGElement[]} */ ([...byId("curve").querySelectorAll("svg")]);
   const both = (/** @type {string} */ format) => () => svgs().forEach((svg, i) => saveDrawing(["locality", "loss-and-accuracy"][i], svg, format));
-  toolbar(byId("curve"), { PNG: both("png"), SVG: both("svg"), CSV: () => saveRows("locality", curveRows()) }, "locality over training");
+  addButtons(byId("curve"), { PNG: both("png"), SVG: both("svg"), CSV: () => saveRows("locality", curveRows()) }, "locality over training");
   byId("curve").append(byId("curve").previousElementSibling);
-  toolbar(byId("class-scale"), { CSV: () => saveRows("classes", classRows()) }, "class matrix");
-  document.querySelectorAll(".scroll > table:not(.class-table)").forEach((table, i) => toolbar(/** @type {HTMLElement} */ (table.parentElement), {
+  addButtons(byId("class-scale"), { CSV: () => saveRows("classes", classRows()) }, "class matrix");
+  document.querySelectorAll(".scroll > table:not(.class-table)").forEach((table, i) => addButtons(/** @type {HTMLElement} */ (table.parentElement), {
     CSV: () => saveRows(`table-${i + 1}`, [...table.querySelectorAll("tr")].map((row) => [...row.querySelectorAll("th, td")].map((cell) => (cell.textContent || "").trim().replace(/\s+/g, " ")))) }, "table"));
 }
 
