@@ -59,6 +59,8 @@ def test_every_numbered_equation_is_there(made):
         "Algorithm 1",
         "eq. 2.4",
         "A.3",
+        "Definition 2",
+        "Definition 2 in the released notebooks",
     ):
         assert name in said
 
