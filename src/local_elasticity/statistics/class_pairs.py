@@ -150,7 +150,7 @@ def tell_of_heavy_tails(values: Any, reduce: Reduction) -> bool:
     if heavy:
         logger.warning(
             'class_pairs: reduce="%s" of similarities over %.1f orders of magnitude: the 95 %% interval contains the '
-            "true value less often, 60 to 85 %% of the time, because a few pairs make up the mean. "
+            "true value less often, 60 to 90 %% of the time, because a few pairs make up the mean. "
             'reduce="median" has intervals that cover',
             reduce,
             float(np.ptp(np.quantile(logs, [0.025, 0.975]))) / np.log(10),
