@@ -59,6 +59,8 @@ def test_every_numbered_equation_is_there(made):
         "Algorithm 1",
         "eq. 2.4",
         "A.3",
+        "Definition 2",
+        "Definition 2 in the released notebooks",
     ):
         assert name in said
 
@@ -149,11 +151,11 @@ def test_the_command_says_so(monkeypatch, tmp_path):
     page = tmp_path / "errata.md"
     answer = CliRunner().invoke(app, ["verify", "--write-errata", str(page)])
     assert answer.exit_code == 0
-    assert "all 1 certificates are green" in answer.output
+    assert "All 1 statements have the verdict that their numbers support: supported 1." in answer.output
     assert "eq. 0" in page.read_text()
     monkeypatch.setattr(verify, "SECTIONS", {"Sums": lambda: [green, red]})
     page.unlink()
-    answer = CliRunner().invoke(app, ["verify", "--write-errata", str(page)])
+    answer = CliRunner().invoke(app, ["verify", "--details", "--write-errata", str(page)])
     assert answer.exit_code == 1
     assert "1 of 2 certificates are red: eq. 1" in answer.output
     assert "RED" in answer.output

@@ -1,5 +1,8 @@
 """Locality, comparisons and class pairs: right on planted structure, quiet on noise, and the same digits everywhere."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -199,3 +202,29 @@ def test_the_development_is_that_of_locality_and_change_point():
     assert found.steepest == (4, 8)
     drift = development(steps, ratio[::-1], values[::-1], classes, classes, square=True)
     assert drift.steepest != (4, 8)
+
+
+def test_a_mean_of_heavy_tails_comes_with_a_warning(caplog):
+    """Where the interval covers too seldom, and nowhere else."""
+    rng = np.random.default_rng(0)
+    heavy, light = np.exp(2 * rng.normal(size=(12, 12))), np.exp(0.2 * rng.normal(size=(12, 12)))
+    classes = np.arange(12) % 2
+    for S, reduce, resamples, warned in (
+        (heavy, "mean", 50, True),
+        (heavy, "median", 50, False),
+        (heavy, "mean", 0, False),
+        (light, "mean", 50, False),
+    ):
+        caplog.clear()
+        le.class_pairs(S, classes, reduce=reduce, resamples=resamples)
+        assert ("contains the true value less often" in caplog.text) == warned
+
+
+def test_the_coverage_of_intervals_in_the_docs_is_what_was_measured():
+    root = Path(__file__).parents[1]
+    measured = json.loads((root / "benchmarks" / "results" / "coverage.json").read_text())
+    page = (root / "docs" / "how-to" / "numbers.md").read_text()
+    for row in measured["rows"]:
+        shares = " | ".join(f"{100 * row[name]:.0f} %" for name in ("median", "trimmed", "mean"))
+        assert f"| {row['points']} | {row['spread']:g} | {shares} |" in page
+        assert row["median"] >= 0.9

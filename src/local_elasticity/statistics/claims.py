@@ -87,7 +87,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ClaimComparison:
     """One comparison: its values, their average on the claim's scale with the unadjusted 95 % interval, and the two
     one-sided p-values."""
 
@@ -116,7 +116,7 @@ class Judged:
     bound_reason: str
     resolution: float
     implies: list[str]
-    alternatives: list[list[Comparison]]
+    alternatives: list[list[ClaimComparison]]
     p_for: float | None
     p_against: float | None
     verdict: Verdict = "undecided"
@@ -128,19 +128,19 @@ class Judged:
         return {**asdict(self), "decisive": None if decisive is None else asdict(decisive)}
 
     @property
-    def decisive(self) -> Comparison | None:
+    def decisive(self) -> ClaimComparison | None:
         """The comparison that the verdict rests on: the weakest of the strongest alternative; of choices, the range of
         their means, in the alternative where it is smallest."""
         if self.kind == "spread":
             tables = [np.array([c.values for c in one], dtype=float) for one in self.alternatives if complete([one])]
             ranges = [float(np.ptp(table.mean(1))) for table in tables]
-            return Comparison("range of the means over choices", [*ranges], min(ranges)) if ranges else None
+            return ClaimComparison("range of the means over choices", [*ranges], min(ranges)) if ranges else None
         known = [one for one in self.alternatives if one and all(c.p_for is not None for c in one)]
         weakest = [max(one, key=lambda c: number_of(c.p_for)) for one in known]
         return min(weakest, key=lambda c: number_of(c.p_for)) if weakest else None
 
 
-def complete(compared: Sequence[Sequence[Comparison]]) -> bool:
+def complete(compared: Sequence[Sequence[ClaimComparison]]) -> bool:
     return bool(compared) and all(one and all(c.estimate is not None for c in one) for one in compared)
 
 

@@ -21,6 +21,15 @@ SelfPairs = Literal["exclude", "include"]
 ReadPairs = tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]
 logger = logging.getLogger("local_elasticity")
 
+MEANS = ("mean", "ratio_of_sums")
+"""Reductions that few pairs may rule."""
+
+HEAVY_TAIL = 1.0
+"""Standard deviation of log S from which on intervals of means cover too seldom (docs/how-to/numbers.md)."""
+
+ROWS_LOOKED_AT = 500
+"""Sources from which the tails of a similarity are judged."""
+
 UNRESOLVED_WORTH_A_WARNING = 0.25
 """Share of the pairs of two classes."""
 
@@ -41,8 +50,9 @@ def class_pairs(
     unresolved.
 
     `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval (sources and targets are
-    resampled, since pairs that share one are not independent), `pairs` how many pairs entered, `unresolved` the share
-    that had no value. Means of ratios are ruled by the one source that barely moved, so the median is the default.
+    resampled, since pairs that share one are not independent; of heavy-tailed means it is too narrow, and a warning
+    says so), `pairs` how many pairs entered, `unresolved` the share that had no value. Means of ratios are ruled by the
+    one source that barely moved, so the median is the default.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -73,6 +83,8 @@ def class_pairs(
     read = read_pairs(S, source_labels, target_labels, source_change)
     frame = summarized(read, reduce, self_pairs, resamples, level=level, seed=seed)
     tell_of_unresolved(frame, "class_pairs", getattr(S, "attrs", {}).get("cause"))
+    if resamples and reduce in MEANS:
+        tell_of_heavy_tails(read[0], reduce)
     return frame
 
 
@@ -122,6 +134,28 @@ def tell_of_unresolved(frame: pd.DataFrame, what: str, cause: str | None = None)
             f"The cause: {cause}" if cause else 'A larger step or engine="structured" resolves more',
         )
     return many
+
+
+def tell_of_heavy_tails(values: Any, reduce: Reduction) -> bool:
+    """Warn where an interval of a mean is too narrow, because a few pairs make up the mean; whether there was reason
+    to. The first rows of a large matrix will do.
+
+    >>> import numpy as np
+    >>> tell_of_heavy_tails(np.array([[1.0, 1.1], [0.9, 1.0]]), "mean")
+    False
+    """
+    S = np.abs(np.asarray(values[:ROWS_LOOKED_AT], dtype=float))
+    logs = np.log(S[np.isfinite(S) & (S > 0)])
+    heavy = len(logs) > 1 and float(logs.std()) >= HEAVY_TAIL
+    if heavy:
+        logger.warning(
+            'class_pairs: reduce="%s" of similarities over %.1f orders of magnitude: the 95 %% interval contains the '
+            "true value less often, 60 to 90 %% of the time, because a few pairs make up the mean. "
+            'reduce="median" has intervals that cover',
+            reduce,
+            float(np.ptp(np.quantile(logs, [0.025, 0.975]))) / np.log(10),
+        )
+    return heavy
 
 
 def read_pairs(

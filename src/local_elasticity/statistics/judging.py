@@ -13,7 +13,7 @@ import numpy as np
 from local_elasticity.statistics.claims import (
     Alternatives,
     Claim,
-    Comparison,
+    ClaimComparison,
     Direction,
     Effect,
     Judged,
@@ -111,7 +111,7 @@ def _tested(claim: Claim, values: Any, paper: Any) -> Judged:
 
 def _judged(
     claim: Claim,
-    compared: list[list[Comparison]],
+    compared: list[list[ClaimComparison]],
     p_for: float | None,
     p_against: float | None,
     reason: str,
@@ -156,7 +156,7 @@ def _printed(claim: Claim, paper: Any) -> list[float] | None:
     return [weakest[claim.direction](one) for one in known] if complete else None
 
 
-def _missing(compared: Sequence[Sequence[Comparison]]) -> str:
+def _missing(compared: Sequence[Sequence[ClaimComparison]]) -> str:
     """Which comparisons have no value at some unit, or too few units."""
     said = []
     for one in (c for alternative in compared for c in alternative):
@@ -169,21 +169,21 @@ def _missing(compared: Sequence[Sequence[Comparison]]) -> str:
     return "; ".join(said[:3]) + more
 
 
-def _compared(name: str, units: Units, claim: Claim) -> Comparison:
+def _compared(name: str, units: Units, claim: Claim) -> ClaimComparison:
     values = [_plain(value) for value in units]
     known = np.array([value for value in values if value is not None], dtype=float)
     if len(known) < len(values) or (claim.kind != "exact" and len(known) < FEWEST_UNITS) or not len(known):
-        return Comparison(name, values)
+        return ClaimComparison(name, values)
     x = _on_scale(known, claim.scale, claim.resolution)
     bound = float(_on_scale(np.array([claim.effect.bound]), claim.scale, 0)[0])
     if claim.kind == "exact":
         lies = {"above": x > bound, "below": x < bound, "within": np.abs(x) < bound}[claim.direction].all()
-        return Comparison(name, values, float(known.mean()), p_for=float(not lies), p_against=float(lies))
+        return ClaimComparison(name, values, float(known.mean()), p_for=float(not lies), p_against=float(lies))
     low, middle, high = interval(x, _floor(claim))
     if claim.kind == "spread":
-        return Comparison(name, values, middle, low, high)
+        return ClaimComparison(name, values, middle, low, high)
     middle, low, high = (float(v) for v in _back(np.array([middle, low, high]), claim.scale))
-    return Comparison(name, values, middle, low, high, *_p_values(x, bound, claim))
+    return ClaimComparison(name, values, middle, low, high, *_p_values(x, bound, claim))
 
 
 def _p_values(x: np.ndarray, bound: float, claim: Claim) -> tuple[float, float]:
@@ -196,7 +196,7 @@ def _p_values(x: np.ndarray, bound: float, claim: Claim) -> tuple[float, float]:
     return one_sided(x - bound if claim.direction == "above" else bound - x, floor)
 
 
-def _together(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[float | None, float | None]:
+def _together(compared: Sequence[Sequence[ClaimComparison]], claim: Claim) -> tuple[float | None, float | None]:
     """p-values of the whole claim. A comparison without a value cannot succeed, but another can still contradict."""
     if claim.kind == "spread":
         return _spread(compared, claim)
@@ -212,7 +212,7 @@ def _together(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[f
     return None, None
 
 
-def _spread(compared: Sequence[Sequence[Comparison]], claim: Claim) -> tuple[float | None, float | None]:
+def _spread(compared: Sequence[Sequence[ClaimComparison]], claim: Claim) -> tuple[float | None, float | None]:
     """Whether choices differ, in every alternative's table of choices × units: values are exchanged between choices
     within a unit. For: unlikely under exchange, and the means range over more than the bound. Against: every two
     choices are within the bound of each other."""

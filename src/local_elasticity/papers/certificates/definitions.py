@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import local_elasticity as le
 from local_elasticity.papers.certificates.certificate import Certificate, Check, relative_error
@@ -15,7 +16,7 @@ TIMES = (0.0, 1.0, 5.0)
 
 
 def certificates() -> list[Certificate]:
-    return [_definition_1(), _definition_3()]
+    return [_definition_1(), _definition_2(), _released_divergence(), _definition_3()]
 
 
 def _penalised() -> tuple[PenalisedFeatures, tuple[Array, Array], Array]:
@@ -70,6 +71,89 @@ def _definition_1() -> Certificate:
         Check("the engine, the definition word for word", 90, words),
     ]
     return Certificate("Dan et al.", "Definition 1, eq. 1", "S_rel", "holds", checks)
+
+
+def _logits(w: Tensor, x: Tensor) -> Tensor:
+    """A net with one hidden layer and three classes, all weights in one vector."""
+    out: Tensor = w[24:].reshape(3, 6) @ torch.tanh(w[:24].reshape(6, 4) @ x)
+    return out
+
+
+def _cross_entropy(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    chosen: Tensor = torch.nn.functional.one_hot(y.long(), 3).double()
+    return -torch.log_softmax(_logits(w, x), 0) @ chosen
+
+
+def _distribution(w: Tensor, x: Array) -> Tensor:
+    return torch.softmax(_logits(w, tensor(x)), 0)
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    return (p * (p.log() - q.log())).sum()
+
+
+def _drawn() -> tuple[Array, tuple[Array, Array], Array]:
+    """Weights, sources with labels, targets."""
+    rng = np.random.default_rng(2)
+    return rng.normal(size=42), (rng.normal(size=(5, 4)), np.arange(5.0) % 3), rng.normal(size=(6, 4))
+
+
+def _divergences(eta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Distributions at the targets before and after steps of autograd, [m, k] and [n, m, k]; and S_rel by Definition 2
+    word for word, KL(after ‖ before) at the target over the same at the source, [n, m]."""
+    w, (x, y), v = _drawn()
+    now, after, S = tensor(w), [], []
+    before = torch.stack([_distribution(now, one) for one in v])
+    for one, label in zip(x, y, strict=True):
+        moved_to = now - eta * torch.func.grad(_cross_entropy)(now, tensor(one), tensor(label))
+        moved = torch.stack([_distribution(moved_to, other) for other in v])
+        own = _divergence(_distribution(moved_to, one), _distribution(now, one))
+        after.append(moved)
+        S.append(torch.stack([_divergence(p, q) / own for p, q in zip(moved, before, strict=True)]))
+    return before, torch.stack(after), torch.stack(S)
+
+
+def _definition_2() -> Certificate:
+    """The engine's KL of a step is that of the definition."""
+    w, (x, y), v = _drawn()
+    model = lambda params, inputs: torch.func.vmap(_logits, (None, 0))(params["w"], inputs)
+    problem = le.Problem.of(model, "cross_entropy", params={"w": tensor(w)})
+    given = tensor(x), torch.as_tensor(y).long()
+    worst = 0.0
+    for eta in (0.05, 0.5):
+        response = le.respond(problem, given, tensor(v), update=le.SGD(eta), progress=False)
+        worst = max(worst, relative_error(le.relative(response, change=le.kl).numpy(), _divergences(eta)[2].numpy()))
+    checks = [Check("the engine at η = 0.05 and 0.5, the definition word for word", 60, worst)]
+    return Certificate("Dan et al.", "Definition 2", "S_rel by KL(after ‖ before)", "holds", checks)
+
+
+def _released_divergence() -> Certificate:
+    """The notebooks give probabilities to F.kl_div, which expects the logarithms of its first argument."""
+    q, p, _ = _divergences(0.5)
+    q = q.expand_as(p)
+    true = (p * (p.log() - q.log())).sum(-1).numpy()
+    released = torch.nn.functional.kl_div(p, q, reduction="none").mean(-1).numpy()
+    corrected = torch.nn.functional.kl_div(q.log(), p, reduction="none").sum(-1).numpy()
+    entropies = (-(torch.special.entr(q).sum(-1) + (q * p).sum(-1)) / 3).numpy()
+    uniform = -(np.log(3) + 1 / 3) / 3
+    return Certificate(
+        "Dan et al.",
+        "Definition 2 in the released notebooks",
+        "F.kl_div(softmax(after), softmax(before)) is the divergence of Definition 2",
+        "holds with correction",
+        [Check("KL(after ‖ before)", 30, relative_error(released, true))],
+        [
+            Check(
+                "KL(after ‖ before), by F.kl_div(log softmax(before), softmax(after)), summed",
+                30,
+                relative_error(corrected, true),
+            ),
+            Check("what the notebooks compute: −(H(q) + ⟨q, p⟩)/k", 30, relative_error(released, entropies)),
+        ],
+        "F.kl_div expects the logarithm of its first argument, the distribution before; as released it is "
+        "−(H(q) + ⟨q, p⟩)/k, with q before and p after, which does not vanish where nothing moves",
+        f"three classes, uniform predictions, no step: KL is 0, the notebooks compute {uniform:.3f}",
+    )
 
 
 def _definition_3() -> Certificate:

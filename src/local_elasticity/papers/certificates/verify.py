@@ -35,6 +35,23 @@ How the figures look by each reading is in [the results](results/dan2021dynamics
 """
 
 
+REMARKS = """## Read fairly
+
+* Hypotheses 1.1 and 1.2 of Dan et al. begin "there exist learning situations". The counterexamples above refute the
+  general reading, for all pairs and models, and not the existence of such situations.
+* He & Su offer eq. 2.4 as intuition (§2.3), under conditions of Li & Liang that they cite and do not print.
+
+## Smaller slips, without a certificate
+
+* He & Su, Algorithm 1: line 16 sets a row of S and belongs inside the `if` of line 6. After an auxiliary example, i and
+  s_t are those of an earlier step.
+* He & Su, the cross-entropy loss −y log f leaves out (1 − y) log(1 − f): as printed, auxiliary examples have no loss.
+* He & Su, A.3: the bars of x̄ are dropped on the way; with them the proof reads as it should.
+* Dan et al., Theorem 4.3: t* depends on the pair (x, x′), through w*·x, w*·x′ and the start. There is no common t*.
+* Dan et al., §3.1: "Whereas for inter-class" is printed where the intra-class pairs are described.
+"""
+
+
 def certificates() -> Iterator[tuple[str, list[Certificate]]]:
     """The certificates of each model, made when they are asked for.
 
@@ -50,7 +67,7 @@ def errata(made: Sequence[tuple[str, Sequence[Certificate]]]) -> str:
     """The page as Markdown. Measured errors vary with the machine and are left out; what is allowed is given."""
     parts = [OPENING, "## What is wrong as printed\n"]
     parts += [_erratum(one) for _, some in made for one in some if one.verdict != "holds"]
-    parts.append("## Every statement\n")
+    parts += [REMARKS, "## Every statement\n"]
     for section, some in made:
         parts += [f"### {section}\n", "| statement | says | checked against | verdict |", "|---|---|---|---|"]
         parts += [_row(one) for one in some] + [""]
