@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-browser test-newest docs lint wheel bench clean
+.PHONY: demo test test-slow test-browser test-newest docs outputs lint wheel bench clean
 
 demo: $(VENV)/.base  ## train a small net on real digits and look at its local elasticity
 	$(BIN)/local-elasticity demo --out demo
@@ -25,9 +25,15 @@ test-browser: $(VENV)/.dev  ## the report's page and the site in Chromium (apt-g
 test-newest: .venv-newest/.installed  ## the test suite with the newest versions that the bounds allow, of all but torch
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-docs: $(VENV)/.dev  ## the documentation site, into site/
-	$(BIN)/mkdocs build --strict --quiet
+RELEASE := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+docs: $(VENV)/.dev  ## the documentation site, into site/RELEASE/, beside those of other releases
+	$(BIN)/python docs/reference.py
+	$(BIN)/sphinx-build --fail-on-warning --quiet docs site/$(RELEASE)
 	@echo "open site/index.html"
+
+outputs: $(VENV)/.dev  ## run the code of the pages again, and show what it prints
+	OMP_NUM_THREADS=1 $(BIN)/python docs/outputs.py
 
 lint: $(VENV)/.dev  ## style, types, and which room may import which
 	$(BIN)/ruff check .
@@ -38,10 +44,11 @@ lint: $(VENV)/.dev  ## style, types, and which room may import which
 wheel: $(VENV)/.dev  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-bench: .venv-bench/.installed .venv-tangents/.installed  ## measure; figures go to benchmarks/results/ and docs/performance.md
+bench: .venv-bench/.installed .venv-tangents/.installed  ## measure; figures go to benchmarks/results/, docs/performance.md and docs/compared.md
 	.venv-bench/bin/python -W ignore benchmarks/engines.py
 	.venv-bench/bin/python -W ignore benchmarks/speed.py --tangents .venv-tangents/bin/python
 	.venv-bench/bin/python benchmarks/report_page.py
+	.venv-bench/bin/python -W ignore benchmarks/tracin.py
 	.venv-bench/bin/python benchmarks/page.py
 
 clean:

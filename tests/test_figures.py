@@ -84,7 +84,7 @@ def test_the_legend_of_a_history_is_beside_its_curves(columns):
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 3)
     sources = torch.randn(12, 4), torch.arange(12) % 3
-    monitor = le.Monitor(net, sources, loss="cross_entropy", measures=("relative", "kl"), every=1, budget=None)
+    monitor = le.Monitor(net, sources, loss="cross_entropy", measure=("relative", "kl"), every=1, budget=None)
     for step in range(3):
         monitor.step(step)
     made = monitor.plot(columns)

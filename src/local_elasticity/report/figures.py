@@ -161,7 +161,7 @@ def _draw_values(axes: Any, values: np.ndarray, measure: str, prefix: str = "", 
     above, below = bool((resolved > top).any()), bool((resolved < (-top if signed else 0)).any())
     extend = {(True, True): "both", (True, False): "max", (False, True): "min", (False, False): "neither"}[above, below]
     words = prefix + axis_of(measure) if label is None else label
-    grey = "; grey: unresolved" if resolved.size < values.size else ""
+    grey = "; grey: unresolved" if label is None and resolved.size < values.size else ""
     axes.get_figure().colorbar(image, ax=axes, shrink=0.9, extend=extend, label=wrapped(words + grey))
     return image
 

@@ -90,4 +90,4 @@ class Fig1(Simulation):
             cells += correlation_cells(measured, key, paper)
             cells += [cell(measured, key, what) for what in ("accuracy", "rate")]
         cells += [cell(measured, key, "mean", paper) for key, paper in PAPER_MEAN.items()]
-        return Findings(cells, figures={"fig1": draw_panels(measured, self.keys, 2)})
+        return Findings(cells, figures={"fig1": draw_panels(measured, self.keys)})

@@ -55,4 +55,4 @@ class Fig4(Simulation):
         for key in self.keys:
             cells += correlation_cells(measured, key, None)
             cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
-        return Findings(cells, figures={"fig4": draw_panels(measured, self.keys, 3)})
+        return Findings(cells, figures={"fig4": draw_panels(measured, self.keys)})

@@ -56,4 +56,4 @@ class Fig5(Simulation):
         for key in SIGMOID:
             cells += correlation_cells(measured, key, PAPER_SIGMOID.get(key))
             cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
-        return Findings(cells, figures={"fig5": draw_panels(measured, SIGMOID, 3)})
+        return Findings(cells, figures={"fig5": draw_panels(measured, SIGMOID)})

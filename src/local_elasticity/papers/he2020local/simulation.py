@@ -234,22 +234,30 @@ def row_of(key: Key, what: str) -> str:
     return f"{key[0].replace('_', ' ')}: {what}"
 
 
-def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns: int) -> Figure:
-    """S_rel against distance, the first seed's pairs; the mean correlation over seeds in the title."""
+def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key]) -> Figure:
+    """S_rel against distance, the first seed's pairs: a column for each manifold, a row for each kind of net. The title
+    has ρ, the mean correlation over seeds."""
     import matplotlib as mpl
 
     from local_elasticity.report.figures import COLOURS, STYLE, TWO_COLUMNS, figure
 
-    rows = -(-len(keys) // columns)
+    manifolds, nets = (list(dict.fromkeys(key[at] for key in keys)) for at in (0, 1))
+    columns = min(len(manifolds), MOST_COLUMNS)
+    rows = len(nets) * -(-len(manifolds) // columns)
     with mpl.rc_context(STYLE):
         made = figure(TWO_COLUMNS, 2.0 * rows)
         panels = made.subplots(rows, columns, squeeze=False)
-        for axes, key in zip(panels.flat, keys, strict=False):
-            shown = next((found for unit, found in measured.items() if key_of(unit) == key and "S" in found), None)
+        for axes in panels.flat:
+            axes.set_visible(False)
+        for key in keys:
+            at = manifolds.index(key[0])
+            axes = panels[nets.index(key[1]) + len(nets) * (at // columns), at % columns]
+            axes.set_visible(True)
             correlation = round(float(np.mean(values(measured, key, WITHOUT))), 2) + 0.0
             name, net = key[0].replace("_", " "), key[1].replace("relu", "ReLU").replace("bce", "BCE")
-            axes.set_title(f"{name}, {net}: {correlation:.2f}".replace("-", "−"))
-            axes.set(xlabel="geodesic distance", ylabel="$S_{rel}$")
+            axes.set_title(f"{name}, {net}\nρ = {correlation:.2f}".replace("-", "−"))
+            axes.set(xlabel="geodesic distance", ylabel="relative similarity")
+            shown = next((found for unit, found in measured.items() if key_of(unit) == key and "S" in found), None)
             if shown:
                 colour = COLOURS[("relu", "linear", "sigmoid", "relu bce").index(key[1])]
                 axes.scatter(shown["distance"], shown["S"], s=2, alpha=0.4, color=colour, linewidths=0, rasterized=True)
@@ -257,6 +265,8 @@ def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key], columns:
                     axes.set_yscale("log")
                 else:
                     axes.set_ylim(0, None)
-        for axes in panels.flat[len(keys) :]:
-            axes.set_visible(False)
     return made
+
+
+MOST_COLUMNS = 4
+"""Panels in one row of a figure."""
