@@ -380,7 +380,7 @@ def of_kind(kind):
 
 
 def with_loss(make):
-    return lambda by: lambda net: {"loss": make(by), "measures": ("relative",)}
+    return lambda by: lambda net: {"loss": make(by), "measure": ("relative",)}
 
 
 class Heads(nn.Module):
