@@ -111,6 +111,7 @@ WRITES = {
     "a view": lambda w: w[:, 1:3].zero_(),
     "all": lambda w: w.data.copy_(torch.full((8, 5), 0.2)),
     "a transposed view": lambda w: w.t()[0].fill_(0.7),
+    "other data": lambda w: setattr(w, "data", w.data.clamp(-0.1, 0.1)),
 }
 
 
@@ -138,6 +139,34 @@ def test_a_forward_pass_that_writes_a_stored_weight_is_followed(name):
     )
     torch.testing.assert_close(found, expected, rtol=SAME_IN_FLOAT64, atol=0)
     assert torch.equal(net.frozen.weight, before)
+
+
+class Packed(nn.Module):
+    """Keeps what it makes of weights by where they are, and reads one of them by NumPy."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        packed = {}
+        for layer in (self.first, self.second):
+            W = packed.setdefault(layer.weight.data_ptr(), layer.weight * 2)
+            x = torch.tanh(F.linear(x, W))
+        return self.head(x) * float(abs(copy.deepcopy(self.first.weight).detach().float().numpy()).max())
+
+
+def test_weights_that_are_read_by_address_or_copied():
+    torch.manual_seed(0)
+    net = Packed()
+    net.first.requires_grad_(False).bfloat16()
+    net.second.requires_grad_(False).bfloat16()
+    whole, sources = copy.deepcopy(net).double(), (torch.randn(6, 5), torch.arange(6) % 3)
+    found, expected = (
+        le.respond(le.Problem.of(one, "cross_entropy").to(torch.float64), sources, update=le.SGD(0.1)).target_change
+        for one in (net, whole)
+    )
+    torch.testing.assert_close(found, expected, rtol=SAME_IN_FLOAT64, atol=0)
 
 
 def test_disabled_adapters_are_measured_as_disabled(adapted, tokens):

@@ -45,6 +45,10 @@ class HalfStored(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    def data_ptr(self) -> int:
+        """Where the stored numbers are."""
+        return self.stored.data_ptr()
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"HalfStored({list(self.shape)}, {self.stored.dtype} as {self.dtype})"
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import StructuralCopy
-from local_elasticity.engine.guard import FunctionMode
-from local_elasticity.engine.half_stored import StoredWriteError, cast
+from local_elasticity.engine.guard import FunctionMode, interruption
+from local_elasticity.engine.half_stored import HalfStored, cast
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -138,7 +138,9 @@ class Replica:
         """
         try:
             return self._watched(params, inputs, read)
-        except StoredWriteError:
+        except Exception as error:  # code that was not made for stored weights, or writes them
+            if interruption(error) or not any(isinstance(one, HalfStored) for one in self.constants.values()):
+                raise
             self.constants = {name: cast(tensor) for name, tensor in self.constants.items()}
             return self._watched(params, inputs, read)
 
