@@ -37,10 +37,13 @@ async function drawMatrix() {
   const line = (/** @type {any} */ place) => ({ type: "line", line: { color: "#ffffff", width: 1 }, ...place });
   const shapes = [...ty.edges.map((y) => line({ y0: y, y1: y, x0: -0.5, x1: m - 0.5 })), ...tx.edges.map((x) => line({ x0: x, x1: x, y0: -0.5, y1: n - 0.5 })), ...chosenBlock(order, rows, columns)];
   const axis = (/** @type {any} */ ticks, /** @type {string} */ title, /** @type {number[]} */ range) => ({ title: { text: title }, range, showgrid: false, zeroline: false,
-    tickfont: { size: ticks.tickvals.length > 20 ? 9 : 12 }, ...(ticks.tickvals.length ? { tickmode: "array", tickvals: ticks.tickvals, ticktext: ticks.ticktext } : {}) });
-  const narrow = byId("matrix-plot").clientWidth / Math.max(1, tx.tickvals.length) < 8 * tx.longest;
+    ...(ticks.tickvals.length ? { tickmode: "array", tickvals: ticks.tickvals, ticktext: ticks.ticktext } : {}) });
+  const plot = byId("matrix-plot");
+  const narrow = plot.clientWidth / Math.max(1, tx.tickvals.length) < 8 * tx.longest;
+  const size = (/** @type {any} */ ticks, /** @type {number} */ room) => ({ tickfont: { size: Math.max(5, Math.min(12, Math.floor((0.75 * room) / Math.max(1, ticks.tickvals.length)))) } });
   const layout = layoutOf({ shapes, margin: { l: 55, r: 5, t: 25, b: 45 }, hovermode: false,
-    yaxis: axis(ty, "source (stepped on)", [view[1] - 0.5, view[0] - 0.5]), xaxis: { ...axis(tx, "target (prediction read)", [view[2] - 0.5, view[3] - 0.5]), tickangle: narrow ? -90 : 0 } });
+    yaxis: { ...axis(ty, "source (stepped on)", [view[1] - 0.5, view[0] - 0.5]), ...size(ty, plot.clientHeight - 150) },
+    xaxis: { ...axis(tx, "target (prediction read)", [view[2] - 0.5, view[3] - 0.5]), ...size(tx, plot.clientWidth - 230), tickangle: narrow ? -90 : 0 } });
   layout.plot_bgcolor = UNKNOWN;
   const heat = { type: "heatmap", ...trace, zmin: low, zmax: high, colorscale: stopsOf(scale), hoverinfo: "skip",
     colorbar: { thickness: 12, len: 0.9, title: { text: plain(panel().title), side: "right" }, ...scaleTicks(scale) } };
