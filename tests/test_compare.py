@@ -76,7 +76,7 @@ def test_intervals_are_those_of_the_oracle():
     found = le.compare(labelled(one), labelled(other), resamples=2000).overall
     difference = other - one
     np.fill_diagonal(difference, np.nan)
-    value, low, high = interval(difference, "median", np.ones(12), np.random.default_rng(1), 2000)
+    value, low, high = interval(difference, "median", np.ones(12), np.random.default_rng(1), 2000, square=True)
     assert found.difference == value
     assert found.low == pytest.approx(low, abs=0.02)
     assert found.high == pytest.approx(high, abs=0.05)
@@ -88,6 +88,26 @@ def test_nothing_changed_is_told_as_such():
     assert found.overall.p_value == 1
     assert "median difference +0" in repr(found)
     assert not found.frame().difference.dropna().any()
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_few_examples_have_no_p_value_and_it_says_why(square):
+    one, other = matrices(4, 4 if square else 9)
+    found = le.compare(labelled(one, square), labelled(other, square))
+    assert np.isnan(found.overall.p_value)
+    side = "examples" if square else "sources or targets"
+    assert f"no p-value from 4 {side}, which takes 5" in repr(found)
+    assert found.frame().p_value.isna().all()
+
+
+def test_classes_of_examples_that_are_sources_and_targets_draw_them_once():
+    rng = np.random.default_rng(0)
+    moved, small = np.zeros((24, 24)), 0
+    for _ in range(60):
+        of_example = rng.normal(size=(24, 1))
+        found = le.compare(labelled(moved), labelled(of_example + of_example.T), resamples=100).frame()
+        small += int((found[found.source_class == found.target_class].p_value < 0.05).sum())
+    assert small <= 19  # of 180 at a level of 5 %, once in 1000
 
 
 def network(seed=0):

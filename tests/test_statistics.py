@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
 
 import local_elasticity as le
@@ -124,6 +125,48 @@ def test_two_matrices_are_compared_by_source():
         assert sum(compared(base, base + one).p_value <= 0.05 for one in shared) <= 8
     assert compared(base + row, base).low < compared(base + row, base).high
     assert compared(np.full((2, 2), np.nan), np.ones((2, 2))).pairs == 0
+
+
+def additive(rng, n):
+    """Differences by what each example changed by, as a source and as a target alike."""
+    of_example = rng.normal(size=(n, 1))
+    difference = of_example + of_example.T
+    np.fill_diagonal(difference, np.nan)
+    return difference
+
+
+@pytest.mark.parametrize("case", ["square 10", "square 30", "5 sources"])
+def test_a_comparison_without_a_difference_is_seldom_significant(case):
+    """At a level of 5 %, as often as a binomial distribution allows once in 1000."""
+    rng, count, found = np.random.default_rng(5), 150, []
+    for _ in range(count):
+        if case == "5 sources":
+            difference = rng.normal(size=(5, 1)) + 0.3 * rng.normal(size=(5, 40))
+        else:
+            difference = additive(rng, int(case.split()[1]))
+        one = compared(difference, np.zeros_like(difference), square=case != "5 sources", resamples=100)
+        found.append(one.p_value)
+    assert np.sum(np.array(found) < 0.05) <= binom.ppf(0.999, count, 0.05)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("units", [1, 2, 3, 4])
+def test_few_units_have_no_p_value(units, side):
+    difference = np.random.default_rng(0).normal(size=(units, 40)) + 9
+    difference = difference.T if side else difference
+    found = compared(difference, np.zeros_like(difference))
+    assert np.isnan(found.p_value)
+    assert found.units == units
+    wide = np.full((40, 40), np.nan)
+    wide[:units] = np.resize(difference, (units, 40))
+    assert np.isnan(compared(wide, np.zeros_like(wide)).p_value)
+
+
+def test_a_clear_difference_of_few_examples_is_significant():
+    rng = np.random.default_rng(0)
+    assert compared(additive(rng, 10) + 9, np.zeros((10, 10)), square=True).p_value < 0.01
+    assert compared(rng.normal(size=(5, 40)) + 9, np.zeros((5, 40))).p_value < 0.01
 
 
 @pytest.mark.parametrize("side", ["sources", "targets"])

@@ -3,12 +3,14 @@
 import numpy as np
 
 
-def interval(block, reduce, weight, rng, resamples, level=0.95):
-    """(value, low, high) of one pair of classes; sources and targets are drawn with replacement."""
+def interval(block, reduce, weight, rng, resamples, level=0.95, square=False):
+    """(value, low, high) of one pair of classes; sources and targets are drawn with replacement, once for
+    both where they are the same examples."""
     n, m = block.shape
     found = []
     for _ in range(resamples):
         i, j = rng.integers(n, size=n), rng.integers(m, size=m)
+        j = i if square else j
         found.append(reduced(block[np.ix_(i, j)], reduce, weight[i]))
     return reduced(block, reduce, weight), *np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
 

@@ -17,7 +17,13 @@ from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement
 from local_elasticity.measures.registry import as_measures
-from local_elasticity.statistics.comparison import Comparison, compared, compared_by_class, compared_by_example
+from local_elasticity.statistics.comparison import (
+    LEAST_UNITS,
+    Comparison,
+    compared,
+    compared_by_class,
+    compared_by_example,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +64,7 @@ class Compared(Printed):
     def overall(self) -> Comparison:
         """The median difference over all pairs, its interval and a test of no difference."""
         before, after = self._values
-        return compared(after, before, level=self.level, resamples=self.resamples, seed=self.seed)
+        return compared(after, before, square=self._square, **self._bootstrap)
 
     @property
     def measure(self) -> str:
@@ -112,7 +118,7 @@ class Compared(Printed):
         if not {"source_class", "target_class"} <= set(self.after.coords):
             raise ValueError('by: no classes are known; give source_labels= to le.similarity, or pass by="pairs"')
         classes = self.after["source_class"].values, self.after["target_class"].values
-        return compared_by_class(*self._values[::-1], *classes, **self._bootstrap)
+        return compared_by_class(*self._values[::-1], *classes, square=self._square, **self._bootstrap)
 
     def _examples(self, by: str) -> pd.DataFrame:
         axis = by.removesuffix("s")
@@ -122,6 +128,15 @@ class Compared(Printed):
             found.insert(0, f"{axis}_class", self.after[f"{axis}_class"].values)
         found.insert(0, axis, self.after[axis].values)
         return found
+
+    @property
+    def _tested(self) -> str:
+        """The p-value in words, or why there is none."""
+        units, p_value = self.overall.units, self.overall.p_value
+        if units < LEAST_UNITS:
+            side = "examples" if self._square else "sources or targets"
+            return f"no p-value from {units} {side}, which takes {LEAST_UNITS}"
+        return "no p-value without resamples" if np.isnan(p_value) else f"p = {p_value:.2g}"
 
     @property
     def _bootstrap(self) -> dict[str, Any]:
@@ -151,7 +166,7 @@ class Compared(Printed):
             f"{self.measure} of {n} × {m} pairs: median {np.nanmedian(before):.3g} before, {np.nanmedian(after):.3g} "
             f"after",
             f"median difference {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
-            f"{found.high:+.3g}; p = {found.p_value:.2g}; {found.pairs} pairs)",
+            f"{found.high:+.3g}; {self._tested}; {found.pairs} pairs)",
         ]
         if {"source_class", "target_class"} <= set(self.after.coords):
             rows = self.frame("classes", top=TOLD).dropna(subset="difference").itertuples()
@@ -183,7 +198,8 @@ def compare(
         sources, targets, update, options: for models, as for `le.similarity`; `le.SGD("auto")` takes the smaller of the
             two steps for both.
         measure: for models, the measure, `"relative"` by default; for histories, which of their measures.
-        level, resamples, seed: of the bootstrap intervals, which resample sources and targets.
+        level, resamples, seed: of the bootstrap intervals, which resample sources and targets; examples that are both
+            are drawn once. P-values are NaN below five sources or targets.
 
     Returns:
         A `Compared`: `.frame(by)`, `.plot()`, `.difference`, `.overall`; printed, it tells what changed most.

@@ -22,8 +22,14 @@ NUMBERS_AT_ONCE = 10**5
 """Counts of resampled pairs that are held at a time."""
 
 
-def draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> list[np.ndarray]:
-    """How often each source, [r, n], and each target, [r, m], is in a resample; the first one has all of them once."""
+def draws(
+    rng: np.random.Generator, shape: tuple[int, ...], resamples: int, *, square: bool = False
+) -> list[np.ndarray]:
+    """How often each source, [r, n], and each target, [r, m], is in a resample; the first one has all of them once.
+    In the square case the targets are the sources, and a resample has the same examples on both sides.
+    """
+    if square:
+        return draws(rng, shape[:1], resamples) * 2
     drawn: list[list[np.ndarray]] = [[np.ones(size)] for size in shape]
     for _ in range(resamples):
         for counts, size in zip(drawn, shape, strict=True):

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+LEAST_UNITS = 5
+"""Sources, and targets, that a p-value needs: resamples of fewer say little of others that might have been drawn."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The median difference over pairs, a bootstrap interval, and a test of no difference.
@@ -20,8 +24,11 @@ class Comparison:
     Attributes:
         difference: the median of one − other over the pairs that have a value in both.
         low, high: its interval; sources and targets are resampled.
-        p_value: twice the share of resamples, of sources and targets, whose difference has the other sign.
+        p_value: twice the share of resamples whose difference has the other sign, or the p-value of a t-test with the
+            standard error of the resamples, whichever is larger; the second allows for few units. NaN below
+            `LEAST_UNITS` units.
         pairs: how many pairs entered.
+        units: the smaller of the numbers of sources and of targets that have such a pair.
     """
 
     difference: float
@@ -29,15 +36,22 @@ class Comparison:
     high: float
     p_value: float
     pairs: int
+    units: int
 
 
 def compared(
-    one: np.ndarray, other: np.ndarray, *, level: float = 0.95, resamples: int = 200, seed: int = 0
+    one: np.ndarray,
+    other: np.ndarray,
+    *,
+    square: bool = False,
+    level: float = 0.95,
+    resamples: int = 200,
+    seed: int = 0,
 ) -> Comparison:
     """Compare two matrices [n, m] of the same sources and targets.
 
     Sources and targets are both units, since all pairs of one share what changed with it; interval and test resample
-    both.
+    both. In the square case row i and column i are one example, which is drawn once for both sides.
 
     >>> rng = np.random.default_rng(0)
     >>> one = rng.normal(size=(20, 10))
@@ -47,15 +61,27 @@ def compared(
     difference = np.asarray(one, dtype=float) - np.asarray(other, dtype=float)
     known = np.isfinite(difference)
     if not known.any():
-        return Comparison(np.nan, np.nan, np.nan, 1.0, 0)
+        return Comparison(np.nan, np.nan, np.nan, np.nan, 0, 0)
     difference[~known] = np.nan
     rng = np.random.default_rng(seed)
-    found = reduced(difference, "median", None, *draws(rng, difference.shape, resamples))
+    found = reduced(difference, "median", None, *draws(rng, difference.shape, resamples, square=square))
     low, high = quantiles(found[1:], level) if resamples else (np.nan, np.nan)
     drawn = found[1:][np.isfinite(found[1:])]
+    units = int((known | known.T).any(1).sum() if square else min(known.any(0).sum(), known.any(1).sum()))
+    p_value = _p_value(float(found[0]), drawn, units) if units >= LEAST_UNITS and len(drawn) > 1 else np.nan
+    return Comparison(float(found[0]), low, high, p_value, int(known.sum()), units)
+
+
+def _p_value(difference: float, drawn: np.ndarray, units: int) -> float:
+    """Of no difference, from its values in resamples. Their spread is that of a sample of n units, (n − 1)/n of the
+    variance, and known no better than from n units, so that Student's t takes the place of the normal distribution.
+    """
+    from scipy.stats import t
+
     rarer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    p_value = min(1.0, 2 * (1 + rarer) / (1 + len(drawn))) if len(drawn) else float("nan")
-    return Comparison(float(found[0]), low, high, p_value, int(known.sum()))
+    by_sign = min(1.0, 2 * (1 + rarer) / (1 + len(drawn)))
+    error = float(drawn.std(ddof=1)) * (units / (units - 1)) ** 0.5
+    return max(by_sign, 2 * float(t.sf(abs(difference) / error, units - 1))) if error else by_sign
 
 
 def compared_by_class(
@@ -64,12 +90,14 @@ def compared_by_class(
     source_classes: np.ndarray,
     target_classes: np.ndarray,
     *,
+    square: bool = False,
     level: float = 0.95,
     resamples: int = 200,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Compare two matrices for every pair of classes: medians of `other` (before) and `one` (after) over the pairs that
-    have a value in both, and what `compared` gives. P-values are those of single class pairs.
+    have a value in both, and what `compared` gives. P-values are those of single class pairs. In the square case the
+    targets are the sources, and the pairs within a class are compared as such.
 
     >>> one = np.array([[np.nan, 2.0, 1.0], [3.0, np.nan, 1.0], [1.0, 1.0, np.nan]])
     >>> classes = np.array(["a", "a", "b"])
@@ -82,7 +110,8 @@ def compared_by_class(
     for a in np.unique(source_classes):
         for b in np.unique(target_classes):
             block = np.ix_(source_classes == a, target_classes == b)
-            found = compared(one[block], other[block], level=level, resamples=resamples, seed=seed)
+            within = square and a == b
+            found = compared(one[block], other[block], square=within, level=level, resamples=resamples, seed=seed)
             before, after = _medians(other[block], one[block])
             table.append((a, b, before, after, found.difference, found.low, found.high, found.p_value, found.pairs))
     names = ["source_class", "target_class", "before", "after", "difference", "low", "high", "p_value", "pairs"]
