@@ -2,6 +2,7 @@
 
 import json
 import logging
+import operator
 import os
 import resource
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,6 +332,70 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 
+class Focal(nn.Module):
+    """A loss with a number that it was made with, under another name, and a count."""
+
+    def __init__(self, gamma):
+        super().__init__()
+        self.power = float(gamma)
+        self.calls = 0
+
+    def forward(self, outputs, labels):
+        each = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return ((1 - torch.exp(-each)) ** self.power * each).mean()
+
+
+@dataclass
+class Settings:
+    scale: float
+    seen: list = field(default_factory=list, init=False)
+
+    def loss(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs * self.scale, labels)
+
+    def __call__(self, outputs, labels):
+        return self.loss(outputs, labels)
+
+
+def of_settings(settings):
+    return lambda outputs, labels: settings.loss(outputs, labels)
+
+
+def of_list(scales):
+    return lambda outputs, labels: nn.functional.cross_entropy(outputs * scales[0], labels)
+
+
+def by_keyword(by):
+    def loss(outputs, labels, *, scale=by):
+        return nn.functional.cross_entropy(outputs * scale, labels)
+
+    return loss
+
+
+def of_kind(kind):
+    penalty = {"none": 0.0, "square": 1.0}
+    return lambda outputs, labels: (
+        nn.functional.cross_entropy(outputs, labels) + penalty[kind] * outputs.square().mean()
+    )
+
+
+def with_loss(make):
+    return lambda by: lambda net: {"loss": make(by), "measure": ("relative",)}
+
+
+class Heads(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs):
+        return {"a": self.net(inputs), "b": -self.net(inputs)}
+
+
+def with_output(make):
+    return lambda by: lambda net: {"problem": le.Problem.of(Heads(net), "cross_entropy", output=make("ab"[by - 1]))}
+
+
 def live(kind, *args, **options):
     return lambda net: {"update": le.FromOptimizer(kind(net.parameters(), *args, **options))}
 
@@ -355,6 +422,15 @@ OTHERS = {
     ),
     "response": lambda by: lambda net: {"approximate": by == 2},
     "loss": lambda by: lambda net: {"loss": smoothed(by), "measure": ("relative",)},
+    "loss of a module with a number": with_loss(Focal),
+    "loss of an object": with_loss(Settings),
+    "loss of a bound method": with_loss(lambda by: Settings(by).loss),
+    "loss of a closure over a dataclass": with_loss(lambda by: of_settings(Settings(by))),
+    "loss of a closure over a list": with_loss(lambda by: of_list([by])),
+    "loss of a closure over a text": with_loss(lambda by: of_kind(["none", "square"][by - 1])),
+    "loss of a keyword's default": with_loss(by_keyword),
+    "output by an item": with_output(operator.itemgetter),
+    "output of a closure over a text": with_output(lambda name: lambda out: out[name]),
     "output": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", output=lambda out: out / by)},
     "mode": lambda by: lambda net: {"problem": le.Problem.of(net, "cross_entropy", mode=["eval", "train"][by - 1])},
 }
@@ -519,6 +595,45 @@ def test_the_same_run_goes_on_whatever_its_functions_refer_to(stored, tmp_path):
             monitor.step(step)
         state = monitor.state_dict()
     assert monitor.history.steps == [0, 1, 2, 3]
+
+
+FROM_A_FILE = """
+import sys, torch
+from tests.test_history import OTHERS, begun
+for what in sys.argv[2:]:
+    _, monitor = begun(OTHERS[what](1))
+    torch.save(monitor.state_dict(), f"{sys.argv[1]}/{what}.pt")
+"""
+
+
+def test_the_same_functions_have_the_same_fingerprints_in_another_process(tmp_path):
+    names = [name for name in OTHERS if name.startswith(("loss", "output"))]
+    for seed in ("1", "2"):  # texts hash otherwise
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", FROM_A_FILE, str(tmp_path), *names]
+        subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parent.parent)
+        for name in names:
+            _, monitor = begun(OTHERS[name](1))
+            monitor.load_state_dict(torch.load(tmp_path / f"{name}.pt", weights_only=True))
+
+
+def test_a_closure_that_collects_what_it_sees_goes_on():
+    def collecting():
+        seen = []
+
+        def loss(outputs, labels):
+            seen.append(1)
+            return nn.functional.cross_entropy(outputs, labels)
+
+        return seen, loss
+
+    states = []
+    for count in (0, 3):
+        seen, loss = collecting()
+        seen += [1] * count
+        _, monitor = begun(with_loss(lambda by, loss=loss: loss)(1))
+        states.append(monitor.state_dict())
+    monitor.load_state_dict(states[0])
 
 
 def test_large_steps_do_not_end_a_run_where_warnings_are_errors():

@@ -6,6 +6,7 @@ name, since their versions are noted elsewhere; what a user defines counts by it
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -34,6 +35,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 WHEN_MADE = ("__new__", "__init__", "__post_init__")
 """Methods that run when an object is made, and not later."""
+
+CHANGE = frozenset({"append", "extend", "insert", "pop", "clear", "add", "update", "setdefault", "remove", "discard"})
+"""Methods that change a list, a dictionary or a set."""
 
 OF_A_RUN = (logging.Logger, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref)
 """What private attributes may hold that says nothing of what is computed."""
@@ -219,6 +223,44 @@ def lasting_attributes(value: Any, package: str) -> dict[str, Any]:
     later = [member for one in kinds for name, member in vars(one).items() if name not in WHEN_MADE]
     changing = _set_in(later)
     return {name: one for name, one in added_attributes(value, package).items() if name not in changing}
+
+
+def given_attributes(value: Any) -> dict[str, Any]:
+    """Of an object of a user's class the attributes that it was given when it was made, and that no other method sets:
+    the fields of a dataclass, and what the lines of its `__init__` make of their arguments.
+    """
+    kinds = [one for one in type(value).__mro__ if not _of_a_library(one)]
+    made = [vars(one)["__init__"] for one in kinds if isinstance(vars(one).get("__init__"), types.FunctionType)]
+    names = {name for init in made for name in _from_arguments(init.__code__)}
+    if dataclasses.is_dataclass(value):
+        names |= {field.name for field in dataclasses.fields(value) if field.init}
+    later = _set_in(member for one in kinds for name, member in vars(one).items() if name not in WHEN_MADE)
+    held = getattr(value, "__dict__", {})
+    return {name: held[name] for name in sorted(names - later) if name in held}
+
+
+def _from_arguments(code: types.CodeType) -> Iterator[str]:
+    """The attributes that are set on lines which read an argument other than the first."""
+    kinds = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & kind) for kind in kinds)
+    arguments = set(code.co_varnames[1:count])
+    starts = dict(dis.findlinestarts(code))
+    read, stored, line = set[int | None](), list[tuple[int | None, str]](), None
+    for step in dis.get_instructions(code):
+        line = starts.get(step.offset, line)
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and arguments.intersection(names):
+            read.add(line)
+        elif step.opname == "STORE_ATTR":
+            stored.append((line, step.argval))
+    yield from (name for line, name in stored if line in read)
+
+
+def changes_containers(code: types.CodeType) -> bool:
+    """Whether code sets items, or names a method that changes a container."""
+    return bool(CHANGE.intersection(code.co_names)) or any(
+        step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in dis.get_instructions(code)
+    )
 
 
 def _counts(value: Any, of_a_library: bool) -> bool:

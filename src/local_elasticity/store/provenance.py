@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import operator
 import platform
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,7 +22,15 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import FromOptimizer, Update
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import is_ours
-from local_elasticity.store.fingerprint import EMPTY, PLAIN, added_attributes, fingerprint, lasting_attributes
+from local_elasticity.store.fingerprint import (
+    EMPTY,
+    PLAIN,
+    added_attributes,
+    changes_containers,
+    fingerprint,
+    given_attributes,
+    lasting_attributes,
+)
 
 Fingerprints = dict[str, str]
 """What → its fingerprint, or its value where that is short enough to read."""
@@ -29,6 +40,9 @@ ADDED_LATER = frozenset({"optimizer_groups", "optimizer_attributes"})
 
 NOT_OF_THE_RULE = frozenset({"lr", "differentiable", "foreach", "fused", "capturable"})
 """Settings of an optimizer that change along a run, or that say how a step is computed and not which."""
+
+CHANGING = (list, dict, set)
+"""Containers that a function which closes over them may fill along a run."""
 
 OF_SCHEDULERS = frozenset({"step", "_opt_called"})
 """What a scheduler of learning rates sets on an optimizer, to count its steps."""
@@ -131,7 +145,7 @@ def of_lasting_update(update: Update) -> str:
     if not isinstance(update, FromOptimizer):
         if type(update).__module__.startswith("local_elasticity."):
             return repr(update)
-        return f"{of_code(type(update))} {fingerprint(_numbers(getattr(update, '__dict__', {}).values()))}"
+        return f"{of_code(type(update))} {fingerprint(_settled(getattr(update, '__dict__', {}), 2))}"
     optimizer = update.optimizer
     settings = {name: value for name, value in optimizer.defaults.items() if name not in NOT_OF_THE_RULE}
     added = {
@@ -143,8 +157,9 @@ def of_lasting_update(update: Update) -> str:
 
 
 def of_code(function: Any) -> str:
-    """The name of a function, or of the class of anything else that is called, and a fingerprint of its code. What it
-    refers to may change along a run and is left out, but for numbers that a function was made with.
+    """The name of a function, or of the class of anything else that is called, and a fingerprint of its code and of
+    what it was made with: numbers and texts in defaults, closures, plain containers and dataclasses, and those that an
+    object got from the arguments of its class. What else it refers to may change along a run and is left out.
 
     >>> of_code(lambda r: r + 1) == of_code(lambda r: r + 1), of_code(lambda r: r + 1) == of_code(lambda r: r + 2)
     (True, False)
@@ -158,23 +173,55 @@ def _called(function: Any) -> str:
 
 def _code(function: Any, depth: int = 4) -> Any:
     if isinstance(function, functools.partial):
-        return _code(function.func, depth), _numbers(function.args), _numbers(function.keywords.values())
+        return _code(function.func, depth), _settled(function.args, depth), _settled(function.keywords, depth)
+    if isinstance(function, (operator.itemgetter, operator.attrgetter, operator.methodcaller)):
+        return _settled(function.__reduce__(), depth)
+    owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function))
     if isinstance(function, types.FunctionType):
         held = [cell.cell_contents for cell in function.__closure__ or () if cell != EMPTY]
-        inside = [_code(one, depth - 1) for one in held if depth and callable(one)]
-        return function.__code__, _numbers(function.__defaults__ or ()), _numbers(held), inside
+        held = [one for one in held if not (isinstance(one, CHANGING) and changes_containers(function.__code__))]
+        made_with = _settled((function.__defaults__, function.__kwdefaults__, held), depth)
+        return function.__code__, made_with, None if _is_network(owner) else _made_with(owner, depth)
     if not isinstance(function, type):
-        numbers = _numbers(getattr(function, name, None) for name in getattr(function, "__constants__", ()))
-        return _code(type(function), depth), numbers
+        constants = [getattr(function, name, None) for name in getattr(function, "__constants__", ())]
+        return _code(type(function), depth), _settled(constants, depth), _made_with(function, depth)
     if function.__module__.split(".")[0] in ("torch", "builtins"):
         return function.__qualname__
     methods = [(name, one.__code__) for name, one in vars(function).items() if isinstance(one, types.FunctionType)]
     return function.__qualname__, methods
 
 
-def _numbers(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if isinstance(value, (bool, int, float, complex))]
+def _made_with(value: Any, depth: int) -> Any:
+    """The attributes that an object of a user's class was given when it was made and that none of its methods sets
+    later."""
+    given = given_attributes(value)
+    return [(name, _settled(one, depth - 1)) for name, one in given.items()] if depth else None
+
+
+def _settled(value: Any, depth: int) -> Any:
+    """Numbers and texts, also in containers and dataclasses, and the code of functions. Anything else may change along
+    a run and is left out."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    if not depth:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return [_settled(one, depth - 1) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(one) for one in value if isinstance(one, PLAIN))
+    if isinstance(value, Mapping):
+        return [(_settled(key, depth - 1), _settled(one, depth - 1)) for key, one in value.items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value).__qualname__, _made_with(value, depth)
+    return _code(value, depth - 1) if callable(value) and not _is_network(value) else ""
+
+
+def _is_network(value: Any) -> bool:
+    """Whether an object has weights to train; its attributes are those of the model, or of a part of it."""
+    return isinstance(value, nn.Module) and any(True for _ in value.parameters())
 
 
 def _options(update: FromOptimizer) -> str:
