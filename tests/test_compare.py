@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -142,7 +143,7 @@ def test_two_models_are_two_similarities(measure):
         assert np.allclose(S.values, expected.values, equal_nan=True)
     problems = [le.Problem.of(net, "cross_entropy") for net in (young, old)]
     again = le.compare(*problems, **options)
-    assert again.frame().equals(found.frame())
+    pd.testing.assert_frame_equal(again.frame(), found.frame(), atol=1e-9)  # engines may differ in the last digits
 
 
 def test_one_step_for_both_models():

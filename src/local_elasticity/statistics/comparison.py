@@ -23,7 +23,7 @@ class Comparison:
 
     Attributes:
         difference: the median of one − other over the pairs that have a value in both.
-        low, high: its interval; sources and targets are resampled.
+        low, high: its percentile interval; sources and targets are resampled. It does not allow for few units.
         p_value: twice the share of resamples whose difference has the other sign, or the p-value of a t-test with the
             standard error of the resamples, whichever is larger; the second allows for few units. NaN below
             `LEAST_UNITS` units.
