@@ -345,7 +345,7 @@ class Focal(nn.Module):
         return ((1 - torch.exp(-each)) ** self.power * each).mean()
 
 
-@dataclass
+@dataclass(eq=False)
 class Settings:
     scale: float
     seen: list = field(default_factory=list, init=False)
