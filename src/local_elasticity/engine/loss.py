@@ -19,7 +19,7 @@ logsumexp of the others, and its gradient is p_j at j ≠ y and −Σ_{j≠y} p_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, get_args
 
 import torch
@@ -90,7 +90,7 @@ TORCH: dict[Any, str] = {
 }
 """Torch's own losses, as classes and as functions → the name they have here."""
 
-NAMED = frozenset(function for function, _ in LOSSES.values())
+NAMED = tuple(function for function, _ in LOSSES.values())
 """Losses whose value on a batch is the mean over its examples, and whose gradient is known in closed form."""
 
 
@@ -157,7 +157,7 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
         return loss, function, kind or usual
     if not callable(loss):
         raise TypeError(f"loss: expected a name or a callable (outputs, labels) → scalar, got {type(loss).__name__}")
-    known = TORCH.get(type(loss) if isinstance(loss, nn.Module) else loss)
+    known = _name_of_torch(loss)
     if known is not None and _as_by_default(loss):
         return resolve_loss(known, kind)
     usual = "numbers" if known is None else LOSSES[known][1]
@@ -166,7 +166,7 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
 
 def has_classes_first(loss: LossFunction | None) -> bool:
     """Whether a loss is a cross-entropy, ours or torch's, so that outputs [b, k, …] have their classes on axis 1."""
-    known = TORCH.get(type(loss) if isinstance(loss, nn.Module) else loss)
+    known = _name_of_torch(loss)
     return loss is cross_entropy or known in ("cross_entropy", "nll")
 
 
@@ -178,6 +178,12 @@ def no_distribution(kind: Kind) -> str:
             "use cross_entropy, whose classes are on the first, or a measure of plain numbers"
         )
     return 'the outputs are plain numbers; if they are logits, say so with Problem.of(..., kind="logits")'
+
+
+def _name_of_torch(loss: Any) -> str | None:
+    """What a loss of torch is called here; None for any other, which need not be hashable."""
+    known = type(loss) if isinstance(loss, nn.Module) else loss
+    return TORCH.get(known) if isinstance(known, Hashable) else None
 
 
 def _as_by_default(loss: LossFunction) -> bool:
