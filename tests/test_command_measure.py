@@ -29,6 +29,8 @@ class Points(torch.utils.data.Dataset):
 class Uneven(Points):
     def __getitem__(self, i): return torch.zeros(i + 1), 0
 def fails(): raise RuntimeError("two\\nlines")
+def refuses(): raise ValueError("bad dims 3 != 4")
+def double(): return make().double()
 def number(): return 3
 def tensors(): return torch.randn(8, 1, 4, 4), torch.arange(8) % 3
 """
@@ -120,6 +122,12 @@ def test_measure_takes_other_targets_predicted_labels_and_a_pair_of_tensors(proj
 
 
 @pytest.mark.filterwarnings("default:update. the step is so large:UserWarning")
+def test_measure_takes_a_network_in_float64(project, monkeypatch, capsys):
+    status, out, _ = run(monkeypatch, capsys, "measure", "--model", "own_nets:double", "--data", "points.npz")
+    assert status == 0
+    assert out
+
+
 def test_a_large_step_is_one_line(project, monkeypatch, capsys):
     arguments = ("--model", "own_nets:deep", "--data", "points.npz", "--step-size", "50", "--measure", "relative")
     status, _, err = run(monkeypatch, capsys, "measure", *arguments)
@@ -193,6 +201,11 @@ def test_compare_takes_histories(project, monkeypatch, capsys):
         (measure("points.npz", "--measure", "kll"), "measure: "),
         (measure("points.npz", "--update", "lion"), "--update: expected one of sgd, adam, got 'lion'"),
         (measure("points.npz", "--step-size", "big"), "--step-size: expected a number or auto, got 'big'"),
+        (measure("points.npz", "--step-size", "1e300"), "--step-size: expected a number up to 1e+38, got 1e300"),
+        (
+            ["measure", "--model", "own_nets:refuses", "--data", "points.npz"],
+            "--model: own_nets:refuses makes no model",
+        ),
         (measure("points.npz", "--step-size", "auto", "--update", "adam"), "--step-size: auto is for sgd"),
         (measure("points.npz", "--labels", "guessed"), "--labels: expected one of given, predicted"),
         (["compare", "gone.zarr", "gone.zarr"], "BEFORE: there is no gone.zarr"),

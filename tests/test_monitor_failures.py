@@ -1,5 +1,6 @@
 """What changes or fails around a monitor never ends a training run: it is reported once, and training continues."""
 
+import copy
 import logging
 import re
 import resource
@@ -619,3 +620,28 @@ def test_a_hugging_face_run_outlives_a_full_disk(tmp_path):
         callback.on_save(*told)
     callback.on_save(*told)
     assert torch.load(tmp_path / "checkpoint-0" / "local_elasticity.pt", weights_only=True)["taken"] == 1
+
+
+DAMAGES = {
+    "step": float("inf"),
+    "measures": None,
+    "source_classes": 3,
+    "notes": -1,
+    "probes.0": torch.zeros(2),
+    "probes.0.step": float("inf"),
+    "probes.0.facts": None,
+}
+
+
+@pytest.mark.parametrize("place", DAMAGES)
+def test_a_damaged_state_is_one_error(place):
+    run = Run()
+    run.train(2)
+    state = copy.deepcopy(run.monitor.state_dict())
+    *way, last = [int(part) if part.isdigit() else part for part in place.split(".")]
+    inner = state
+    for part in way:
+        inner = inner[part]
+    inner[last] = DAMAGES[place]
+    with pytest.raises(ValueError, match="^state: it is damaged"):
+        Run(run.net).monitor.load_state_dict(state)

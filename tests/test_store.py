@@ -823,6 +823,15 @@ def test_a_plan_that_cannot_be_is_refused(tmp_path, plan):
         le.similarity(problem(), data(8), update=SGD, store=path)
 
 
+@pytest.mark.parametrize("names", [["kl"], [], ["kl", "kl"]])
+def test_measures_that_a_store_was_not_begun_with_are_refused(tmp_path, names):
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), data(8), measure=("relative", "kl"), update=SGD, store=path, block=4)
+    _edit(path / "zarr.json", lambda about: about["attributes"][OURS].update(measures=names))
+    with pytest.raises(ValueError, match=r"store: .* is damaged: it names other measures"):
+        le.similarity(problem(), data(8), measure=("relative", "kl"), update=SGD, store=path)
+
+
 def test_too_many_blocks_are_refused_before_anything_is_computed(tmp_path):
     with pytest.raises(ValueError, match=r"block: 2,000 × 2,000 pairs in blocks of 1 are 4e\+06 blocks"):
         le.similarity(problem(), data(2000), update=SGD, store=tmp_path / "s.zarr", block=1)

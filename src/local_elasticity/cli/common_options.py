@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,10 @@ def _two_sizes(image_size: str | None) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
+LARGEST_STEP = 1e38
+"""Above it, a step does not fit into the numbers of a float32 network."""
+
+
 def made_update(rule: str, step_size: str | None) -> Any:
     """`SGD` or `Adam`; None where nothing was said, so that measures that take no step accept it."""
     from local_elasticity.checks import check_choice
@@ -131,6 +136,8 @@ def made_update(rule: str, step_size: str | None) -> Any:
         size = float(step_size)
     except ValueError:
         raise ValueError(f"--step-size: expected a number or auto, got {step_size!r}") from None
+    if LARGEST_STEP < size < math.inf:
+        raise ValueError(f"--step-size: expected a number up to {LARGEST_STEP:g}, got {step_size}")
     return SGD(size) if rule == "sgd" else Adam(size)
 
 

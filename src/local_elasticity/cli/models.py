@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from local_elasticity.clustering.networks import build_network
@@ -79,8 +80,12 @@ def problem_of(
     with said("--model", f"{model} cannot be measured"):
         problem = Problem.of(net, loss)
     with said(data, f"{model} does not take inputs of shape {examples.shape}"), problem.bound() as bound:
-        bound.outputs(bound.params, tree_map(lambda leaf: leaf[:2], examples.inputs))
+        bound.outputs(bound.params, tree_map(lambda leaf: _cast(leaf[:2], bound.dtype), examples.inputs))
     return problem
+
+
+def _cast(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
 
 def check_step_size(step_size: float, model: nn.Module) -> None:
@@ -99,12 +104,13 @@ def check_checkpoints(files: Sequence[Path]) -> None:
 
 @contextmanager
 def said(argument: str, sentence: str) -> Iterator[None]:
-    """Whatever code of the user or torch raises, as a ValueError that names the argument; ours pass as they are."""
+    """Whatever code of the user or torch raises, as a ValueError that names the argument; those of ours, which name one
+    already, pass as they are."""
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
+        if isinstance(error, ValueError) and re.match(r"(--)?[a-z_-]+: ", str(error)):
+            raise
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{argument}: {sentence} ({type(error).__name__}: {reason})") from error
 

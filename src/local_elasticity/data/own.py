@@ -207,7 +207,7 @@ def _of_arrays(path: Path, held: Mapping[str, np.ndarray], n: int, argument: str
 
 
 def _spaced(total: int, n: int) -> Tensor:
-    return torch.linspace(0, total - 1, min(n, total)).round().long()
+    return torch.linspace(0, total - 1, min(n, total), dtype=torch.float64).round().long()
 
 
 def _rows_of_dataset(dataset: Any, n: int) -> Tensor:

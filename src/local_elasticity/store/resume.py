@@ -102,7 +102,7 @@ def fill(
         _begin(path, planned, coords, {"provenance": provenance, "plan": planned.record(), "versions": versions})
     if not (path / "zarr.json").exists():
         raise FileExistsError(f"store: {path} is there already and is not a result; choose another path or remove it")
-    _same_or_refused(BlockStore.open(path, sketches=sketches), provenance, work.grid, side)
+    _same_or_refused(BlockStore.open(path, sketches=sketches), provenance, work, side)
     with alone(path):
         _sweep(path)
         store = BlockStore.open(path, write=True, sketches=sketches)
@@ -139,7 +139,7 @@ def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -
         raise RuntimeError(f"store: another process has just begun {path}; run the same call again") from error
 
 
-def _same_or_refused(store: BlockStore, provenance: Fingerprints, grid: Grid, side: int | None) -> None:
+def _same_or_refused(store: BlockStore, provenance: Fingerprints, work: Work, side: int | None) -> None:
     there = store.record.get("provenance")
     if there is None:
         raise FileExistsError(
@@ -151,7 +151,9 @@ def _same_or_refused(store: BlockStore, provenance: Fingerprints, grid: Grid, si
             f"store: {store.path} holds another measurement: {in_words(there, provenance)} differ; choose another path "
             "or remove it"
         )
-    if replace(grid, side=store.grid.side) != store.grid:
+    if store.record.get("measures") != (None if work.names is None else list(work.names)):
+        raise ValueError(f"store: {store.path} is damaged: it names other measures than it was begun with; remove it")
+    if replace(work.grid, side=store.grid.side) != store.grid:
         raise ValueError(f"store: {store.path} is damaged: {store.grid} is not the grid of its measurement; remove it")
     if side not in (None, store.grid.side):
         raise ValueError(f"block: {store.path} was begun with blocks of {store.grid.side}; leave block out, or keep it")

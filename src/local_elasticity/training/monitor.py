@@ -326,7 +326,6 @@ class Monitor:
         if not (isinstance(state, Mapping) and {"step", "budget", "probes", "of_features"} <= set(state)):
             raise ValueError("state: it is not a monitor's; give what Monitor.state_dict() returned")
         history = self.history
-        history.check_identity(state)
         self._check_state(state)
         history.load(state["probes"], int(state["step"]), state.get("notes"))
         if first() and len(history) < state.get("taken", 0):
@@ -345,16 +344,20 @@ class Monitor:
         """Raise a ValueError if a state is damaged, before any of it is taken over."""
         prober = self._runner.prober
         try:
-            int(state["step"])
+            self.history.check_identity(state)
+        except TypeError as error:
+            raise ValueError(f"state: it is damaged ({error}); use another checkpoint") from error
+        try:
+            int(state["step"]), dict(state.get("notes") or {})
             self.budget.check(state["budget"])
             for probe in state["probes"]:
-                int(probe["step"]), float(probe["seconds"]), str(probe["engine"])
+                int(probe["step"]), float(probe["seconds"]), str(probe["engine"]), dict(probe.get("facts", {}))
                 shapes = {tuple(probe["similarity"][name].shape) for name in self._runner.history.measures}
                 if shapes - {(prober.n, prober.m)}:
                     raise ValueError(f"expected similarities of shape {(prober.n, prober.m)}, got {shapes.pop()}")
             for name in state["of_features"]:
                 prober.of_features[name]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise ValueError(
                 f"state: it is damaged ({type(error).__name__}: {error}); use another checkpoint"
             ) from error
