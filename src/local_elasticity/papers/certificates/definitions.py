@@ -68,7 +68,7 @@ def _definition_1() -> Certificate:
     checks = [
         Check("the engine, PenalisedFeatures with penalty as weight decay", 108, linear),
         Check("the engine, DiagonalQuadratic at η = 0.05", 90, theory),
-        Check("the engine, the definition word for word", 90, words),
+        Check("the engine, a direct implementation of the definition", 90, words),
     ]
     return Certificate("Dan et al.", "Definition 1, eq. 1", "S_rel", "holds", checks)
 
@@ -123,7 +123,7 @@ def _definition_2() -> Certificate:
     for eta in (0.05, 0.5):
         response = le.respond(problem, given, tensor(v), update=le.SGD(eta), progress=False)
         worst = max(worst, relative_error(le.relative(response, change=le.kl).numpy(), _divergences(eta)[2].numpy()))
-    checks = [Check("the engine at η = 0.05 and 0.5, the definition word for word", 60, worst)]
+    checks = [Check("the engine at η = 0.05 and 0.5, a direct implementation of the definition", 60, worst)]
     return Certificate("Dan et al.", "Definition 2", "S_rel by KL(after ‖ before)", "holds", checks)
 
 
@@ -151,7 +151,7 @@ def _released_divergence() -> Certificate:
             Check("what the notebooks compute: −(H(q) + ⟨q, p⟩)/k", 30, relative_error(released, entropies)),
         ],
         "F.kl_div expects the logarithm of its first argument, the distribution before; as released it is "
-        "−(H(q) + ⟨q, p⟩)/k, with q before and p after, which does not vanish where nothing moves",
+        "−(H(q) + ⟨q, p⟩)/k, with q before and p after, which is not 0 if nothing moves",
         f"three classes, uniform predictions, no step: KL is 0, the notebooks compute {uniform:.3f}",
     )
 

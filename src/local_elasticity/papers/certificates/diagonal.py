@@ -74,8 +74,8 @@ def _theorem_5_2() -> Certificate:
     zero = DiagonalQuadratic([0.0, 1e-9], [1.0, 2.0], [1.0, 0.5], 0.3)
     edge = relative_error(zero.w(TIMES), integrate(zero, zero.start, TIMES))
     checks = [
-        Check("the flow of the mean loss by numbers, any sign of a, any w(0)", 24, ode),
-        Check("the flow by numbers, a = 0 and a = 1e-9", len(TIMES), edge),
+        Check("the flow of the mean loss (integrated numerically), any sign of a, any w(0)", 24, ode),
+        Check("the flow (integrated numerically), a = 0 and a = 1e-9", len(TIMES), edge),
         Check("t → ∞, max(a/b, 0)", 6, late),
     ]
     says = "w²(t); the printed a > 0 and w(0)² < a/b are not needed"
@@ -212,7 +212,7 @@ def _two_phases() -> Certificate:
         [Check("its largest excess early (t = 50) over late (t = 4000), by autograd", 2, drop)],
         counterexample=f"the paper's a, b, w(0), θ with x = (0, 1, 1): S_rel at x′ = (0, 1, 0) is {one[1]:.3f} at "
         f"t = 50 and {one[-1]:.3f} at t = 4000; at x′ = (0, 0, 1) {other[1]:.3f} and {other[-1]:.3f}. "
-        "The two sum to 1 at all times, so that they cannot both be smaller early",
+        "The two sum to 1 at all times, so they cannot both be smaller early",
     )
 
 

@@ -80,7 +80,7 @@ def _flow_of_loss() -> Certificate:
     whole = max(relative_error(f.w(TIMES), Descent(_loss_of(f), f.rate, f.start).w(TIMES)) for f in flows[::3])
     checks = [
         Check("autograd's gradient of the mean loss, d = 1 … 4", len(flows), worst),
-        Check("the flow by numbers, d = 1 … 4", 4 * len(TIMES), whole),
+        Check("the flow (integrated numerically), d = 1 … 4", 4 * len(TIMES), whole),
     ]
     return Certificate("Dan et al.", "Definitions 6, 7, eqs 10, 12, 24", "the gradient flow", "holds", checks)
 

@@ -64,7 +64,7 @@ def _constant() -> Certificate:
         worst = max(worst, relative_error(flow.relative(TIMES, source, target), true))
         spread = max(spread, relative_error(true, true[:1]))
     checks = [
-        Check("the value at t = 0, along the flow by numbers", 300, spread),
+        Check("the value at t = 0, along the flow (integrated numerically)", 300, spread),
         Check("a step of autograd", 300, worst),
     ]
     return Certificate("Dan et al.", "§3, opening", "S_rel is constant for linear f and l2 loss", "holds", checks)
@@ -85,7 +85,7 @@ def _gradient() -> Certificate:
         "holds with correction",
         [Check("autograd's gradient of eq. 3", 5, errors["as_printed"])],
         [Check("autograd's gradient of eq. 3", 5, errors["as_defined"])],
-        "the ridge is λ/K: the penalty of eq. 3 is not inside the mean over data, so that no N multiplies it",
+        "the ridge is λ/K: the penalty of eq. 3 is not inside the mean over data, so it is not multiplied by N",
         _gradient_counterexample(),
     )
 
@@ -111,7 +111,7 @@ def _theorem_3_1() -> Certificate:
         first = max(first, relative_error(flow.w(0.0), flow.start))
         late = max(late, relative_error(flow.w(1e6), np.linalg.solve(bound, u.T).T))
     checks = [
-        Check("the ODE of Definition 4 by numbers", 4 * len(TIMES), ode),
+        Check("the ODE of Definition 4 (integrated numerically)", 4 * len(TIMES), ode),
         Check("t = 0", 4, first),
         Check("t → ∞, M⁻¹u", 4, late),
     ]
@@ -119,7 +119,7 @@ def _theorem_3_1() -> Certificate:
 
 
 def _theorem_3_2() -> Certificate:
-    """Eq. 4 along the flow of eq. 3 by numbers, against autograd's step on one term of eq. 3."""
+    """Eq. 4 along the flow of eq. 3 (integrated numerically), against autograd's step on one term of eq. 3."""
     printed, defined, expanded = 0.0, 0.0, 0.0
     for seed in range(4):
         flow, (source, target) = _flow(seed), _pairs(seed)
@@ -197,7 +197,7 @@ def _released_ratio() -> Certificate:
         "holds with correction",
         [Check("S_rel(x, x) against 1", own["as_released"].size, relative_error(own["as_released"], 1.0))],
         [Check("S_rel(x, x) against 1", own["as_defined"].size, relative_error(own["as_defined"], 1.0))],
-        "the notebook has a factor 1/N before h hᵀ in T, above the fraction only; its smoothing divides a sum over n "
+        "the notebook has a factor 1/N before h hᵀ in T, in the numerator only; its smoothing divides a sum over n "
         "pairs by n²; its “intra-class” pairs are of two classes; its first class has standard deviation 2, not "
         "variance 2",
         f"random features, N = 30: the notebook's S_rel(x, x) reaches {far:.3g}",

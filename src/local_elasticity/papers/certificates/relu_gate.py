@@ -81,7 +81,7 @@ def _theorem_4_1() -> Certificate:
         first = max(first, relative_error(gate.w(0.0), gate.start))
         late = max(late, relative_error(gate.w(1e6), gate.star))
     checks = [
-        Check("the flow of the risk by numbers", len(SEEDS) * len(TIMES), ode),
+        Check("the flow of the risk (integrated numerically)", len(SEEDS) * len(TIMES), ode),
         Check("t = 0", len(SEEDS), first),
         Check("t → ∞, w*", len(SEEDS), late),
     ]
@@ -151,7 +151,7 @@ def _lemma_4_2() -> Certificate:
         moved = np.abs(np.maximum(after @ v.T, 0) - np.maximum(w @ v.T, 0))
         bound = gate.change_bound(t, x, v, step_size=eta)
         worst, trials = max(worst, float(((moved - bound) / (1 + bound)).max())), trials + moved.size
-    checks = [Check("steps taken word for word, by how much it is exceeded", trials, max(worst, 0.0), NEVER)]
+    checks = [Check("explicit steps, by how much it is exceeded", trials, max(worst, 0.0), NEVER)]
     says = "the change at x′ is at most η β |⟨x, x′⟩| |⟨e^{−βMt}(w(0) − w*), x⟩|; its proof writes x once for x′"
     return Certificate("Dan et al.", "Lemma 4.2, eq. 18", says, "holds", checks)
 
@@ -194,7 +194,7 @@ def _monotone() -> Certificate:
         "holds with correction",
         [Check("its largest rise on a grid of times", len(times), rise)],
         [Check("0, its limit", 1, float(np.abs(gate.missing(1e4)).max()))],
-        "it tends to 0, which is all that the proof needs; on the way it may pass 0 and rise again",
+        "it tends to 0, which is all that the proof needs; before that it may cross 0 and rise again",
         f"M = diag(1, 0.1), w* − w(0) = (1, −0.9), x = (1, 1): |⟨e^{{−Mt}}(w* − w(0)), x⟩| is {size[least]:.3f} at "
         f"t = {times[least]:g} and {size[later]:.3f} at t = {times[later]:g}",
     )

@@ -32,7 +32,7 @@ def _sampled(seed: int, mixed: float = 0.0) -> tuple[SymmetricPair, Array, Array
 
 
 def _along(pair: SymmetricPair, features: Array, labels: Array) -> tuple[Array, tuple[Array, Array], Array]:
-    """S_rel by autograd along the flow by numbers."""
+    """S_rel by autograd along the flow (integrated numerically)."""
     weights = Descent(mean_loss(features, labels), pair.rate, pair.start).w(TIMES)
     source, target = (features[:5] + 0.1, labels[:5] + 1.0), features[5:10]
     return along(predict, point_loss, weights, source, target), source, target
@@ -51,10 +51,10 @@ def _eq_38() -> Certificate:
     return Certificate(
         "Dan et al.",
         "eq. 38, k₁ and k₂",
-        "S_rel(t), with β₂₂(x′)² below the fraction and in k₂",
+        "S_rel(t), with β₂₂(x′)² in the denominator and in k₂",
         "holds with correction",
-        [Check("steps of autograd along the flow by numbers", 400, printed)],
-        [Check("steps of autograd along the flow by numbers", 400, defined)],
+        [Check("steps of autograd along the flow (integrated numerically)", 400, printed)],
+        [Check("steps of autograd along the flow (integrated numerically)", 400, defined)],
         "β₂₂(x)² for β₂₂(x′)², in the denominator, in k₂ and in the condition of Theorem 5.3",
         "a = (1, 4), α = β = θ = 1, β(x) = (1, 1), β(x′) = (1, 2), t = 0: "
         f"S_rel is {shown[0]:.3f}, as printed {shown[1]:.3f}",
@@ -72,17 +72,17 @@ def _uncorrelated() -> Certificate:
     return Certificate(
         "Dan et al.",
         "Theorem 5.3, assumptions",
-        "eq. 38 follows from the printed assumptions, which leave E[β₁₁β₂₂] = 0 unsaid",
+        "eq. 38 follows from the printed assumptions, which do not include E[β₁₁β₂₂] = 0",
         "holds with correction",
-        [Check("the flow by numbers, correlated features", true.size, relative_error(ours, true))],
+        [Check("the flow (integrated numerically), correlated features", true.size, relative_error(ours, true))],
         [
             Check(
-                "the flow by numbers, uncorrelated features",
+                "the flow (integrated numerically), uncorrelated features",
                 plain_true.size,
                 relative_error(plain.relative(TIMES, plain_source, plain_target), plain_true),
             )
         ],
-        "the two features must be uncorrelated, E[β₁₁β₂₂] = 0, as Theorem 5.2 assumes, which it rests on",
+        "the two features must be uncorrelated, E[β₁₁β₂₂] = 0, as in Theorem 5.2, on which it depends",
         f"features with E[β₁₁β₂₂] = {(features[:, 0] * features[:, 1]).mean():.2f} that meet every printed condition, "
         f"t = {TIMES[far[0]]:g}: S_rel is {true[far]:.3f}, eq. 38 (with β₂₂(x)²) gives {ours[far]:.3f}",
     )

@@ -28,26 +28,26 @@ SECTIONS: dict[str, Callable[[], list[Certificate]]] = {
 
 OPENING = """# Errata of the papers' theory
 
-Every theorem, lemma and numbered equation of Dan et al. §§3–5 and He & Su §2.3 was held against an independent route:
-the gradient flow integrated by numbers, a step of autograd taken word for word, limits, orders of convergence, and
-random trials of every inequality. This page is what `local-elasticity verify --write-errata docs/errata.md` writes.
-How the figures look by each reading is in [the results](results/dan2021dynamics-theory.md).
+Every theorem, lemma and numbered equation of Dan et al. §§3–5 and He & Su §2.3 was checked with an independent
+method: numerical integration of the gradient flow, an explicit step of autograd, limits, orders of convergence, and
+random trials of every inequality. `local-elasticity verify --write-errata docs/errata.md` writes this page.
+[The results](results/dan2021dynamics-theory.md) show the figures for each reading of the text.
 """
 
 
 REMARKS = """## Read fairly
 
-* Hypotheses 1.1 and 1.2 of Dan et al. begin "there exist learning situations". The counterexamples above refute the
-  general reading, for all pairs and models, and not the existence of such situations.
-* He & Su offer eq. 2.4 as intuition (§2.3), under conditions of Li & Liang that they cite and do not print.
+* Hypotheses 1.1 and 1.2 of Dan et al. begin "there exist learning situations". The counterexamples above refute
+  only the general reading, for all pairs and models. They do not refute the existence of such situations.
+* He & Su offer eq. 2.4 as intuition (§2.3), under conditions of Li & Liang that they cite but do not print.
 
 ## Smaller slips, without a certificate
 
-* He & Su, Algorithm 1: line 16 sets a row of S and belongs inside the `if` of line 6. After an auxiliary example, i and
-  s_t are those of an earlier step.
+* He & Su, Algorithm 1: line 16 sets a row of S and belongs inside the `if` of line 6. As printed, after an auxiliary
+  example i and s_t have the values of an earlier step.
 * He & Su, the cross-entropy loss −y log f leaves out (1 − y) log(1 − f): as printed, auxiliary examples have no loss.
-* He & Su, A.3: the bars of x̄ are dropped on the way; with them the proof reads as it should.
-* Dan et al., Theorem 4.3: t* depends on the pair (x, x′), through w*·x, w*·x′ and the start. There is no common t*.
+* He & Su, A.3: the bars of x̄ are missing in part of the proof; with them the proof is correct.
+* Dan et al., Theorem 4.3: t* depends on the pair (x, x′), through w*·x, w*·x′ and the initial weights. There is no common t*.
 * Dan et al., §3.1: "Whereas for inter-class" is printed where the intra-class pairs are described.
 """
 
