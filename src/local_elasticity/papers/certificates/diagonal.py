@@ -193,8 +193,8 @@ def _non_decreasing() -> Certificate:
         [Check("its largest fall after t = 500, by steps of autograd", len(times), float(-np.diff(curve).min()))],
         counterexample="the paper's a, b, w(0), θ with x = (1, 1, 1), x′ = (0, 1, 1): "
         f"S_rel is {curve[0]:.4f} at t = 500 and {curve[-1]:.4f} at t = 4000, and falls at "
-        f"{(np.diff(curve) < 0).mean():.0%} of the times between; where β₁(x′) = 0 the slowest weight enters below "
-        "the fraction only",
+        f"{(np.diff(curve) < 0).mean():.0%} of the times between; where β₁(x′) = 0 the slowest weight is in "
+        "the denominator only",
     )
 
 

@@ -47,7 +47,8 @@ REMARKS = """## Read fairly
   example i and s_t have the values of an earlier step.
 * He & Su, the cross-entropy loss −y log f leaves out (1 − y) log(1 − f): as printed, auxiliary examples have no loss.
 * He & Su, A.3: the bars of x̄ are missing in part of the proof; with them the proof is correct.
-* Dan et al., Theorem 4.3: t* depends on the pair (x, x′), through w*·x, w*·x′ and the initial weights. There is no common t*.
+* Dan et al., Theorem 4.3: t* depends on the pair (x, x′), through w*·x, w*·x′ and the initial weights. There is
+  no common t*.
 * Dan et al., §3.1: "Whereas for inter-class" is printed where the intra-class pairs are described.
 """
 
