@@ -151,6 +151,10 @@ class SimilaritiesAccessor:
     def __init__(self, several: xr.Dataset) -> None:
         self._several = several
 
+    def __getattr__(self, name: str) -> Any:
+        measures = ", ".join(map(repr, self._several.data_vars)) if "_several" in vars(self) else ""
+        raise AttributeError(f"le.{name} is there for one similarity; take one measure with S[...]: {measures}")
+
     def classes(self, **options: Any) -> pd.DataFrame:
         """One row for each measure and pair of classes; options as for `le.class_pairs`."""
         import pandas as pd

@@ -69,7 +69,8 @@ def check_sources(sources: Any, name: str = "sources") -> None:
         raise ValueError(f"{name}: {NO_EXAMPLES}")
     if not isinstance(sources, (tuple, list)) or len(sources) != 2:
         raise TypeError(
-            f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}"
+            f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}; "
+            'without labels, add labels="predicted"'
         )
 
 

@@ -42,7 +42,10 @@ LARGE = 0.1
 """Above this nonlinearity a warning is given."""
 
 ALLOWED = 0.01
-"""The nonlinearity of the step that `SGD("auto")` takes, at most."""
+"""How far changes by the step that `SGD("auto")` takes are from their limits, at most."""
+
+TRIED_SOURCES, MOST = 12, 0.9
+"""Sources that it tries steps on, and the share of what they change that may not deviate by more."""
 
 LARGEST, SMALLEST = 1.0, 1e-12
 """The range in which that step is searched."""
@@ -136,8 +139,8 @@ def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
 
 
 def resolved_step(job: Job) -> SGD:
-    """`SGD` with the largest step whose nonlinearity is at most 1 % on a few sources, to two digits; 1 if no step up
-    to there deviates by more. Steps are tried in float64 where the network takes that."""
+    """`SGD` with the largest step whose changes deviate by at most 1 % from their limits, to two digits; 1 if no step
+    up to there deviates by more. Steps are tried in float64 where the network takes that."""
     assert isinstance(job.update, SGD)
     decay = job.update.weight_decay
     with job.bound.problem.to(torch.float64).bound() as bound:
@@ -175,36 +178,54 @@ def _rounded(size: float, part: int) -> float:
 
 
 def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float], float]:
-    """The nonlinearity as a function of the step size."""
-    rows = spread(job.n, SOURCES, job.bound.device)
+    """How far changes are from their limits, as a function of the step size: such that a share `MOST` of some sources
+    deviates by less, at some targets and at the source itself, in outputs and in probabilities."""
+    rows = spread(job.n, TRIED_SOURCES, job.bound.device)
     unit = replace(job, update=SGD(1.0, decay))
     few = unit.again(bound, rows)
     few = replace(few, rule=rule_of(few.update, bound))
-    inputs = take(few.target_inputs, spread(job.m, TARGETS, bound.device))
-    with torch.no_grad():
-        before = bound.predict(bound.params, inputs)
-    limits: list[tuple[Params, Tensor]] = []
+    targets = take(few.target_inputs, spread(job.m, TARGETS, bound.device))
+    tried: list[tuple[Params, Inputs, Tensor, Tensor]] = []
     for row in range(few.n):
         start, moved = _displacement(few, row)
-        limit = derivative_along(bound, start, moved, inputs)
-        if limit is not None and float(limit.norm()) > 0:
-            limits.append((moved, limit))
+        for inputs in (targets, few.source(row)[0]):
+            limit = derivative_along(bound, start, moved, inputs)
+            if limit is not None and float(limit.norm()) > 0:
+                with torch.no_grad():
+                    tried.append((moved, inputs, bound.predict(bound.params, inputs), limit))
 
     def deviation(size: float) -> float:
         found = []
-        for moved, limit in limits:
+        for moved, inputs, before, limit in tried:
             after = {name: p + size * moved[name] if name in moved else p for name, p in bound.params.items()}
             with torch.no_grad():
                 change = bound.predict(after, inputs) - before
-            off = float((change - size * limit).norm() / (size * limit.norm()))
-            found.append(off if math.isfinite(off) else math.inf)
-        return median(found) if found else 0.0
+            found.append(_off(change, size * limit, before, job.kind))
+        return float(torch.tensor(found).quantile(MOST, interpolation="higher")) if found else 0.0
 
-    if not limits:
+    if not tried:
         raise ValueError(
             'update: le.SGD("auto") finds no gradient at the first sources to choose a step by; pass a number'
         )
     return deviation
+
+
+def _off(change: Tensor, limit: Tensor, before: Tensor, kind: str) -> float:
+    """The relative distance of a change of outputs from its limit, or that of the probabilities, if it is larger."""
+    shares = [_relative(change, limit)]
+    if kind == "logits":
+        p = before.softmax(-1)
+        slope = p * (limit - (p * limit).sum(-1, keepdim=True))
+        shares.append(_relative((before + change).softmax(-1) - p, slope))
+    elif kind == "binary_logits":
+        p = before.sigmoid()
+        shares.append(_relative((before + change).sigmoid() - p, p * (1 - p) * limit))
+    return max(share if math.isfinite(share) else math.inf for share in shares)
+
+
+def _relative(change: Tensor, limit: Tensor) -> float:
+    size = float(limit.norm())
+    return float((change - limit).norm()) / size if size > 0 else 0.0
 
 
 def _displacement(job: Job, row: int) -> tuple[Params, Params]:
