@@ -121,13 +121,13 @@ def test_measure_takes_other_targets_predicted_labels_and_a_pair_of_tensors(proj
     assert "Adam" in out
 
 
-@pytest.mark.filterwarnings("default:update. the step is so large:UserWarning")
 def test_measure_takes_a_network_in_float64(project, monkeypatch, capsys):
     status, out, _ = run(monkeypatch, capsys, "measure", "--model", "own_nets:double", "--data", "points.npz")
     assert status == 0
     assert out
 
 
+@pytest.mark.filterwarnings("default:update. the step is so large:UserWarning")
 def test_a_large_step_is_one_line(project, monkeypatch, capsys):
     arguments = ("--model", "own_nets:deep", "--data", "points.npz", "--step-size", "50", "--measure", "relative")
     status, _, err = run(monkeypatch, capsys, "measure", *arguments)

@@ -147,6 +147,9 @@ class StructuredRunner(Runner):
     share = 1.0
     """Of a step, how much is taken; its effect is scaled up again."""
 
+    room = 0
+    """How many sources fit into memory at a time, more than there are perhaps."""
+
     def __init__(self, job: Job, precision: str | None = None) -> None:
         if job.bound.hooks:
             raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
@@ -179,7 +182,8 @@ class StructuredRunner(Runner):
 
     def _fitting(self, memory: int) -> int:
         """How many sources a time."""
-        return max(1, min(self.job.n, (memory - self.fixed_bytes) // self.row_bytes))
+        self.room = max(1, (memory - self.fixed_bytes) // self.row_bytes)
+        return min(self.job.n, self.room)
 
     def _measured_bytes(self) -> tuple[int, int]:
         """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
@@ -206,6 +210,7 @@ class StructuredRunner(Runner):
         smaller = max(1, self.chunk // 2), max(1, self.at_once // (1 if self.chunk > 1 else 2))
         shrunk = smaller < (self.chunk, self.at_once)
         self.chunk, self.at_once = smaller
+        self.room = self.chunk
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -236,7 +241,8 @@ class StructuredRunner(Runner):
         job = self.job
         if job.sampled is None or not job.plain or self.share != 1 or job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []
-        return [row for row in job.sampled.sources if start <= row < stop]
+        found = [row for row in job.sampled.sources if start <= row < stop]
+        return found if stop - start + len(found) <= self.room else []
 
     def _changes(self, steps: Steps, inputs: Inputs) -> Tensor:
         """[c, b, k], some targets at a time."""

@@ -122,7 +122,8 @@ def residuals(medians: np.ndarray) -> np.ndarray:
     empty = np.isnan(left)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of rows without a number, which stay so
-        for axis in (2, 1) * SWEEPS:
-            middle = np.nanmedian(left, axis=axis, keepdims=True)
-            left = np.where(empty, np.nan, left - np.where(np.isnan(middle), 0, middle))
+        for average in (np.nanmean, np.nanmedian):  # medians alone need not find sums with an empty diagonal
+            for axis in (2, 1) * SWEEPS:
+                middle = average(left, axis=axis, keepdims=True)
+                left = np.where(empty, np.nan, left - np.where(np.isnan(middle), 0, middle))
     return left
