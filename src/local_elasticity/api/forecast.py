@@ -48,6 +48,10 @@ SOME = 0.1
 FAR = 0.5
 """Above this nonlinearity of all that is extrapolated the forecast says so."""
 
+MANY_TIMES = 5
+"""As many times more steps than were looked at, and the forecast says so too: gradients fade while examples are
+learned, which no nonlinearity of a step shows."""
+
 NAMED_AT_RISK = 3
 """Examples that the text names."""
 
@@ -486,6 +490,11 @@ class _Question:
             found.append(
                 f"what is extrapolated deviates by {total:.0%} from small steps: trust the ranking more than the "
                 "sizes, or take more virtual steps"
+            )
+        elif self.steps > MANY_TIMES * max(virtual, 1):
+            found.append(
+                f"{self.steps} steps are extrapolated from {max(virtual, 1)}: trust the ranking more than the sizes, "
+                "or take more virtual steps"
             )
         if virtual < self.steps and carries_moments(self.update) and not is_linear(self.update):
             found.append(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from html import escape
 
 
-class Printed:
-    """A result that says what it found in `_sentences`, the most important one first."""
+class Printed(ABC):
+    """A result that prints as sentences."""
 
+    @abstractmethod
     def _sentences(self) -> list[str]:
-        raise NotImplementedError
+        """What it found, the most important first."""
 
     def __repr__(self) -> str:
         return "\n".join(self._sentences())
