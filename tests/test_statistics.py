@@ -271,3 +271,17 @@ def test_the_coverage_of_intervals_in_the_docs_is_what_was_measured():
         shares = " | ".join(f"{100 * row[name]:.0f} %" for name in ("median", "trimmed", "mean"))
         assert f"| {row['points']} | {row['spread']:g} | {shares} |" in page
         assert row["median"] >= 0.9
+
+
+def test_a_flat_curve_has_no_steepest_part():
+    from local_elasticity.statistics.development import development
+
+    rng = np.random.default_rng(0)
+    classes, steps = np.arange(20) % 2, range(8)
+    same = classes[:, None] == classes
+    values = rng.lognormal(sigma=0.3, size=(8, 20, 20)) * np.where(same, 1.0, 0.5)
+    ratio = np.array([np.median(S[~same]) / np.median(S[same & ~np.eye(20, dtype=bool)]) for S in values])
+    assert development(steps, ratio, values, classes, classes, square=True).steepest is None
+    falling = np.linspace(1, 0.3, 8)
+    values = values * np.where(same, 1.0, falling[:, None, None])
+    assert development(steps, ratio * falling, values, classes, classes, square=True).steepest is not None

@@ -24,7 +24,8 @@ class Development:
             steady drift explains the series as well.
         step_low, step_high: its interval over the same resamples, from the last probe before.
         p_value: of the change point, against a steady drift.
-        steepest: the two neighbouring probes between which the ratio fell fastest per step, None if it never fell.
+        steepest: the two neighbouring probes between which the ratio fell fastest per step; None if it is not clearly
+            lower at the end than at the beginning.
     """
 
     ratio: np.ndarray
@@ -69,7 +70,8 @@ def development(
         step, (step_low, step_high) = found.step, quantiles(cuts, level)
         before = [one for one in steps if one < min(step, step_low)]
         step_low, step_high = float(before[-1]), max(step, step_high)
-    return Development(ratio, low, high, step, step_low, step_high, found.p_value, _steepest(steps, ratio))
+    steepest = _steepest(steps, ratio) if _fell(again, level) else None
+    return Development(ratio, low, high, step, step_low, step_high, found.p_value, steepest)
 
 
 def _resampled(
@@ -97,6 +99,14 @@ def _medians(values: np.ndarray) -> np.ndarray:
     if known.all() and values.shape[1]:
         return np.asarray(np.median(values, axis=1))
     return np.array([np.median(row[at]) if at.any() else np.nan for row, at in zip(values, known, strict=True)])
+
+
+def _fell(again: np.ndarray, level: float) -> bool:
+    """Whether the ratio is lower at the last probe than at the first, in the interval of their difference."""
+    known = np.flatnonzero(np.isfinite(again).any(0))
+    if len(known) < 2:
+        return False
+    return bool(quantiles(again[:, known[-1]] - again[:, known[0]], level)[1] < 0)
 
 
 def _steepest(steps: Sequence[float], ratio: np.ndarray) -> tuple[float, float] | None:
