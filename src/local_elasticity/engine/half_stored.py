@@ -18,10 +18,6 @@ LAYER_AXES = 2
 """Axes from which on a weight is kept as it is stored. Smaller ones take no memory and are cast."""
 
 
-class StoredWriteError(RuntimeError):
-    """A forward pass writes a weight that is kept in half precision, so that it has to be cast."""
-
-
 class HalfStored(Tensor):
     """A constant whose numbers are `stored` in half precision. It has the shape and the dtype of the cast tensor; every
     function computes with the cast numbers, of one weight at a time. Views of it stay in half precision.
@@ -58,7 +54,7 @@ class HalfStored(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            raise StoredWriteError(f"{func} writes a weight that is stored in half precision")
+            raise RuntimeError(f"{func} writes a weight that is stored in half precision; it has to be cast first")
         if func in _VIEWS:
             first = args[0]
             return HalfStored(func(first.stored, *args[1:], **kwargs), first.dtype)
