@@ -406,7 +406,7 @@ def forecast(
     if isinstance(update, SGD) and update.automatic:
         update = Measurement.read(problem, new, old, measures=as_measures("loss"), update=update).update
     with problem.bound() as bound:
-        outputs, _ = check_network(bound, new[0], old[0], ("new", "old"))
+        outputs, _, _ = check_network(bound, new[0], old[0], ("new", "old"))
         for (_, labels), name in ((new, "new"), (old, "old")):
             check_labels(bound, labels, outputs, name)
         if drop is None and margins(outputs.detach(), old[1][:1], problem.kind) is None:

@@ -8,11 +8,15 @@ approximated.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.changes import WeightChange
@@ -50,6 +54,35 @@ OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: T
 """Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""
 
 Written = TypeVar("Written", bound=Callable[..., Any])
+
+
+Kernel = Callable[..., Tensor]
+"""Computes a difference, adds `plus` to it, and takes it through a ReLU of the values `relu_of`."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A difference that is not computed yet, so that one kernel can add another to it and take the ReLU of the sum."""
+
+    kernel: Kernel
+    reads: Tensor
+    """Values that the kernel reads, and that nobody may write into until then."""
+    seen: int
+    plus: Tensor | None = None
+
+    @classmethod
+    def of(cls, kernel: Kernel, reads: Tensor) -> Pending:
+        return cls(kernel, reads, _times_written(reads))
+
+    def and_plus(self, other: Tensor) -> Pending:
+        """The sum with another difference."""
+        return replace(self, plus=other if self.plus is None else self.plus + other)
+
+    def computed(self, relu_of: Tensor | None = None) -> Tensor:
+        """The difference, or the one that a ReLU makes of it."""
+        if _times_written(self.reads) != self.seen:
+            raise UnsupportedModelError(Difference._hidden)
+        return self.kernel(plus=self.plus, relu_of=relu_of)
 
 
 def rule(*functions: Any) -> Callable[[Written], Written]:
@@ -93,16 +126,26 @@ class Difference(Tensor):
 
     _delta: Tensor | None
     change: WeightChange | None
+    pending: Pending | None
     _seen: int
     """The version counter of its values when the difference was computed."""
     _hidden = "a value that was written into by another name"
     """The error message if its values are requested but unknown."""
 
     @staticmethod
-    def of(base: Tensor, delta: Tensor | None, change: WeightChange | None = None) -> Difference:
+    def of(
+        base: Tensor, delta: Tensor | None, change: WeightChange | None = None, pending: Pending | None = None
+    ) -> Difference:
         made: Difference = base.as_subclass(Difference)
-        made._delta, made.change, made._seen = delta, change, _times_written(base)
+        made.set_difference(delta, change, pending)
         return made
+
+    def set_difference(
+        self, delta: Tensor | None, change: WeightChange | None = None, pending: Pending | None = None
+    ) -> None:
+        """The difference of its values as they are now."""
+        self._delta, self.change, self.pending = delta, change, pending
+        self._seen = _times_written(self.as_subclass(Tensor))
 
     @staticmethod
     def unknown(base: Tensor, what: str) -> Difference:
@@ -122,13 +165,15 @@ class Difference(Tensor):
     @property
     def delta(self) -> Tensor | None:
         """δ, multiplied out where it is made of vectors."""
+        if self._delta is None and self.pending is not None:
+            self._delta, self.pending = self.pending.computed(), None
         if self._delta is None and self.change is not None:
             self._delta = self.change.dense(base_of(self))
         return self._delta
 
     @property
     def moves(self) -> bool:
-        return self._delta is not None or self.change is not None
+        return self._delta is not None or self.change is not None or self.pending is not None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,6 +183,21 @@ class Difference(Tensor):
         func = OF_ANY_STRIDES.get(func, IN_PLACE.get(func, func))
         result = _difference_of(func, args, kwargs)
         return result if written is None else _written_into(written, result)
+
+
+def read_in_one(model: nn.Module) -> None:
+    """Have modules of a copy that write out a function which torch has as one read as that one. Values without a
+    difference go through their own code."""
+    written_out = getattr(sys.modules.get("transformers.activations"), "NewGELUActivation", None)
+    if written_out is None:
+        return
+    for module in model.modules():
+        if isinstance(module, written_out):
+            module.forward = partial(_gelu_tanh, module.forward)
+
+
+def _gelu_tanh(written_out: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh") if isinstance(x, Difference) else written_out(x)
 
 
 def base_of(x: Any) -> Any:
@@ -157,6 +217,11 @@ def _times_written(base: Tensor) -> int:
 def delta_of(x: Any) -> Tensor | None:
     """δ of a `Difference`; None for a constant."""
     return x.delta if isinstance(x, Difference) else None
+
+
+def pending_of(x: Any) -> Pending | None:
+    """δ of a `Difference` where it is not computed yet."""
+    return x.pending if isinstance(x, Difference) else None
 
 
 def change_of(x: Any) -> WeightChange | None:
@@ -225,9 +290,10 @@ def _written_into(x: Any, result: Difference) -> Difference:
     """What an in-place function leaves: every name for `x` sees the new values."""
     if not isinstance(x, Difference):
         raise UnsupportedModelError("a value that moves, written into a tensor that does not")
+    pending = result.pending
+    delta = result.delta if pending is None else None
     base_of(x).copy_(base_of(result))
-    x._delta, x.change = result.delta, None
-    was_written(x)
+    x.set_difference(delta, pending=pending)
     return x
 
 

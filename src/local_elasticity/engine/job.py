@@ -67,6 +67,8 @@ class Job:
     target_labels: Tensor | None = None
     output_shape: tuple[int, ...] = ()
     sampled: Sampled | None = None
+    alone: Tensor | None = None
+    """The predictions of the first and the last target, each run by itself: [2, k]."""
 
     @classmethod
     def read(
@@ -91,7 +93,7 @@ class Job:
         )
         batch = 1 if source_batch_size is None else source_batch_size
         check_batches(count(inputs), batch)
-        outputs, footprint_of_one = check_network(bound, inputs, None if shared else target_inputs)
+        outputs, footprint_of_one, alone = check_network(bound, inputs, None if shared else target_inputs)
         check_labels(bound, labels, outputs)
         if check_targets and target_labels is not None and not shared:
             check_labels(bound, target_labels, outputs, "targets")
@@ -111,6 +113,7 @@ class Job:
             kind=_kind(bound, outputs),
             target_labels=target_labels,
             output_shape=tuple(outputs.shape[1:]),
+            alone=alone,
         )
         return job.with_step_size() if isinstance(update, SGD) and update.automatic else job
 
@@ -201,11 +204,9 @@ class Job:
     def check_company(self, target_before: Float[Tensor, "m k"]) -> None:
         """Raise a ValueError if the first or last target's prediction among the others is not the one it has
         alone."""
-        if self.m <= COMPANY:
+        if self.m <= COMPANY or self.alone is None:
             return
-        ends = torch.tensor([0, self.m - 1], device=self.bound.device)
-        alone = self.predict(self.bound.params, take(self.target_inputs, ends), 1)
-        if not same_predictions(alone.to(target_before.dtype), target_before[ends]):
+        if not same_predictions(self.alone.to(target_before.dtype), target_before[[0, -1]]):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
@@ -322,21 +323,24 @@ def check_batches(n: int, batch: int) -> None:
 
 def check_network(
     bound: BoundProblem, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
-) -> tuple[Tensor, Footprint]:
-    """Run a few sources and targets through the network; errors name the argument that does not fit."""
-    outputs, size = _taken(bound, sources, names[0])
+) -> tuple[Tensor, Footprint, Float[Tensor, "2 k"]]:
+    """Run a few sources and targets through the network; errors name the argument that does not fit. Returns the
+    outputs of the first source; what the pass of one target took, and the predictions of the first and the last target
+    by themselves, or of sources where those are the targets."""
+    outputs, size, alone = _taken(bound, sources, names[0])
     if targets is not None:
-        expected, size = _taken(bound, targets, names[1])
+        expected, size, alone = _taken(bound, targets, names[1])
         if outputs.shape[1:] != expected.shape[1:]:
             raise ValueError(
                 f"{names[1]}: outputs have shape {tuple(expected.shape[1:])}, those of {names[0]} "
                 f"{tuple(outputs.shape[1:])}; {names[0]} and {names[1]} must give the same number of outputs"
             )
-    return outputs, size
+    return outputs, size, alone
 
 
-def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint]:
-    """The outputs of the first example, which must be the same among others, and what its forward pass took."""
+def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint, Float[Tensor, "2 k"]]:
+    """The outputs of the first example, which must be the same among others, what its forward pass took, and the
+    predictions of the first and the last example by themselves."""
     n = count(inputs)
     some = torch.linspace(0, n - 1, min(n, COMPANY), device=bound.device).round().long()
     one = take(inputs, slice(0, 1))
@@ -355,7 +359,7 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
         last = bound.predict(bound.params, take(inputs, some[-1:]))
     alone = torch.cat([as_predictions(outputs).detach(), last])
     _check_alone(bound, one, alone, together[[0, -1]], name)
-    return outputs, size
+    return outputs, size, alone
 
 
 def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footprint]:

@@ -65,10 +65,18 @@ _VIEWS = frozenset(_named("reshape reshape_as unflatten view view_as"))
 _ALONG_AXES = frozenset(
     _named(
         "all amax amin any argmax argmin cat chunk concat concatenate cumprod cumsum hstack log_softmax logsumexp max "
-        "mean min narrow norm prod softmax split stack std sum tensor_split var vstack"
+        "mean min narrow norm prod softmax split std sum tensor_split var vstack"
     )
 )
 """Functions that take entries along some axes together or apart; harmless where that is not the first axis."""
+
+_GATHERS = frozenset(_named("gather take_along_dim"))
+"""Functions that choose entries along one axis; harmless where that is certainly not the one of the examples."""
+
+_LOSSES = frozenset(
+    _named("binary_cross_entropy binary_cross_entropy_with_logits cross_entropy l1_loss mse_loss nll_loss")
+)
+"""Functions that, without a reduction, put entries where shapes alone say."""
 
 _WITH_WEIGHTS = frozenset(
     _named(
@@ -112,12 +120,13 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
     if func in (Tensor.__getitem__, Tensor.__setitem__):
         return _chooses(given[0][0], given[0][1], examples)
     made = [one for one in flatten_tree(result) if isinstance(one, Tensor)]
-    if not made:  # values that Python sees, and may decide by
-        return True
-    if func in _VIEWS:
-        return _has_first(tensors[0], examples) and not _has_first(made[0], examples)
-    if func in _ALONG_AXES:
-        return _first_axis(*given) or not _keeps_first(tensors, made, examples)
+    if not made:  # values that Python sees; of a single one it can make no other order
+        return any(one.numel() > 1 for one in tensors)
+    if not any(size and size % examples == 0 for one in (*tensors, *made) for size in one.shape):  # no examples in it
+        return False
+    for functions, moves in _MOVES:
+        if func in functions:
+            return moves(given, tensors, made, examples)
     if func in _WITH_WEIGHTS:
         return not any(is_parameter(one) for one in tensors) and _may_permute(tensors, examples)
     return func is not F.scaled_dot_product_attention or not _apart(tensors[:3], examples)
@@ -136,6 +145,52 @@ def _chooses(given: Tensor, index: Any, examples: int) -> bool:
 def _has_first(tensor: Tensor, examples: int) -> bool:
     """Whether the first axis is as long as there are examples, or a multiple of that."""
     return tensor.ndim > 0 and tensor.shape[0] % examples == 0
+
+
+def _cuts_examples(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether a first axis on which the examples are is cut, other than into repeats of all of them."""
+    before, after = tensors[0], made[0]
+    if not _has_first(before, examples) or _has_first(after, examples):
+        return False
+    repeats = after.ndim > 1 and after.shape[0] * after.shape[1] == before.shape[0] and after.shape[1] % examples == 0
+    return not repeats
+
+
+def _stacks_others(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether some of the tensors that are stacked do not have all examples."""
+    return not all(_has_first(one, examples) for one in tensors)
+
+
+def _reduces(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether a loss takes examples together."""
+    return bool(given[1].get("reduction", "mean") != "none")
+
+
+def _takes_together(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether examples are taken together or apart; one number of them all has no order."""
+    if all(one.ndim == 0 for one in made):
+        return False
+    return _first_axis(*given) or not _keeps_first([one for one in tensors if one.numel()], made, examples)
+
+
+def _gathers_examples(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether entries may be chosen along the axis of the examples: it is the first, or others are as long."""
+    args, kwargs = given
+    axis = kwargs.get("dim", next((one for one in args[1:] if isinstance(one, int)), None))
+    if axis is None or axis % tensors[0].ndim == 0:
+        return True
+    together = (*tensors, *made)
+    return not all(_has_first(one, examples) and all(size % examples for size in one.shape[1:]) for one in together)
+
+
+_MOVES = (
+    (_VIEWS, _cuts_examples),
+    ({torch.stack}, _stacks_others),
+    (_LOSSES, _reduces),
+    (_ALONG_AXES, _takes_together),
+    (_GATHERS, _gathers_examples),
+)
+"""Functions that move examples only where this is so, by their arguments, the tensors among those and the results."""
 
 
 def _first_axis(args: Any, kwargs: Any) -> bool:

@@ -188,7 +188,7 @@ def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Sp
         if total is None:
             total = torch.bmm(left, right, out_dtype=torch.float32)
         else:
-            total = torch.baddbmm(total, left, right, out_dtype=torch.float32)
+            torch.baddbmm(total, left, right, out_dtype=torch.float32, out=total)
     if not own:
         assert total is not None
         return total[:, :, :o] if shift is None else total[:, :, :o] + shift[:, None]
@@ -199,7 +199,7 @@ def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Sp
     right = _right(own, c, shift, splits).transpose(1, 2)
     if total is None:
         return torch.bmm(left, right, out_dtype=torch.float32)[:, :, :o]
-    return torch.baddbmm(total, left, right, out_dtype=torch.float32)[:, :, :o]
+    return torch.baddbmm(total, left, right, out_dtype=torch.float32, out=total)[:, :, :o]
 
 
 def _with_shared(left: Tensor, term: Term, splits: Splits) -> Tensor:
@@ -210,7 +210,7 @@ def _with_shared(left: Tensor, term: Term, splits: Splits) -> Tensor:
         return torch.mm(left, splits.of(term).T, out_dtype=torch.float32)
     w, stored = W.shape[1], W.stored.T
     high = torch.mm(left[:, :w], stored, out_dtype=torch.float32)
-    return torch.addmm(high, left[:, w : 2 * w], stored, out_dtype=torch.float32)
+    return torch.addmm(high, left[:, w : 2 * w], stored, out_dtype=torch.float32, out=high)
 
 
 def _left(terms: list[Term], c: int, shift: Tensor | None) -> Tensor:

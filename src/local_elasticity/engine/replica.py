@@ -106,8 +106,11 @@ class Replica:
 
     def copy(self) -> StructuralCopy:
         """A new copy of the module that has the constants."""
+        from local_elasticity.engine.difference import read_in_one
+
         assert isinstance(self.model, nn.Module)
         made = StructuralCopy(self.model, self.names, **self._options)
+        read_in_one(made.model)
         made.put(self.constants)
         if self._observed is not None:
             module, hook = self._observed

@@ -54,7 +54,7 @@ def activation(
     with problem.bound() as bound:
         left = read_inputs(x, bound.device, bound.dtype, "x")
         right = left if x2 is None else read_inputs(x2, bound.device, bound.dtype, "x2")
-        _, size = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
+        _, size, _ = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
         total = count(left) + (0 if x2 is None else count(right))
         with Progress(total, "examples", progress) as bar:
             one = _patterns(bound, left, size, memory, bar)

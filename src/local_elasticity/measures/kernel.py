@@ -181,7 +181,7 @@ def ntk(
     with problem.bound() as bound:
         left = read_inputs(x, bound.device, bound.dtype, "x")
         right = left if x2 is None else read_inputs(x2, bound.device, bound.dtype, "x2")
-        outputs, size = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
+        outputs, size, _ = check_network(bound, left, None if x2 is None else right, ("x", "x2"))
         square = x2 is None
 
         def kernel_with(coverage: Coverage) -> Tensor:

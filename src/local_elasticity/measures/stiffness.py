@@ -59,7 +59,7 @@ def stiffness(
     with problem.bound() as bound:
         left = read_sources(sources, bound.device, bound.dtype)
         right = left if targets is None else read_sources(targets, bound.device, bound.dtype, "targets")
-        outputs, size = check_network(bound, left[0], None if targets is None else right[0])
+        outputs, size, _ = check_network(bound, left[0], None if targets is None else right[0])
         check_labels(bound, left[1], outputs)
         check_labels(bound, right[1], outputs, "targets")
 

@@ -70,7 +70,7 @@ def gradient_sketch(
     check_count("dimension", dimension, least=2)
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
-        outputs, size = check_network(bound, inputs, None, ("x",))
+        outputs, size, _ = check_network(bound, inputs, None, ("x",))
 
         def sketched_with(coverage: Coverage) -> Tensor:
             columns = explicit_columns(bound, coverage) + 2 * dimension
@@ -98,7 +98,7 @@ def loss_gradient_sketch(
         memory: bytes to work in; by default half of what is free.
     """
     with problem.bound() as bound:
-        outputs, size = check_network(bound, inputs, None, (name,))
+        outputs, size, _ = check_network(bound, inputs, None, (name,))
         check_labels(bound, labels, outputs, name)
 
         def sketched_with(coverage: Coverage) -> Tensor:

@@ -6,6 +6,7 @@ source. All of it is float32. How many rows there are differs from chunk to chun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -70,13 +71,19 @@ def _normal_change(h, d):
 
 
 @triton.jit
+def _relu_change(h, d):
+    """max(h + d, 0) − max(h, 0)."""
+    return tl.maximum(d + tl.minimum(h, 0.0), -tl.maximum(h, 0.0))
+
+
+@triton.jit
 def _changes(h_at, d_at, out_at, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, i = at < size, tl.program_id(1).to(tl.int64) * size + at
     h = tl.load(h_at + at, mask=inside, other=0.0)
     d = tl.load(d_at + i, mask=inside, other=0.0)
     if KIND == "relu":
-        change = tl.maximum(d + tl.minimum(h, 0.0), -tl.maximum(h, 0.0))
+        change = _relu_change(h, d)
     elif KIND == "sigmoid":
         change = _sigmoid_change(h, d)
     elif KIND == "tanh":
@@ -388,9 +395,48 @@ def attention_change_on_gpu(
 
 
 @triton.jit
+def _products(
+    h_at, d_at, g_at, dg_at, out_at, size, inner, count, dg_inner, dg_count, BLOCK: tl.constexpr
+):  # fmt: skip
+    at, source = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
+    inside, i = at < size, source * size + at
+    h = tl.load(h_at + at, mask=inside, other=0.0)
+    d = tl.load(d_at + i, mask=inside, other=0.0)
+    g = tl.load(g_at + at // inner % count, mask=inside, other=0.0)
+    moved = tl.load(dg_at + source * dg_count + at // dg_inner % dg_count, mask=inside, other=0.0)
+    tl.store(out_at + i, d * g + (h + d) * moved, mask=inside)
+
+
+def product_change_on_gpu(h: Tensor, d: Tensor, g: Tensor, dg: Tensor) -> Tensor | None:
+    """(h + d)(g + dg) − h g, where g and dg may be the same along some of the axes of h; None where that takes more
+    than one pass over memory."""
+    places = _repeats(g.shape, h), _repeats(dg.shape[1:], h)
+    if places[0] is None or places[1] is None or not _alike(h, d):
+        return None
+    out = torch.empty_like(d)
+    with _device(d):
+        _products[(triton.cdiv(h.numel(), BLOCK), len(d))](
+            h, d, g.contiguous(), dg.contiguous(), out, h.numel(), *places[0], *places[1], BLOCK
+        )
+    return out
+
+
+def _repeats(shape: Sequence[int], h: Tensor) -> tuple[int, int] | None:
+    """How often each number of a tensor of some shape follows itself where it is spread over h, and after how many
+    numbers they begin again; None if they come in another order."""
+    shape = (*[1] * (h.ndim - len(shape)), *shape)
+    own = [axis for axis, (size, full) in enumerate(zip(shape, h.shape, strict=True)) if size == full and full > 1]
+    if not own:
+        return 1, 1
+    first, last = own[0], own[-1]
+    together = shape[first : last + 1] == tuple(h.shape[first : last + 1]) and h.is_contiguous()
+    return (h.stride(last), math.prod(shape)) if together or first == last else None
+
+
+@triton.jit
 def _scales(
-    h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, out_at, size, inner, channels,
-    G_MOVES: tl.constexpr, B_MOVES: tl.constexpr, BLOCK: tl.constexpr,
+    h_at, d_at, mean_at, inverse_at, g_at, dg_at, db_at, plus_at, y_at, out_at, size, inner, channels,
+    G_MOVES: tl.constexpr, B_MOVES: tl.constexpr, PLUS: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     start, source = tl.program_id(0).to(tl.int64) * BLOCK, tl.program_id(1).to(tl.int64)
     at = start + tl.arange(0, BLOCK)
@@ -405,23 +451,44 @@ def _scales(
         change += tl.load(dg_at + source * channels + channel, mask=inside, other=0.0) * (h - mean + d) * inverse
     if B_MOVES:
         change += tl.load(db_at + source * channels + channel, mask=inside, other=0.0)
+    if PLUS:
+        change += tl.load(plus_at + i, mask=inside, other=0.0)
+    if RELU:
+        y = tl.load(y_at + at, mask=inside, other=0.0)
+        change = _relu_change(y, change)
     tl.store(out_at + i, change, mask=inside)
 
 
 def scale_change_on_gpu(
-    h: Tensor, d: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, scaled: Tensor | None, shifted: Tensor | None
+    h: Tensor,
+    d: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    scale: Tensor,
+    scaled: Tensor | None,
+    shifted: Tensor | None,
+    *,
+    plus: Tensor | None = None,
+    relu_of: Tensor | None = None,
 ) -> Tensor:
-    """(γ + Δγ) δ/σ + Δγ x̂ + Δβ of a norm with frozen statistics, channels on the second axis of h."""
+    """(γ + Δγ) δ/σ + Δγ x̂ + Δβ of a norm with frozen statistics, channels on the second axis of h; the sum with
+    another difference, and what a ReLU of these values makes of it."""
     if not _alike(h, d):
         h, d = h.contiguous(), d.contiguous()
     out = torch.empty_like(d)
     moved = [d if one is None else one.contiguous() for one in (scaled, shifted)]
-    flags = scaled is not None, shifted is not None
+    more = [d if plus is None else _laid_out_as(d, plus), h if relu_of is None else _laid_out_as(h, relu_of)]
+    flags = [one is not None for one in (scaled, shifted, plus, relu_of)]
     with _device(d):
         _scales[(triton.cdiv(h.numel(), BLOCK), len(d))](
-            h, d, mean, inverse, scale, *moved, out, h.numel(), h.stride(1), h.shape[1], *flags, BLOCK
+            h, d, mean, inverse, scale, *moved, *more, out, h.numel(), h.stride(1), h.shape[1], *flags, BLOCK
         )
     return out
+
+
+def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
+    """The same numbers with the strides of another tensor."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 @triton.jit(do_not_specialize=["t"])

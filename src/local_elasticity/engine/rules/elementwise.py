@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import IN_PLACE, Pair, aligned, base_of, delta_of, rule
+from local_elasticity.engine.difference import (
+    IN_PLACE,
+    Difference,
+    Pair,
+    aligned,
+    base_of,
+    delta_of,
+    pending_of,
+    rule,
+)
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -62,6 +71,9 @@ def on_gpu(kind: str) -> Callable[[Change], Change]:
 
 @rule(torch.relu, F.relu, Tensor.relu)
 def relu(x: Any) -> Pair:
+    pending = pending_of(x)
+    if pending is not None:
+        return torch.relu(base_of(x)), pending.computed(relu_of=base_of(x))
     h, d = _parts(x)
     return torch.relu(h), relu_change(h, d)
 
@@ -207,8 +219,14 @@ def _points(d: Tensor) -> int:
 
 
 @rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-def add(x: Any, y: Any, *, alpha: float = 1) -> Pair:
+def add(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     base = torch.add(_tensor(x, y), base_of(y), alpha=alpha)
+    for one, other in ((x, y), (y, x)):
+        pending = pending_of(one)
+        if pending is not None and alpha == 1 and isinstance(other, Tensor) and one.shape == other.shape:
+            plus = delta_of(other)
+            together = pending if plus is None else pending.and_plus(plus)
+            return Difference.of(base, None, pending=together)
     dx, dy = _aligned(x, base), _aligned(y, base)
     if dx is None or dy is None:
         only = dx if dy is None else alpha * dy if alpha != 1 else dy
@@ -218,12 +236,12 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Pair:
 
 
 @rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)
-def sub(x: Any, y: Any, *, alpha: float = 1) -> Pair:
+def sub(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     return add(x, y, alpha=-alpha)
 
 
 @rule(torch.rsub, Tensor.__rsub__)
-def rsub(x: Any, y: Any, *, alpha: float = 1) -> Pair:
+def rsub(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     return sub(y, x, alpha=alpha)
 
 
@@ -242,7 +260,18 @@ def mul(x: Any, y: Any) -> Pair:
     if dx is None or dy is None:
         only = h * dy if dx is None else dx * g
         return base, _spread_over(only, base)
-    return base, _spread_over(dx * g + (h + dx) * dy, base)
+    return base, _product_change(h, dx, g, dy, base)
+
+
+def _product_change(h: Any, dx: Tensor, g: Any, dy: Tensor, base: Tensor) -> Tensor:
+    for one, moved, other, also in ((h, dx, g, dy), (g, dy, h, dx)):
+        kernels = (
+            kernels_for(moved) if isinstance(other, Tensor) and moved.shape[1:] == one.shape == base.shape else None
+        )
+        found: Tensor | None = None if kernels is None else kernels.product_change_on_gpu(one, moved, other, also)
+        if found is not None:
+            return found
+    return _spread_over(dx * g + (h + dx) * dy, base)
 
 
 @rule(torch.square, Tensor.square)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.changes import LowRank, WeightChange
-from local_elasticity.engine.difference import Pair, added, aligned, base_of, change_of, delta_of, rule
+from local_elasticity.engine.difference import (
+    Difference,
+    Pair,
+    Pending,
+    added,
+    aligned,
+    base_of,
+    change_of,
+    delta_of,
+    rule,
+)
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.products import Term, Windows, total_of
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -260,7 +271,7 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Pair:
+) -> Pair | Difference:
     """γ⁺x̂⁺ + β⁺ − γx̂ − β = (γ + Δγ) δ/σ + Δγ x̂ + Δβ, with frozen statistics."""
     if training or running_mean is None or running_var is None:
         raise UnsupportedModelError("batch_norm of the batch's own statistics")
@@ -272,8 +283,8 @@ def batch_norm(
     kernels = kernels_for(d) if d is not None and d.shape[1:] == h.shape and h.ndim > 1 else None
     if kernels is not None:
         scale = torch.ones_like(mean) if weight is None else base_of(weight)
-        parts = mean, inverse.flatten(), scale, moved, delta_of(bias)
-        return base, kernels.scale_change_on_gpu(h, d, *parts)
+        parts = h, d, mean, inverse.flatten(), scale, moved, delta_of(bias)
+        return Difference.of(base, None, pending=Pending.of(partial(kernels.scale_change_on_gpu, *parts), h))
     scale = inverse if weight is None else base_of(weight).view(channels) * inverse
     delta = None if d is None else d * scale
     if moved is not None:
@@ -330,7 +341,7 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Pair:
+) -> Pair | Difference:
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return group_norm(input, base_of(input).shape[1], weight, bias, eps)

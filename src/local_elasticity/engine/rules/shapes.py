@@ -19,7 +19,6 @@ from local_elasticity.engine.difference import (
     delta_of,
     rule,
     vectorized_over_sources,
-    was_written,
 )
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.uses import each_axis
@@ -253,8 +252,7 @@ def set_item(x: Any, index: Any, value: Any) -> None:
     after = x.new_zeros(()).expand(len(known), *x.shape).clone() if dx is None else dx.clone()
     after[(slice(None), *index)] = 0 if moved is None else aligned(moved, base_of(x)[index].ndim)
     base_of(x)[index] = base_of(value)
-    x._delta, x.change = base_of(after), None
-    was_written(x)
+    x.set_difference(base_of(after))
 
 
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
