@@ -420,3 +420,46 @@ def test_layers_of_one_shape_do_not_share_their_parts():
     exact = le.Problem.of(net, "cross_entropy").to(torch.float64)
     expected = le.respond(exact, (x, y), update=update, engine=le.Looped()).target_change
     assert (found.target_change - expected).norm() <= 1e-4 * expected.norm()
+
+
+class Residual(nn.Module):
+    """Norms followed by a ReLU, by a sum and a ReLU, and by a product; written in place or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.other = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.scale, self.gate = nn.Parameter(torch.rand(16, 1, 1)), nn.Conv2d(16, 16, 1)
+        self.relu, self.head, self.in_place = nn.ReLU(inplace=in_place), nn.Linear(16, 5), in_place
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.first(x)))
+        out = self.other(self.second(x))
+        if self.in_place:
+            out += x
+        else:
+            out = out + x
+        out = self.relu(out)
+        out = out + self.scale * self.gate(out) * torch.sigmoid(out)
+        return self.head(out.mean((2, 3)))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_kernels_compute_together_is_right(in_place, layout):
+    torch.manual_seed(0)
+    net = Residual(in_place)
+    for norm in (net.norm, net.other):
+        nn.init.normal_(norm.weight, 1, 0.3)
+        nn.init.normal_(norm.running_mean)
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 5
+    truth = le.respond(net.double().eval(), (x.double(), y), loss="cross_entropy", engine="looped", update=le.SGD(0.1))
+    net = net.float().to("cuda", memory_format=layout)
+    sources = x.to("cuda", memory_format=layout), y.cuda()
+    for precision in ("float32", "split_bf16"):
+        found = le.respond(
+            net, sources, loss="cross_entropy", engine=le.Structured(precision=precision), update=le.SGD(0.1)
+        )
+        rows = truth.target_change.flatten(1).norm(dim=1)
+        off = (found.target_change.cpu().double() - truth.target_change).flatten(1).norm(dim=1) / rows
+        assert off.max() < 10 * SPLIT_ROUNDING

@@ -105,6 +105,30 @@ def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any
     return input + value * (tensor1 * tensor2)
 
 
+@composite(F.multi_head_attention_forward)
+def _multi_head_attention(
+    query: Any, key: Any, value: Any, width: int, heads: int, weight: Any, bias: Any, *others: Any, **options: Any
+) -> Any:
+    """A sequence's attention to itself, without masks, with the examples first throughout: torch's own code, which has
+    the places first, copies what is transposed. Anything else as torch has it."""
+    bias_k, bias_v, zero_attention, dropout, out_weight, out_bias = others[:6]
+    asks_more = options.get("need_weights", True) or (options.get("training", True) and dropout > 0) or zero_attention
+    given = (bias_k, bias_v, *(part for name, part in options.items() if name in _RARELY_GIVEN))
+    to_itself = query is key is value and query.ndim == 3 and weight is not None and len(others) == 6
+    if not to_itself or asks_more or any(part is not None for part in given):
+        whole = _entered(F.multi_head_attention_forward)
+        return whole(query, key, value, width, heads, weight, bias, *others, **options)
+    parts = F.linear(query.transpose(0, 1), weight, bias).chunk(3, -1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    read = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return F.linear(read, out_weight, out_bias).transpose(0, 1), None
+
+
+_RARELY_GIVEN = frozenset(
+    ("key_padding_mask", "attn_mask", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k", "static_v")
+)
+
+
 @composite(F.embedding_bag)
 def _embedding_bag(input: Any, weight: Any, *args: Any, **options: Any) -> Any:
     """Bags of one length are embeddings that are summed, less those of the padding."""
