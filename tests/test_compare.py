@@ -187,12 +187,24 @@ def test_histories_are_compared_at_their_last_probes(tmp_path):
     stored = le.compare(*(le.training.history.History.open(tmp_path / f"{i}.zarr") for i in range(2)), measure="kl")
     assert stored.frame().equals(found.frame())
     assert found.before.attrs["step"] == 1
-    with pytest.raises(ValueError, match="measure: this history has relative, kl; say which"):
+    with pytest.raises(ValueError, match="measure: A has relative, kl; say which, such as relative"):
         le.compare(*monitors)
     with pytest.raises(ValueError, match="measure: A has no 'loss'"):
         le.compare(*monitors, measure="loss")
     with pytest.raises(ValueError, match="A: this history has no probe yet"):
         le.compare(*(le.Monitor(network(), (x, y), loss="cross_entropy", every=1) for _ in range(2)))
+
+
+def test_one_of_several_measures_is_compared(tmp_path):
+    options = {"loss": "cross_entropy", "measure": ("relative", "kl")}
+    for seed in range(2):
+        le.similarity(network(seed), (x, y), store=tmp_path / f"{seed}.zarr", **options)
+    both = [le.load(tmp_path / f"{seed}.zarr") for seed in range(2)]
+    found = le.compare(*both, measure="kl")
+    assert found.frame("pairs").equals(le.compare(*(S["kl"] for S in both)).frame("pairs"))
+    assert le.compare(both[0]["kl"], both[1], measure="kl").overall == found.overall
+    with pytest.raises(ValueError, match="measure: A has relative, kl; say which, such as relative"):
+        le.compare(*both)
 
 
 ONE, OTHER = matrices()
@@ -219,7 +231,7 @@ BAD = {
         "measure: expected one measure",
     ),
     "sources of matrices": ((labelled(ONE), labelled(OTHER)), {"sources": (x, y)}, "A and B are measured already"),
-    "a measure of matrices": ((labelled(ONE), labelled(OTHER)), {"measure": "kl"}, "A and B are measured already"),
+    "another measure": ((labelled(ONE, measure="kl"),) * 2, {"measure": "loss"}, "A has no 'loss'; it has kl"),
 }
 
 

@@ -322,7 +322,7 @@ def test_one_example_that_overflows_leaves_the_others_alone(engine):
 def test_probabilities_of_a_sure_network_do_not_cancel(gap, dtype):
     import mpmath
 
-    from local_elasticity.engine.response import _softmax_change
+    from local_elasticity.engine.response import softmax_change
 
     z, d = [gap / 1.0, 0.0, -1.0], [1e-3, -2e-3, 3e-3]
     with mpmath.workdps(60):
@@ -330,7 +330,7 @@ def test_probabilities_of_a_sure_network_do_not_cancel(gap, dtype):
             [mpmath.e ** mpmath.mpf(v) for v in row] for row in (z, [a + b for a, b in zip(z, d, strict=True)])
         )
         true = [float(a / sum(after) - b / sum(before)) for a, b in zip(after, before, strict=True)]
-    found = _softmax_change(torch.tensor(z, dtype=dtype), torch.tensor(d, dtype=dtype))
+    found = softmax_change(torch.tensor(z, dtype=dtype), torch.tensor(d, dtype=dtype))
     assert found.tolist() == pytest.approx(true, rel=1e-4 if dtype == torch.float32 else 1e-9)
 
 

@@ -119,6 +119,26 @@ def test_a_network_without_such_a_derivative_has_none():
     assert np.isfinite(S.values).all()
 
 
+class PartlyUnknown(nn.Module):
+    """The gradient of its first layer comes by two ways, of which one has no derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(h + Opaque.apply(h))
+
+
+def test_a_derivative_that_is_cut_off_is_no_derivative():
+    x, y = torch.randn(5, 4), torch.arange(5) % 3
+    problem = le.Problem.of(PartlyUnknown(), "cross_entropy")
+    assert np.isnan(le.respond(problem, (x, y), update=le.SGD(0.1), engine="looped").nonlinearity)
+    with pytest.raises(ValueError, match='update: le.SGD\\("auto"\\) finds no derivative of the network'):
+        le.respond(problem, (x, y), update=le.SGD("auto"))
+
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
@@ -180,6 +200,36 @@ def test_the_step_is_small_for_probabilities_too():
     limit = le.similarity(net, (inputs.double(), labels), update=le.SGD("auto"), approximate=True, **options)
     ratio = (S / limit).values
     assert 0.9 < np.nanmedian(ratio) < 1.1
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_logits"])
+def test_sources_that_are_learned_do_not_choose_the_step(loss):
+    """Half of them have no gradient to speak of, and probabilities that round to one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3 if loss == "cross_entropy" else 1))
+    inputs = torch.randn(40, 6)
+    inputs[::2] *= 0.01
+    with torch.no_grad():
+        net[2].weight *= 200
+        outputs = net(inputs)
+    labels = outputs.argmax(1) if loss == "cross_entropy" else (outputs > 0).float()
+    options = {"loss": loss, "measure": "relative"}
+    S = le.similarity(net, (inputs, labels), update=le.SGD("auto"), **options)
+    limit = le.similarity(net, (inputs, labels), update=le.SGD(1e-3), approximate=True, **options)
+    assert S.attrs["step_size"] > 1e-7
+    ratio = (S / limit).values[::2]
+    assert np.isfinite(ratio).mean() > 0.8
+    assert np.nanquantile(abs(ratio - 1), 0.9) < 0.1
+
+
+def test_no_step_is_linear_where_gradients_are_no_derivatives():
+    class Rounded(nn.Module):
+        def forward(self, x):
+            return x + (x.sign() - x).detach()
+
+    net = nn.Sequential(nn.Linear(6, 40), Rounded(), nn.Linear(40, 3))
+    with pytest.raises(ValueError, match='update: le.SGD\\("auto"\\) finds no step from 1e-12 to 1'):
+        le.respond(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
 
 
 def test_one_step_for_all_parts_and_probes(tmp_path):

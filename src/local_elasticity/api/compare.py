@@ -193,11 +193,12 @@ def compare(
     """What changed from A to B: two similarities, two histories or two models, compared pair by pair.
 
     Args:
-        A, B: results of `le.similarity` with one measure; or histories or monitors, whose last probes are compared; or
-            two problems or models, which are then measured at the same sources and targets.
+        A, B: results of `le.similarity`; or histories or monitors, whose last probes are compared; or two problems or
+            models, which are then measured at the same sources and targets.
         sources, targets, update, options: for models, as for `le.similarity`; `le.SGD("auto")` takes the smaller of the
             two steps for both.
-        measure: for models, the measure, `"relative"` by default; for histories, which of their measures.
+        measure: for models, the measure, `"relative"` by default; for results and histories with several, which of
+            them.
         level, resamples, seed: of the bootstrap intervals, which resample sources and targets; examples that are both
             are drawn once. P-values are NaN below five sources or targets.
 
@@ -251,12 +252,11 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
     """A similarity, or the last probe of a history or monitor as one."""
     given = getattr(given, "history", given)
     if isinstance(given, xr.Dataset):
-        raise TypeError(f"{name}: expected one similarity, got several; pass one of {', '.join(map(str, given))}")
+        given = given[_chosen(list(map(str, given)), name, measure)]
     if isinstance(given, xr.DataArray):
         if given.dims != ("source", "target"):
             raise TypeError(f"{name}: expected a similarity [source, target], got an array of {given.dims}")
-        if measure is not None:
-            raise TypeError("measure: A and B are measured already; leave it out")
+        _chosen([str(given.attrs.get("measure", given.name))], name, measure)
         return given
     if not (hasattr(given, "measures") and hasattr(given, "dataset")):
         raise TypeError(
@@ -265,17 +265,22 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
         )
     if not len(given):
         raise ValueError(f"{name}: this history has no probe yet")
-    names = list(given.measures)
-    if measure is None and len(names) > 1:
-        raise ValueError(f"measure: this history has {', '.join(names)}; say which, measure={names[0]!r}")
-    chosen = names[0] if measure is None and names else measure
-    if chosen not in names:
-        raise ValueError(f"measure: {name} has no {chosen!r}; it has {', '.join(names) or 'none of pairs'}")
+    chosen = _chosen(list(given.measures), name, measure)
     last = given.dataset().isel(step=-1)
     found: xr.DataArray = last[chosen].drop_vars("seconds")
     found = found.assign_coords({axis: np.arange(found.sizes[axis]) for axis in ("source", "target")})
     found.attrs = {**given.about, "measure": chosen, "step": int(last["step"]), "provenance": given.provenance}
     return found
+
+
+def _chosen(names: list[str], name: str, measure: Any) -> str:
+    """Which of the measures that there are is meant: the one that is named, or the only one."""
+    if measure is None and len(names) > 1:
+        raise ValueError(f"measure: {name} has {', '.join(names)}; say which, such as {names[0]}")
+    chosen = names[0] if measure is None and names else measure
+    if chosen not in names:
+        raise ValueError(f"measure: {name} has no {chosen!r}; it has {', '.join(names) or 'none of pairs'}")
+    return str(chosen)
 
 
 def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:

@@ -28,7 +28,7 @@ def compare(
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
     loss: Loss = "cross_entropy",
     measure: Annotated[
-        str | None, typer.Option(help="Of two models (by default kl), or which of a history's measures.")
+        str | None, typer.Option(help="Of two models (by default kl), or which measure of two results.")
     ] = None,
     update: UpdateRule = "sgd",
     step_size: StepSize = None,

@@ -22,11 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.job import Job, Sampled
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.noise import ROUNDING
 from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.response import sigmoid_change, softmax_change
 from local_elasticity.engine.structured import limits_of
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import ReusedParameterError
+from local_elasticity.engine.tape import ReusedParameterError, far_apart
 from local_elasticity.engine.update import SGD, FromOptimizer, rule_of, without_gradient
 from local_elasticity.warn import warn
 
@@ -55,6 +57,9 @@ FINER = 8
 
 HEARD = 0.05
 """Rows whose rounding exceeds this share of their change are left out."""
+
+COTANGENT = 2.0**-20
+"""The size of the cotangent that derivatives are read with; small, for backward passes that clip large gradients."""
 
 
 class LargeStepWarning(UserWarning):
@@ -150,13 +155,12 @@ def resolved_step(job: Job) -> SGD:
             if not may_be_passed_over(error):
                 raise
             deviation = _deviations(job, job.bound, decay)
-    size = _largest(deviation)
-    return SGD(size, decay)
+    return SGD(_largest(deviation), decay)
 
 
 def _largest(deviation: Callable[[float], float]) -> float:
     """The largest step in the range whose deviation is allowed, to two digits: searched downwards by factors of ten,
-    then in finer steps."""
+    then in finer steps. A ValueError if there is none."""
     size = LARGEST
     if deviation(size) <= ALLOWED:
         return size
@@ -165,7 +169,11 @@ def _largest(deviation: Callable[[float], float]) -> float:
         if deviation(size) <= ALLOWED:
             break
     else:
-        return SMALLEST
+        raise ValueError(
+            f'update: le.SGD("auto") finds no step from {SMALLEST:g} to {LARGEST:g} at which changes are within '
+            f"{ALLOWED:.0%} of their limit, as where gradients are not derivatives (straight-through estimators, "
+            "detach); pass a number"
+        )
     low, high = 0, FINER
     while high - low > 1:
         middle = (low + high) // 2
@@ -179,35 +187,44 @@ def _rounded(size: float, part: int) -> float:
 
 def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float], float]:
     """How far changes are from their limits, as a function of the step size: such that a share `MOST` of some sources
-    deviates by less, at some targets and at the source itself, in outputs and in probabilities."""
+    deviates by less, at some targets and at the source itself, in outputs and in probabilities. Changes that rounding
+    hides are left out: a source that is learned has next to no gradient."""
     rows = spread(job.n, TRIED_SOURCES, job.bound.device)
     unit = replace(job, update=SGD(1.0, decay))
     few = unit.again(bound, rows)
     few = replace(few, rule=rule_of(few.update, bound))
     targets = take(few.target_inputs, spread(job.m, TARGETS, bound.device))
     tried: list[tuple[Params, Inputs, Tensor, Tensor]] = []
+    derived = False
     for row in range(few.n):
         start, moved = _displacement(few, row)
         for inputs in (targets, few.source(row)[0]):
             limit = derivative_along(bound, start, moved, inputs)
-            if limit is not None and float(limit.norm()) > 0:
+            derived |= limit is not None
+            if limit is not None:
                 with torch.no_grad():
-                    tried.append((moved, inputs, bound.predict(bound.params, inputs), limit))
+                    before = bound.predict(bound.params, inputs)
+                tried += [(moved, inputs, before, limit)] if _is_heard(LARGEST * limit, before) else []
 
     def deviation(size: float) -> float:
         found = []
         for moved, inputs, before, limit in tried:
-            after = {name: p + size * moved[name] if name in moved else p for name, p in bound.params.items()}
-            with torch.no_grad():
-                change = bound.predict(after, inputs) - before
-            found.append(_off(change, size * limit, before, job.kind))
-        return float(torch.tensor(found).quantile(MOST, interpolation="higher")) if found else 0.0
+            if _is_heard(size * limit, before):
+                after = {name: p + size * moved[name] if name in moved else p for name, p in bound.params.items()}
+                with torch.no_grad():
+                    change = bound.predict(after, inputs) - before
+                found.append(_off(change, size * limit, before, job.kind))
+        return float(torch.tensor(found).quantile(MOST, interpolation="higher")) if found else math.inf
 
     if not tried:
-        raise ValueError(
-            'update: le.SGD("auto") finds no gradient at the first sources to choose a step by; pass a number'
-        )
+        missing = "gradient at the first sources" if derived else "derivative of the network along a step"
+        raise ValueError(f'update: le.SGD("auto") finds no {missing} to choose a step by; pass a number')
     return deviation
+
+
+def _is_heard(limit: Tensor, before: Tensor) -> bool:
+    """Whether the rounding of predictions is smaller than the deviations that are allowed."""
+    return ROUNDING * torch.finfo(before.dtype).eps * float(before.norm()) < ALLOWED * float(limit.norm())
 
 
 def _off(change: Tensor, limit: Tensor, before: Tensor, kind: str) -> float:
@@ -215,11 +232,12 @@ def _off(change: Tensor, limit: Tensor, before: Tensor, kind: str) -> float:
     shares = [_relative(change, limit)]
     if kind == "logits":
         p = before.softmax(-1)
-        slope = p * (limit - (p * limit).sum(-1, keepdim=True))
-        shares.append(_relative((before + change).softmax(-1) - p, slope))
+        moved = limit - limit.gather(-1, p.argmax(-1, keepdim=True))  # changes nothing, and keeps digits
+        slope = p * (moved - (p * moved).sum(-1, keepdim=True))
+        shares.append(_relative(softmax_change(before, change), slope))
     elif kind == "binary_logits":
-        p = before.sigmoid()
-        shares.append(_relative((before + change).sigmoid() - p, p * (1 - p) * limit))
+        slope = before.sigmoid() * (-before).sigmoid() * limit
+        shares.append(_relative(sigmoid_change(before, change), slope))
     return max(share if math.isfinite(share) else math.inf for share in shares)
 
 
@@ -257,18 +275,22 @@ def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs:
 
 
 def _two_backward_passes(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
-    """vᵀJ is linear in v, and its derivative along Δ is JΔ."""
+    """vᵀJΔ is linear in v, and its derivative by v is JΔ. A RuntimeError if a part of the network cuts that derivative
+    off, as a function of the user's own does whose gradient is not made of torch's functions."""
     leaves = leaves_of(params)
     with torch.enable_grad():
         outputs = bound.predict(leaves, inputs)
-        v = torch.zeros_like(outputs, requires_grad=True)
+        v = (COTANGENT * far_apart(outputs.numel(), outputs.detach())).view_as(outputs).requires_grad_()
         names = [name for name in leaves if name in moved]
         products = torch.autograd.grad(
             outputs, [leaves[name] for name in names], v, create_graph=True, allow_unused=True
         )
         pairs = zip(names, products, strict=True)
-        total = torch.stack([(g * moved[name]).sum() for name, g in pairs if g is not None and g.requires_grad]).sum()
+        total = torch.stack([(g * moved[name]).sum() for name, g in pairs if g is not None]).sum()
         (found,) = torch.autograd.grad(total, v)
+    parts = v.detach() * found
+    if (parts.sum() - total.detach()).abs() > torch.finfo(parts.dtype).eps ** 0.5 * parts.abs().sum():
+        raise RuntimeError("a part of the network cuts off the derivative of its gradient")
     return found.detach()
 
 

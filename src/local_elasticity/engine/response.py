@@ -133,8 +133,8 @@ class Response:
             self,
             source_before=source,
             target_before=target,
-            source_change=applied(_softmax_change, self.source_before, self.source_change),
-            target_change=applied(_softmax_change, self.target_before, self.target_change),
+            source_change=applied(softmax_change, self.source_before, self.source_change),
+            target_change=applied(softmax_change, self.target_before, self.target_change),
             loss_gradient=None,
             loss=None,
             source_noise=applied(_softmax_noise, source, self.source_noise),
@@ -149,8 +149,8 @@ class Response:
             self,
             source_before=source,
             target_before=target,
-            source_change=_sigmoid_change(self.source_before, self.source_change),
-            target_change=_sigmoid_change(self.target_before, self.target_change),
+            source_change=sigmoid_change(self.source_before, self.source_change),
+            target_change=sigmoid_change(self.target_before, self.target_change),
             loss_gradient=None if self.loss_gradient is None else self.loss_gradient / slope,
             loss=None,
             source_noise=slope * self.source_noise,
@@ -189,7 +189,7 @@ def repeated(response: Response, n: int, m: int) -> Response:
     return replace(response, target_change=response.target_change[rows][:, columns], **parts)
 
 
-def _softmax_change(z: Tensor, d: Tensor) -> Tensor:
+def softmax_change(z: Tensor, d: Tensor) -> Tensor:
     """p · expm1(d − L) with p = softmax(z), subtracted only where d is large. What the likeliest class changes by is
     taken off first, which changes nothing but that L is then small where the network is sure.
     """
@@ -209,7 +209,7 @@ def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
     return p * variance.clamp_min(0).sqrt()
 
 
-def _sigmoid_change(z: Tensor, d: Tensor) -> Tensor:
+def sigmoid_change(z: Tensor, d: Tensor) -> Tensor:
     """sigmoid(z + d) − sigmoid(z) = sinh(d/2) / (2 cosh(z/2) cosh((z + d)/2)), subtracted only where d is large."""
     d = d.expand_as(z + d)
     small = d.abs() < 1

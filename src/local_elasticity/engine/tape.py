@@ -92,7 +92,7 @@ class Tape:
             return []
         found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
         if self.moves:
-            weights = _far_apart(cotangents.shape[1], cotangents)
+            weights = far_apart(cotangents.shape[1], cotangents)
             summed = [torch.tensordot(weights, q, 1) for q in found]
             self._check_places(torch.einsum("r,brk->bk", weights, cotangents), summed)
         return found
@@ -107,7 +107,7 @@ class Tape:
 
     def _check_places(self, cotangents: Tensor, found: list[Tensor]) -> None:
         """Each example's cotangent times a number of its own must give its part of q times that number."""
-        numbers = _far_apart(len(cotangents), cotangents)
+        numbers = far_apart(len(cotangents), cotangents)
         placed, off = [], []
         for use, q, other in zip(self.uses, found, self._at_uses(numbers[:, None] * cotangents), strict=True):
             if use.placement is not None:
@@ -160,7 +160,7 @@ class Tape:
         return {name: part.reshape(b, r, -1) for name, part in named if part is not None}
 
 
-def _far_apart(count: int, like: Tensor) -> Tensor:
+def far_apart(count: int, like: Tensor) -> Tensor:
     """Numbers between 1 and 2, no two of them close."""
     return 1 + (GOLDEN * torch.arange(count, device=like.device, dtype=like.dtype)) % 1
 

@@ -190,8 +190,9 @@ class SGD:
     Args:
         step_size: η; or `"auto"` for the largest step at which changes are still linear: those of outputs, and of the
             probabilities that are made of them, deviate by at most 1 % from the limit of small steps. Twelve sources
-            are tried, at themselves and at four targets, of which one in ten may deviate by more. It is looked for
-            between 1e-12 and 1, once for each measurement, and results say what was found.
+            are tried, at themselves and at four targets, of which one in ten may deviate by more; changes that
+            rounding hides do not count. It is looked for between 1e-12 and 1, once for each measurement, and results
+            say what was found. A ValueError says where there is none, as where gradients are not derivatives.
         weight_decay: λ, zero or positive.
 
     Raises:
