@@ -260,3 +260,27 @@ def test_it_is_drawn_and_told():
     assert repr(found).splitlines()[0] in found._repr_html_()
     nothing = le.compare(*(le.as_similarity(np.full((2, 2), np.nan)) for _ in range(2)))
     assert "none has a value on both sides" in repr(nothing)
+
+
+def test_the_text_says_what_a_p_value_at_its_floor_is_and_when_it_disagrees_with_the_interval():
+    one, other = matrices(30)
+    found = le.compare(labelled(one), labelled(one + 1))
+    assert found.overall.p_value == 2 / 201
+    assert "p ≤ 0.01;" in repr(found)
+    assert "p ≤ 0.002;" in repr(le.compare(labelled(one), labelled(one + 1), resamples=999))
+    assert "Go by p" not in repr(found)
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        a = rng.normal(size=(5, 5))
+        few = le.compare(labelled(a), labelled(a + 0.4 + 0.5 * rng.normal(size=5)[:, None]))
+        apart = not few.overall.low <= 0 <= few.overall.high
+        assert ("Go by p" in repr(few)) == (apart and few.overall.p_value >= 0.05)
+        if apart and few.overall.p_value >= 0.05:
+            break
+    else:
+        pytest.fail("no case in which they disagree")
+
+
+def test_a_path_is_not_taken_for_a_result():
+    with pytest.raises(TypeError, match=r"A: .* got the path 'a.pt'. Read a stored similarity with le.load"):
+        le.compare("a.pt", "b.pt")

@@ -224,6 +224,9 @@ def test_bad_input_is_one_sentence(tmp_path):
         made.query((x, y), top=0)
     with pytest.raises(TypeError, match="targets: expected a pair"):
         made.query(x)
+    for label in (y[3], int(y[3])):
+        with pytest.raises(ValueError, match=r"targets: .* Pass a single example as x\[i : i \+ 1\]"):
+            made.query((x[3], label))
     with pytest.raises(ValueError, match="targets: "):
         made.query((x[:2], torch.tensor([0, 9])))
     with pytest.raises(ValueError, match="It is an index of influences"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,6 +25,8 @@ from local_elasticity.statistics.comparison import (
     compared_by_class,
     compared_by_example,
 )
+
+from local_elasticity.words import p_value as p_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +139,20 @@ class Compared(Printed):
         if units < LEAST_UNITS:
             side = "examples" if self._square else "sources or targets"
             return f"no p-value from {units} {side}, which takes {LEAST_UNITS}"
-        return "no p-value without resamples" if np.isnan(p_value) else f"p = {p_value:.2g}"
+        if np.isnan(p_value):
+            return "no p-value without resamples"
+        return f"p {p_in_words(p_value, floor=2 / (1 + self.resamples))}"
+
+    @property
+    def _disagreement(self) -> list[str]:
+        """What to go by where interval and p-value say different things."""
+        found = self.overall
+        if np.isnan(found.p_value) or (found.low <= 0 <= found.high) or found.p_value < 1 - self.level:
+            return []
+        return [
+            f"the interval leaves 0 out, but p is above {1 - self.level:.2g}: the interval does not allow for few "
+            "examples, and p does. Go by p, or measure more examples"
+        ]
 
     @property
     def _bootstrap(self) -> dict[str, Any]:
@@ -174,6 +190,7 @@ class Compared(Printed):
             told.append(f"class pairs that changed most: {', '.join(named)}")
         rows = self.frame("pairs", top=TOLD).itertuples()
         named = [f"{row.source} → {row.target} {row.difference:+.3g}" for row in rows]
+        told[2:2] = self._disagreement
         return [*told, f"pairs that changed most: {', '.join(named)}", *self.notes]
 
 
@@ -258,6 +275,11 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
             raise TypeError(f"{name}: expected a similarity [source, target], got an array of {given.dims}")
         _chosen([str(given.attrs.get("measure", given.name))], name, measure)
         return given
+    if isinstance(given, (str, Path)):
+        raise TypeError(
+            f"{name}: expected a similarity, a history, a monitor or a model, got the path {str(given)!r}. Read a stored "
+            "similarity with le.load(path); of two files of weights, load each into a model and pass both models"
+        )
     if not (hasattr(given, "measures") and hasattr(given, "dataset")):
         raise TypeError(
             f"{name}: expected a similarity, a history, a monitor or a model, got {type(given).__name__}; "

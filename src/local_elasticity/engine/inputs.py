@@ -72,6 +72,11 @@ def check_sources(sources: Any, name: str = "sources") -> None:
             f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}; "
             'without labels, add labels="predicted"'
         )
+    if isinstance(sources[1], (int, float)) or getattr(sources[1], "ndim", None) == 0:
+        raise ValueError(
+            f"{name}: expected an axis of examples, got one label without it. Pass a single example as x[i : i + 1], "
+            "y[i : i + 1]"
+        )
 
 
 def read_inputs(inputs: Any, device: torch.device, dtype: torch.dtype, name: str) -> Inputs:
