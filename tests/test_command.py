@@ -53,6 +53,7 @@ def test_list_is_short_and_can_be_filtered():
     assert len(lines) == len(EXPERIMENTS) + 1 <= 30
     some = command("list", "emergence2024").stdout.splitlines()
     assert {line.partition("/")[0] for line in some[:-1]} == {"emergence2024"}
+    assert command("list", "--quiet").stdout.split() == list(EXPERIMENTS)
     told = json.loads(command("list", "--json").stdout)
     assert [one["name"] for one in told] == list(EXPERIMENTS)
     assert told[0]["title"] == find_experiment(told[0]["name"]).title
@@ -168,7 +169,7 @@ def watched(file, **options):
         (watched("cut-whole-1.pt"), "CHECKPOINTS: cut-whole-1.pt cannot be read as weights alone"),
         (watched("missing-1.pt"), "CHECKPOINTS: there is no missing-1.pt"),
         (watched("whole-1.pt", **{"step-size": "1e308"}), "--step-size: 1e+308 is larger than the weights' largest"),
-        *((watched("whole-1.pt", **{"step-size": one}), "step_size: ") for one in ("nan", "inf", "0", "-1")),
+        *((watched("whole-1.pt", **{"step-size": one}), "--step-size: ") for one in ("nan", "inf", "0", "-1")),
         (watched("whole-1.pt", model="nets:fails"), "--model: nets:fails makes no model."),
         (watched("whole-1.pt", model="broken:make"), "--model: broken:make makes no model."),
         (watched("whole-1.pt", data="missing.npz"), "--data: missing.npz cannot be read (No such file or directory)"),
@@ -180,7 +181,7 @@ def watched(file, **options):
         (["run", "he2020local/fig1", "--scale", "smoke", "--out", "file"], "--out: file is a file; choose a folder"),
         (["run", "he2020local/fig1", "--scale", "smoke", "--out", "run"], "--out: run/run.json cannot be read as JSON"),
         (["estimate", "--model", "nets:make", "--shape", "4"], "--shape: nets:make does not take inputs of shape 4"),
-        (["report", "s.zarr", "--out", "folder"], "out: folder is a folder; name a file in it"),
+        (["report", "s.zarr", "--out", "folder"], "--out: folder is a folder; name a file in it"),
         (["report", "s.zarr", "--examples", "missing.npy"], "--examples: missing.npy cannot be read (No such file"),
         (["report", "s.zarr", "--examples", "empty.npy"], "--examples: empty.npy cannot be read as arrays"),
         (["report", "s.zarr", "--examples", "folder"], "--examples: folder cannot be read (Is a directory)"),

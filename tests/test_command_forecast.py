@@ -1,5 +1,7 @@
 """`local-elasticity forecast` and `influence`: what the functions give, for the user's own model and data."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -117,3 +119,17 @@ def test_bad_influences_are_one_line(arguments, sentence, project, monkeypatch, 
     assert status == 2
     assert sentence in err
     assert len(err.splitlines()) == 1
+
+
+def test_forecast_and_influence_have_json_and_quiet(project, monkeypatch, capsys):
+    commands = fine_tune("--step-size", "0.05"), ask()
+    for arguments, rows in zip(commands, ("examples", "influences"), strict=True):
+        status, out, err = run(monkeypatch, capsys, *arguments, "--json")
+        assert status == 0, err
+        told = json.loads(out)
+        frame = run(monkeypatch, capsys, *arguments, "--quiet", "--out", f"{rows}.csv")
+        assert frame == (0, "", "")
+        kept = pd.read_csv(f"{rows}.csv")
+        assert list(told[rows][0]) == list(kept.columns)
+        column = {"examples": "margin_forecast", "influences": "value"}[rows]
+        np.testing.assert_allclose([row[column] for row in told[rows]], kept[column], rtol=1e-6)

@@ -29,6 +29,15 @@ USERS_MISTAKES = (ValueError, OSError, ImportError)
 ARGUMENT = re.compile(r"[a-zA-Z_-]+: ")
 """How a TypeError of ours begins: with the argument that is wrong."""
 
+SAID_IN_PYTHON = (
+    ('pass update=le.SGD("auto") or approximate=True', "pass --step-size auto"),
+    ("; to measure this very step, ignore le.LargeStepWarning", ""),
+    ("update: the step is", "--step-size: the step is"),
+    ('measure="relative" reads the logits', "--measure relative reads the logits"),
+    ("measure in float64, problem.to(torch.float64)", "measure in float64, with a --model that ends with .double()"),
+)
+"""What messages advise in Python, and what it is here."""
+
 
 def _device(name: str) -> str:
     from local_elasticity.checks import check_device
@@ -67,7 +76,9 @@ def options(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is decided, and show tracebacks.")] = False,
 ) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 def console(*, quiet: bool = False) -> Any:
@@ -106,11 +117,39 @@ def print_frame(to: Any, frame: Any, title: str) -> None:
     to.print(table)
 
 
+def in_options(message: str) -> str:
+    """A message on one line, in terms of the options of the command that runs instead of Python's arguments.
+
+    >>> in_options("the steps are small; take a larger step, or\\nmeasure in float64, problem.to(torch.float64)")
+    'the steps are small; take a larger step, or measure in float64, with a --model that ends with .double()'
+    """
+    words = " ".join(message.split())
+    for python, option in SAID_IN_PYTHON:
+        words = words.replace(python, option)
+    name, colon, rest = words.partition(": ")
+    option = f"--{name.replace('_', '-')}"
+    return f"{option}{colon}{rest}" if colon and option in _options() else words
+
+
+def _options() -> set[str]:
+    """The long options of the command that runs."""
+    group = typer.main.get_command(app)
+    several = [group.commands[word] for word in sys.argv[1:] if word in group.commands][:1]  # type: ignore[attr-defined]
+    return {option for one in several for param in one.params for option in param.opts if option.startswith("--")}
+
+
+class _OneLine(logging.Formatter):
+    """What is logged, as a command says it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return in_options(super().format(record)) if record.exc_info is None else super().format(record)
+
+
 def _sentence(error: Exception) -> str:
     """What went wrong on one line, and the file where the system names one."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).splitlines()) or type(error).__name__
+    return in_options(str(error)) or type(error).__name__
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import choices
+from local_elasticity.cli.app import choices, in_options
 
 if TYPE_CHECKING:
     from local_elasticity.data.own import Examples
@@ -27,7 +27,10 @@ Measure = Annotated[str, typer.Option(help="The measure.", **choices(*MEASURES))
 UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step.", **choices("sgd", "adam"))]
 StepSize = Annotated[
     str | None,
-    typer.Option(help="η, or auto for the largest step of sgd that still acts as a small one.", show_default="0.001"),
+    typer.Option(
+        help="η, or auto for the largest step of sgd that still acts as a small one. [default: 0.001]",
+        show_default=False,
+    ),
 ]
 Count = Annotated[int, typer.Option("-n", "--n", min=1, help="The most examples, as even by class as they come.")]
 Labels = Annotated[
@@ -37,12 +40,6 @@ ImageSize = Annotated[
     str | None,
     typer.Option(metavar="HEIGHT,WIDTH", help="Resize the images of a folder; by default all have one size."),
 ]
-
-SAID_IN_PYTHON = (
-    ('pass update=le.SGD("auto") or approximate=True', "pass --step-size auto"),
-    ("; to measure this very step, ignore le.LargeStepWarning", ""),
-)
-"""What warnings advise in Python, and what it is here."""
 
 DATA = (
     "An .npz or .safetensors file with x and y, a folder with a folder of images for each class, MODULE:FACTORY of a "
@@ -253,10 +250,7 @@ def warnings_on_one_line() -> Iterator[None]:
     """Show each warning as `warning: …` on stderr, without a line of code."""
 
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:
-        words = " ".join(str(message).split())
-        for python, option in SAID_IN_PYTHON:
-            words = words.replace(python, option)
-        typer.echo(f"warning: {words}", err=True)
+        typer.echo(f"warning: {in_options(str(message))}", err=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

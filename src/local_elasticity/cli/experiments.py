@@ -14,9 +14,10 @@ from local_elasticity.cli.app import INTERRUPTED, Device, Json, Quiet, app, choi
 @app.command(name="list")
 def list_experiments(
     paper: Annotated[
-        str | None, typer.Argument(metavar="[PAPER]", help="Only experiments of this paper, such as he2020local.")
+        str | None, typer.Argument(metavar="PAPER", help="Only experiments of this paper, such as he2020local.")
     ] = None,
     json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names alone, a line each.")] = False,
 ) -> None:
     """The papers' experiments that can be run."""
     from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
@@ -32,6 +33,10 @@ def list_experiments(
                 for name, one in found.items()
             ]
         )
+        return
+    if quiet:
+        for name in found:
+            typer.echo(name)
         return
     screen = console()
     wide = max(map(len, found))

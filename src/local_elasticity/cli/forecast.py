@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import Device, app, console, print_frame
-from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, StepSize, UpdateRule
+from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
+from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, UpdateRule
 
 ROWS_SHOWN = 10
 
@@ -21,7 +21,10 @@ def forecast(
     new: Annotated[str, typer.Option(help=f"What it will be fine-tuned on. {DATA}")],
     old: Annotated[str, typer.Option(help="What it should keep, given as --new is.")],
     steps: Annotated[int, typer.Option(min=1, help="How many steps the fine-tune will take.")],
-    step_size: StepSize = None,
+    step_size: Annotated[
+        str | None,
+        typer.Option(help="η of the fine-tune, or auto for the largest step of sgd that still acts as a small one."),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
     ] = None,
@@ -45,6 +48,8 @@ def forecast(
         Path | None, typer.Option(help="Draw margins before and after: a .png, .pdf or .svg file.")
     ] = None,
     device: Device = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which old examples your model will lose when it is fine-tuned on new ones, before that is done.
 
@@ -79,7 +84,9 @@ def forecast(
             drop=drop,
         )
     frame = common_options.with_rows(found.frame(), both[1], "example")
-    screen = console()
+    if json:
+        print_json(_facts(found, frame))
+    screen = console(quiet=quiet or json)
     for sentence in found.sentences(named=False):
         screen.print(sentence, soft_wrap=True)
     _show(screen, frame, top)
@@ -87,10 +94,28 @@ def forecast(
         from local_elasticity.store.atomic import write_whole
 
         write_whole(out, frame.to_csv(index=False).encode(), "--out")
-        typer.echo(f"wrote {out}")
+        screen.print(f"wrote {out}", soft_wrap=True)
     if figure is not None:
         common_options.write_picture(found.plot(), figure)
-        typer.echo(f"wrote {figure}")
+        screen.print(f"wrote {figure}", soft_wrap=True)
+
+
+def _facts(found: Any, frame: Any) -> dict[str, Any]:
+    """What a program wants to know: the fine-tune, what it will do, and a row for each old example."""
+    old, new = found.old, found.new
+    return {
+        "update": repr(found.update),
+        "steps": found.steps,
+        "batch_size": found.batch_size,
+        "virtual": found.virtual,
+        "seconds": found.seconds,
+        "nonlinearity": found.nonlinearity,
+        "total_nonlinearity": found.total_nonlinearity,
+        "old": {"n": len(old.right), "right": old.right.sum(), "lost": old.lost.sum()},
+        "new": {"n": len(new.right), "right": new.right.sum(), "right_after": (new.margin_after > 0).sum()},
+        "notes": list(found.notes),
+        "examples": frame.to_dict("records"),
+    }
 
 
 def _show(screen: Any, frame: Any, top: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import Device, app, console, print_frame
+from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, ImageSize, Loss
 
 ROWS_SHOWN = 3
@@ -25,7 +25,8 @@ def influence(
         list[Path] | None, typer.Option(help="Weights, or one --weights for each checkpoint of a training run.")
     ] = None,
     step_size: Annotated[
-        list[float] | None, typer.Option(help="The learning rate, or one for each --weights.", show_default="0.001")
+        list[float] | None,
+        typer.Option(help="The learning rate, or one for each --weights. [default: 0.001]", show_default=False),
     ] = None,
     loss: Loss = "cross_entropy",
     n: Annotated[
@@ -37,6 +38,8 @@ def influence(
     top: Annotated[int, typer.Option(min=1, help="Helpers, and harmers, of each target.")] = ROWS_SHOWN,
     out: Annotated[Path | None, typer.Option(help="Keep the rows, in a .csv file.")] = None,
     device: Device = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Which training examples help or harm each target most, from an index that is made once.
 
@@ -53,7 +56,7 @@ def influence(
     common_options.check_same_classes(examples, asked, ("--data", "--targets"))
     moments = _moments(weights or [], step_size or [])
     problem = problem_of(model, moments[0][0] if moments else None, loss, device, examples)
-    options: dict[str, Any] = {"dimension": dimension, "store": store, "progress": True}
+    options: dict[str, Any] = {"dimension": dimension, "store": store, "progress": not quiet}
     if len(moments) > 1:
         options["checkpoints"] = moments
     elif step_size:
@@ -64,7 +67,10 @@ def influence(
     frame = common_options.with_rows(found.frame(), asked, "target")
     if isinstance(given, tuple):
         frame = common_options.with_rows(frame, examples, "source")
-    screen = console()
+    if json:
+        facts = {name: value for name, value in vars(found).items() if not name.startswith("_")}
+        print_json({**facts, "store": str(store), "influences": frame.to_dict("records")})
+    screen = console(quiet=quiet or json)
     screen.print(index, soft_wrap=True)
     for sentence in found.sentences():
         screen.print(sentence, soft_wrap=True)
@@ -73,7 +79,7 @@ def influence(
         from local_elasticity.store.atomic import write_whole
 
         write_whole(out, frame.to_csv(index=False).encode(), "--out")
-        typer.echo(f"wrote {out}")
+        screen.print(f"wrote {out}", soft_wrap=True)
 
 
 def _moments(weights: list[Path], step_sizes: list[float]) -> list[tuple[Path, float]]:

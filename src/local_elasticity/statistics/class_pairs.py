@@ -30,6 +30,9 @@ HEAVY_TAIL = 1.0
 ROWS_LOOKED_AT = 500
 """Sources from which the tails of a similarity are judged."""
 
+MORE_RESOLVED = "try another step size, or measure in float64, problem.to(torch.float64)"
+"""What to do about unresolved pairs where no cause is known."""
+
 UNRESOLVED_WORTH_A_WARNING = 0.25
 """Share of the pairs of two classes."""
 
@@ -131,7 +134,7 @@ def tell_of_unresolved(frame: pd.DataFrame, what: str, cause: str | None = None)
             "others. %s",
             what,
             100 * frame["unresolved"].max(),
-            f"The cause: {cause}" if cause else 'A larger step or engine="structured" resolves more',
+            f"The cause: {cause}" if cause else f"To resolve more, {MORE_RESOLVED}",
         )
     return many
 
