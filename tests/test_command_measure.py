@@ -90,7 +90,7 @@ def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, proj
 
     net.load_state_dict(load_file("late.safetensors"))
     x, y = torch.tensor(held["x"][rows]), torch.tensor(held["y"][rows])
-    expected = le.similarity(net, (x, y), loss="cross_entropy", measure="kl")
+    expected = le.similarity(net, (x, y), loss="cross_entropy")
     np.testing.assert_array_equal(S.values, expected.values)
     assert "9 sources × 9 targets" in out
     assert "engine" in out
@@ -132,7 +132,7 @@ def test_a_large_step_is_one_line(project, monkeypatch, capsys):
     arguments = ("--model", "own_nets:deep", "--data", "points.npz", "--step-size", "50", "--measure", "relative")
     status, _, err = run(monkeypatch, capsys, "measure", *arguments)
     assert status == 0
-    assert err.startswith("warning: update: the step is so large")
+    assert err.startswith("warning: --step-size: the step is so large")
     assert err.endswith("pass --step-size auto\n")
     assert len(err.splitlines()) == 1
 
@@ -150,7 +150,7 @@ def test_compare_weights_and_results(project, monkeypatch, capsys):
         monkeypatch, capsys, "compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2"
     )
     assert status == 0, err
-    assert "kl of 12 × 12 pairs: median" in out
+    assert "relative of 12 × 12 pairs: median" in out
     assert len((project / "c.csv").read_text().splitlines()) == 1 + 9
     assert (project / "c.html").exists()
     for name in ("early.pt", "late.safetensors"):
@@ -197,8 +197,8 @@ def test_compare_takes_histories(project, monkeypatch, capsys):
         (measure("points.npz", "--out", "run.txt"), "--out: expected a name that ends with .zarr or .npz"),
         (measure("points.npz", "--out", "points.npz"), "--out: points.npz is there already"),
         (measure("points.npz", "--report", "empty"), "--report: empty is a folder"),
-        (measure("points.npz", "--loss", "l3"), "loss: 'l3' is not one of"),
-        (measure("points.npz", "--measure", "kll"), "measure: "),
+        (measure("points.npz", "--loss", "l3"), "--loss: 'l3' is not one of"),
+        (measure("points.npz", "--measure", "kll"), "--measure: "),
         (measure("points.npz", "--update", "lion"), "--update: expected one of sgd, adam, got 'lion'"),
         (measure("points.npz", "--step-size", "big"), "--step-size: expected a number or auto, got 'big'"),
         (measure("points.npz", "--step-size", "1e300"), "--step-size: expected a number up to 1e+38, got 1e300"),
@@ -260,3 +260,30 @@ def test_a_dataset_without_labels_that_are_known_is_read_at_even_distances():
     assert few.rows.tolist() == [0, 25, 50, 74, 99]
     assert few.labels.tolist() == [0, 1, 0, 0, 1]
     assert few.inputs["ids"].flatten().tolist() == few.rows.tolist()
+
+
+def test_json_has_numbers_and_warnings_speak_of_options(project, monkeypatch, capsys):
+    """A step beyond what a confident network resolves: advice in terms of the command, numbers as numbers."""
+    import json
+
+    weights = {
+        "1.weight": torch.randn(3, 16, generator=torch.Generator().manual_seed(0)) * 40,
+        "1.bias": torch.zeros(3),
+    }
+    torch.save(weights, "sure.pt")
+    asked = measure("points.npz", "--json", "--step-size", "1e-7", weights="sure.pt")
+    status, out, err = run(monkeypatch, capsys, *asked)
+    assert status == 0, err
+    about = json.loads(out)["about"]
+    assert about["step_size"] == 1e-7
+    assert isinstance(about["unresolved"], float)
+    assert about["targets_are_sources"] is True
+    assert isinstance(about["notes"], list)
+    assert "float64, with a --model that ends with .double()" in err
+    assert not any(word in err for word in ("engine", "problem.to", "le.", "measure="))
+
+
+def test_errors_of_functions_name_the_options(project, monkeypatch, capsys):
+    status, _, err = run(monkeypatch, capsys, *measure("points.npz", "--step-size", "-1"))
+    assert status == 2
+    assert err.startswith("error: --step-size: ")

@@ -28,7 +28,7 @@ def compare(
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
     loss: Loss = "cross_entropy",
     measure: Annotated[
-        str | None, typer.Option(help="Of two models (by default kl), or which measure of two results.")
+        str | None, typer.Option(help="Of two models (by default relative), or which measure of two results.")
     ] = None,
     update: UpdateRule = "sgd",
     step_size: StepSize = None,
@@ -121,7 +121,7 @@ def _of_models(
         problem_of(model, weights, loss, device, sources, argument)
         for (model, weights), argument in ((one, "BEFORE"), (other, "AFTER"))
     ]
-    x, _, options = common_options.question(sources, None, measure or "kl", step, labels)
+    x, _, options = common_options.question(sources, None, measure or "relative", step, labels)
     with common_options.warnings_on_one_line():
         found = compared(*problems, sources=x, examples=common_options.shown_examples(sources, None), **options)
     return replace(

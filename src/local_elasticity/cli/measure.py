@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -31,7 +30,7 @@ def measure(
         str | None, typer.Option(help="Where predictions are read, given as --data is; by default at the sources.")
     ] = None,
     loss: Loss = "cross_entropy",
-    measure: Measure = "kl",
+    measure: Measure = "relative",
     update: UpdateRule = "sgd",
     step_size: StepSize = None,
     n: Count = 100,
@@ -61,6 +60,7 @@ def measure(
     others = None if targets is None else common_options.read_data(targets, n, image_size, device, "--targets")
     problem = problem_of(model, weights, loss, device, sources)
     x, at, options = common_options.question(sources, others, measure, step, labels)
+    options["progress"] = not quiet
     with common_options.warnings_on_one_line():
         S = similarity(problem, x, at, examples=common_options.shown_examples(sources, others), **options)
     S = common_options.named(S, sources, others)
@@ -82,11 +82,11 @@ def _facts(S: Any) -> dict[str, Any]:
     """What a program wants to know: how it was made, class pairs, locality."""
     from local_elasticity import locality
 
-    found: dict[str, Any] = {"about": {key: str(value) for key, value in S.attrs.items()}, "shape": list(S.shape)}
+    found: dict[str, Any] = {"about": S.attrs, "shape": list(S.shape)}
     if {"source_class", "target_class"} <= set(S.coords):
         found["classes"] = S.le.classes().to_dict("records")
         local = locality(S)
-        found["locality"] = {**vars(local), "verdict": local.verdict}
+        found["locality"] = {**local.row(), "sentence": str(local)}
     return found
 
 
@@ -102,12 +102,7 @@ def _show(S: Any, screen: Any) -> None:
         kept = frame.sort_values("value", ascending=False, kind="stable").head(PAIRS_SHOWN).sort_index()
         more = f"; {len(kept)} of {len(frame)} class pairs, the largest" if len(kept) < len(frame) else ""
         print_frame(screen, in_words(kept), f"{about['measure']}: {size}{more}")
-        found = locality(S)
-        known = math.isfinite(found.ratio)
-        words = (
-            f"{found}: {found.verdict}" if known else f"median within {found.within:.3g}, between {found.between:.3g}"
-        )
-        screen.print(f"classes: {words}", soft_wrap=True)
+        screen.print(str(locality(S)), soft_wrap=True)
     else:
         values = S.values
         screen.print(f"{about['measure']}: {size}; median {_median(values):.4g}", soft_wrap=True)

@@ -19,7 +19,9 @@ def watch(
     model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
     loss: Loss = "cross_entropy",
-    measure: Annotated[str, typer.Option(help="Names with commas between: kl,relative,kernel,stiffness_cos, …")] = "kl",
+    measure: Annotated[
+        str, typer.Option(help="Names with commas between: relative,kl,kernel,stiffness_cos, …")
+    ] = "relative",
     per_class: Annotated[int, typer.Option(min=1, help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
