@@ -34,7 +34,7 @@ def watched_training() -> le.Monitor:
 dist.init_process_group("gloo")  # "nccl" on GPUs
 monitor = watched_training()
 if dist.get_rank() == 0:
-    print(monitor.locality()[["step", "measure", "within", "between", "ratio"]].round(3).to_string(index=False))
+    print(monitor.locality()[["step", "measure", "within", "between", "times"]].round(3).to_string(index=False))
 last = dist.barrier(async_op=True)  # keep it until exit: torch aborts if a thread of gloo has to free it then
 last.wait()
 dist.destroy_process_group()

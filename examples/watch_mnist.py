@@ -19,6 +19,6 @@ for step in range(101):
     torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
     optimizer.step()
 
-print(monitor.locality()[["step", "measure", "within", "between", "ratio"]].round(3).to_string(index=False))
+print(monitor.locality()[["step", "measure", "within", "between", "times"]].round(3).to_string(index=False))
 print(monitor.phases().round(3).T.to_string(header=False))
 monitor.plot().savefig("mnist.png")

@@ -10,8 +10,8 @@ from local_elasticity.report.front import NO_STRUCTURE, front_of
 from local_elasticity.report.kinds import kind_of
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side
-from local_elasticity.report.words import times
 from local_elasticity.training.history import History, Probe
+from local_elasticity.words import times
 
 KINDS = np.repeat(["cat", "dog", "fox", "owl", "pig"], 8)
 SAME = KINDS[:, None] == KINDS
@@ -39,7 +39,9 @@ def test_the_headline_is_that_of_locality_in_one_direction():
         assert said.headline.startswith(
             f"A step on one example moves other examples of its class {times(value, low, high)}"
         )
-        assert "Baseline with permuted class labels: 1.0× (p = 0.005)" in said.evidence[0]
+        assert said.evidence[0] == "Baseline with permuted class labels: 1.0× (p ≤ 0.005). Verdict: local."
+        S = le.as_similarity(values, source_labels=KINDS, measure=measure)
+        assert str(le.locality(S)) == f"{said.headline} {said.evidence[0]}"
 
 
 @pytest.mark.parametrize(

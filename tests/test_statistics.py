@@ -34,7 +34,38 @@ def test_locality_is_the_median_over_pairs():
     assert found.baseline == pytest.approx(1, abs=0.1)
     assert found.p_value == 1 / 200
     assert (found.pairs_within, found.pairs_between) == (3 * 10 * 9, 30 * 20)
-    assert "ratio 0.4" in str(found)
+    assert "2.5× (2.3–2.6×)" in str(found)
+
+
+def test_a_verdict_is_about_how_far_and_not_about_the_order_of_a_measure():
+    """0.7 of a quadratic measure is 0.84 of the change: 1.2 times as far, and hardly local; of a linear one, local."""
+    labels = np.arange(60) % 3
+    rng = np.random.default_rng(0)
+    S = np.where(labels[:, None] == labels, 1.0, 0.7) * np.exp(0.02 * rng.normal(size=(60, 60)))
+    verdicts = {name: le.locality(S, labels, measure=name).verdict for name in ("relative", "kl")}
+    assert verdicts == {"relative": "local", "kl": "hardly local"}
+    root = le.locality(np.sqrt(S), labels, measure="relative")
+    assert root.times == pytest.approx(le.locality(S, labels, measure="kl").times, rel=1e-6)
+    assert root.verdict == verdicts["kl"]
+
+
+def test_tables_of_locality_have_no_columns_that_nothing_was_computed_for(caplog):
+    from local_elasticity.training.history import History, Probe
+
+    history = History(["kl", "loss"], ["a", "b", "a", "b"], ["a", "b", "a", "b"], square=True)
+    S = np.random.default_rng(0).uniform(0.5, 1.0, (4, 4))
+    history.append(Probe(0, {"kl": S, "loss": -S}, 0.1, "looped"))
+    table = history.locality()
+    assert table[table["measure"] == "kl"].notna().all(axis=None)
+    assert "low" not in table
+    assert "verdict" not in table
+    assert caplog.messages == [
+        "locality: the ratio of loss is NaN at every step: the median within classes is "
+        f"{table['within'][1]:.3g}, and a ratio needs one above 0"
+    ]
+    whole = history.locality(resamples=20, permutations=19)
+    assert {"low", "times_low", "baseline", "verdict"} <= set(whole)
+    assert whole["times"][0] == pytest.approx(whole["ratio"][0] ** -0.5)
 
 
 def test_labels_at_random_have_no_locality():

@@ -31,11 +31,6 @@ STEP_SIZE = 1e-3
 WATCHED_PER_DIGIT, WATCHED_RATE, WATCHED_WIDTH = 15, 0.02, 128
 WATCHED_AT = (0, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 130, 160, 200, 300, 400)
 TEN = range(10)
-LOCAL = (
-    "Over all pairs, a step on an image moves images of its own digit most, although\n"
-    "the net was never told which digit is which: its learning is local."
-)
-NOT_LOCAL = "In this run, whether learning is local, by le.locality: {}."
 RELATIONS = ("same digit", "other digit, same side", "other side")
 
 
@@ -69,7 +64,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     files = _figure(results, out / "similarity")
     for name, S in results.items():
         _replace(out / f"{name}.zarr", S)
-    console.print(_verdict(results["relative"]))
+    console.print(f"{le.locality(results['relative'])} The net was never told which digit is which.", soft_wrap=True)
     monitor, shown = _watch(console)
     page = le.write_report(
         {
@@ -194,11 +189,6 @@ def _relation(S: xr.DataArray) -> np.ndarray:
 def _medians(S: xr.DataArray) -> list[float]:
     relation = _relation(S)
     return [float(np.nanmedian(S.values[relation == i])) for i in range(len(RELATIONS))]
-
-
-def _verdict(S: xr.DataArray) -> str:
-    found = le.locality(S).verdict
-    return LOCAL if found == "local" else NOT_LOCAL.format(found)
 
 
 def _table(results: dict[str, xr.DataArray]) -> Table:

@@ -13,7 +13,7 @@ from local_elasticity.checks import check_choice
 from local_elasticity.extras import extra
 from local_elasticity.measures.loss import LOSS
 from local_elasticity.statistics.class_pairs import class_pairs
-from local_elasticity.statistics.locality import locality
+from local_elasticity.statistics.locality import columns, locality
 from local_elasticity.store.result import save
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ class SimilaritiesAccessor:
         """One row for each measure; options as for `le.locality`."""
         import pandas as pd
 
-        rows = [{"measure": name, **vars(locality(S, **options))} for name, S in self._several.data_vars.items()]
-        return pd.DataFrame(rows)
+        rows = [locality(S, measure=str(name), **options).row() for name, S in self._several.data_vars.items()]
+        computed = columns(*(options.get(name, 1) for name in ("resamples", "permutations")))
+        return pd.DataFrame(rows, columns=["measure", *computed])
 
     def save(self, path: str | Path) -> Path:
         """Write all of them to one zarr store; `le.load(path)` reads it back."""

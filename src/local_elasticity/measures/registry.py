@@ -129,6 +129,16 @@ def known_measure(name: Any) -> Measure | None:
     return _by_name.get(name) if isinstance(name, str) else None
 
 
+def order_of(measure: str) -> int:
+    """How a ratio scales with the change of a prediction; 2 for `kl`, so its root compares with other measures.
+
+    >>> order_of("kl"), order_of("relative")
+    (2, 1)
+    """
+    known = known_measure(measure)
+    return known.order if known is not None and known.ratio else 1
+
+
 def words_of(name: str) -> str:
     """What a measure says, as half a sentence, by the name that a result carries.
 

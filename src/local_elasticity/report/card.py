@@ -13,8 +13,8 @@ from local_elasticity.measures.registry import words_of
 from local_elasticity.report.diagnostics import examine
 from local_elasticity.report.pairs import Pairs, pairs_of
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_range, named, sampled, shown
-from local_elasticity.report.words import number
 from local_elasticity.statistics.class_pairs import carried
+from local_elasticity.words import number
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -10,7 +10,7 @@ import numpy as np
 from local_elasticity.engine.nonlinearity import LARGE
 from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.report.words import number, percent
+from local_elasticity.words import number, percent
 
 Level = Literal["good", "careful", "bad", "unknown"]
 

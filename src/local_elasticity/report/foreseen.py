@@ -10,7 +10,7 @@ import numpy as np
 
 from local_elasticity.report.examples import is_picture, kept_examples
 from local_elasticity.report.run import shown
-from local_elasticity.report.words import number, percent
+from local_elasticity.words import number, percent
 
 AT_RISK = 12
 """Examples that are listed, the largest risk first."""

@@ -11,21 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from local_elasticity.report.kinds import Kind, kind_of, order_of
+from local_elasticity.measures.registry import order_of
+from local_elasticity.report.kinds import Kind, kind_of
 from local_elasticity.report.pairs import MOST_CLASSES, Pairs, read_last
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.report.words import number, p_value, percent, times
 from local_elasticity.statistics.change_point import FEWEST
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import FEWEST_CLASSES, Coupling, coupling
 from local_elasticity.statistics.development import Development, development
-from local_elasticity.statistics.locality import Locality, locality
+from local_elasticity.statistics.locality import NO_STRUCTURE, Locality, locality
 from local_elasticity.statistics.locality import times as times_of
+from local_elasticity.words import number, p_value, percent, times
 
 PAIRS_NAMED = 3
-
-NO_STRUCTURE = "No structure found"
-"""How a headline begins where permuted classes give the same."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def front_of(run: Run, panel: Panel, pairs: Pairs | None) -> Front:
     if kind != "ratio":
         headline, evidence = _contrast(contrast(read), kind, panel.measure)
         return Front(kind, order, headline, evidence, named, words)
-    found = locality(read)
+    found = locality(read, measure=panel.measure)
     developed = None
     if len(panel.steps) > 1:
         developed = development(panel.steps, pairs.ratio, panel.values, *read[1:3], square=run.square)
@@ -88,33 +86,12 @@ def _unable(run: Run, panel: Panel, pairs: Pairs | None) -> str:
 
 
 def _locality(found: Locality, order: int, developed: Development | None, panel: Panel) -> tuple[str, tuple[str, ...]]:
-    value, low, high = found.further(order)
     if not np.isfinite(found.ratio):
-        headline = (
-            "How far a step moves its own class cannot be compared with other classes: the medians over pairs are "
-            f"{number(found.within)} and {number(found.between)}."
-        )
-        return headline, ()
-    far = times(value, low, high)
-    own = "moves other examples of its class"
-    headline = {
-        "local": f"A step on one example {own} {far} as far as examples of other classes.",
-        "hardly local": f"A step on one example {own} hardly further than examples of other classes: {far} as far.",
-        "not local": f"A step on one example {own} less far than examples of other classes: {far} as far.",
-        "no structure found": (
-            f"{NO_STRUCTURE}: a step {own} {far} as far as examples of other classes, as it does where class labels "
-            "are permuted."
-        ),
-        "undecided": (
-            f"Undecided: a step on one example {own} {far} as far as examples of other classes. More examples would "
-            "narrow the interval."
-        ),
-    }[found.verdict]
-    baseline = times(float(times_of(found.baseline, order)))
-    evidence = [f"Baseline with permuted class labels: {baseline} (p {p_value(found.p_value)})."]
+        return found.headline, ()
+    evidence = [found.evidence]
     if developed is not None:
         evidence.append(_developed(developed, order, panel, told=found.verdict == "local"))
-    return headline, tuple(evidence)
+    return found.headline, tuple(evidence)
 
 
 def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> str:
@@ -136,7 +113,7 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
 def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str, ...]]:
     apart = f"{number(found.difference)} ({number(found.low)} to {number(found.high)})"
     medians = f"{number(found.within)} within a class and {number(found.between)} between classes"
-    evidence = (f"With permuted class labels p {p_value(found.p_value)}; intervals are 95 %.",)
+    evidence = (f"With permuted class labels p {p_value(found.p_value, found.p_floor)}; intervals are 95 %.",)
     if not np.isfinite(found.difference):
         return f"Medians of {measure} over pairs are {medians}.", ()
     if not found.found:

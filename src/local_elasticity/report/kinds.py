@@ -29,13 +29,3 @@ def kind_of(measure: str) -> Kind:
     if measure == LOSS.name:
         return "loss"
     return "signed" if known.signed else "amount"
-
-
-def order_of(measure: str) -> int:
-    """How a ratio scales with the change of a prediction; 2 for `kl`, so its root compares with other measures.
-
-    >>> order_of("kl"), order_of("relative")
-    (2, 1)
-    """
-    known = known_measure(measure)
-    return known.order if known is not None and known.ratio else 1

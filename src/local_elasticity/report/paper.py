@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from local_elasticity.report.scoreboard import sentence
-from local_elasticity.report.words import effect, evidence, number, printed
+from local_elasticity.report.words import effect, evidence, printed
+from local_elasticity.words import number
 
 SCHEMA = 2
 MARKS = {

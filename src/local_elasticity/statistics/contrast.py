@@ -22,6 +22,7 @@ class Contrast:
         difference: the mean over two classes of the medians within them minus the medians between them.
         low, high: its bootstrap interval; sources and targets are resampled within their classes.
         p_value: how often permuted classes have a difference as large in absolute value.
+        p_floor: the smallest p-value that so many permutations allow.
     """
 
     within: float
@@ -32,6 +33,7 @@ class Contrast:
     low: float
     high: float
     p_value: float
+    p_floor: float
 
     @property
     def found(self) -> bool:
@@ -62,7 +64,9 @@ def contrast(
         low, high = quantiles(np.array([_difference(one) for one in some.resampled(resamples, rng)]), level)
         by_chance = np.abs([_difference(one) for one in some.permuted(permutations, rng)])
         p_value = float((1 + (by_chance >= abs(difference)).sum()) / (1 + permutations))
-    return Contrast(float(within), float(between), inside, outside, difference, low, high, p_value)
+    return Contrast(
+        float(within), float(between), inside, outside, difference, low, high, p_value, 1 / (1 + permutations)
+    )
 
 
 def _difference(medians: np.ndarray) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from local_elasticity.engine.causes import NO_STEP
 from local_elasticity.extras import extra
 from local_elasticity.statistics.bootstrap import Reduction
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs, sampled_rows, summarized, tell_of_unresolved
-from local_elasticity.statistics.locality import Locality, locality, pooled, within_and_between
+from local_elasticity.statistics.locality import columns, locality, pooled, within_and_between
 from local_elasticity.store.provenance import Fingerprints, different, in_words
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class History:
         self._probes: list[Probe] = []
         self._frames: dict[tuple[int, str], pd.DataFrame] = {}
         self._told: set[str] = set()
+        self._unlocated: set[str] = set()
         self._disk: OnDisk | None = None
         if store is not None:
             from local_elasticity.store.history import HistoryStore
@@ -274,22 +275,45 @@ class History:
         return bool(self.about["targets_are_sources"])
 
     def locality(self, *, resamples: int = 0, permutations: int = 0) -> pd.DataFrame:
-        """A row for every step and measure: within, between, ratio and the rest of `le.locality`. A measure of features
-        has its value under `within`."""
+        """A row for every step and measure: within, between, ratio, times and the rest of `le.locality`. A measure of
+        features has its value under `within`. Intervals need `resamples`, baseline and verdict `permutations`. Where a
+        ratio has no value at any step, a warning says why."""
+        table = self._localities(resamples, permutations)
+        self._tell_of_no_ratio(table)
+        return table
+
+    def _localities(self, resamples: int = 0, permutations: int = 0) -> pd.DataFrame:
         import pandas as pd
 
         rows = []
         for probe in self:
             for name in self.measures:
                 read = self._pairs(probe, name)
-                found = locality(read, resamples=resamples, permutations=permutations)
-                rows.append({"step": probe.step, "measure": name, **vars(found)})
+                found = locality(read, measure=name, resamples=resamples, permutations=permutations)
+                rows.append({"step": probe.step, **found.row()})
         rows += [
             {"step": probe.step, "measure": name, "within": probe.numbers[name]}
             for name in self.numbers
             for probe in self
         ]
-        return pd.DataFrame(rows, columns=["step", "measure", *(field.name for field in fields(Locality))])
+        return pd.DataFrame(rows, columns=["step", "measure", *columns(resamples, permutations)])
+
+    def _tell_of_no_ratio(self, table: pd.DataFrame) -> None:
+        """Say once for every measure why its ratio is NaN at every step."""
+        for name in self.measures:
+            mine = table[table["measure"] == name]
+            if not len(mine) or mine["ratio"].notna().any() or name in self._unlocated:
+                continue
+            self._unlocated.add(name)
+            last = mine.iloc[-1]
+            few = not last["pairs_within"] or not last["pairs_between"]
+            logger.warning(
+                "locality: the ratio of %s is NaN at every step: %s",
+                name,
+                f"{last['pairs_within']} pairs within classes and {last['pairs_between']} between classes have a value"
+                if few
+                else f"the median within classes is {last['within']:.3g}, and a ratio needs one above 0",
+            )
 
     def measured(self, probe: Probe) -> dict[str, ReadPairs]:
         """The pairs of a probe by measure, of the sources that it measured."""
@@ -308,7 +332,7 @@ class History:
         """For every measure: the locality ratio at the start and at the end, its half-life, and its change-point."""
         from local_elasticity.training.phases import phases
 
-        return phases(self.locality())
+        return phases(self._localities())
 
     def plot(self, columns: int = 2) -> Figure:
         """The curves of all class pairs with their bands; with many classes, those within and between classes. As wide

@@ -275,13 +275,15 @@ class Monitor:
         return self.history._repr_html_()
 
     def locality(self, **options: Any) -> pd.DataFrame:
-        """A row for every step and measure: how far a step moves other classes, compared with its own.
+        """A row for every step and measure: how far a step moves its own class, compared with others.
 
         Args:
             options: `resamples` and `permutations`, as for `le.locality`; both are 0 by default.
 
         Returns:
-            A DataFrame with the attributes of `le.Locality` as columns.
+            A DataFrame with `step`, `measure`, `within`, `between`, `ratio`, `times`, `balanced` and numbers of pairs;
+            with resamples also intervals, with permutations also `baseline` and `p_value`, with both `verdict`. Ratios
+            are NaN where there is one class only or the median within classes is not positive; a warning is logged.
         """
         self._tell_if_silent()
         return self.history.locality(**options)

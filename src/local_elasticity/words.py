@@ -1,0 +1,67 @@
+"""Numbers in words: the same form in sentences, pages and figures."""
+
+from __future__ import annotations
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+SMALL, LARGE = 1e-4, 1e7
+"""Numbers beyond these are written with a power of ten."""
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash for what is not known.
+
+    >>> number(0.51234), number(12345.0), number(float("nan")), number(-0.00000552)
+    ('0.512', '12,345', '–', '-5.52 × 10⁻⁶')
+    """
+    if value is None or value != value:
+        return "–"
+    size = abs(value)
+    if size == float("inf") or size == 0:
+        text = "∞" if size else "0"
+    elif size < SMALL or size >= LARGE:
+        digits, power = f"{size:.2e}".split("e")
+        text = f"{float(digits):g} × 10{str(int(power)).translate(SUPERSCRIPTS)}"
+    else:
+        text = f"{size:,.0f}" if size >= 1000 else f"{size:.3g}"
+    return f"-{text}" if value < 0 else text
+
+
+def times(value: float, low: float | None = None, high: float | None = None) -> str:
+    """How many times as far, two or three digits, with its interval.
+
+    >>> times(3.501, 3.23, 3.82), times(12.3, 9.2, 16.1), times(1.0)
+    ('3.5× (3.2–3.8×)', '12× (9.2–16×)', '1.0×')
+    """
+    text = [_digits(one) for one in (value, low, high) if one is not None]
+    return f"{text[0]}×" + (f" ({text[1]}–{text[2]}×)" if len(text) == 3 else "")
+
+
+def _digits(value: float) -> str:
+    if value != value:
+        return "–"
+    return f"{value:.2f}" if value < 0.95 else f"{value:.1f}" if value < 9.5 else number(round(value))
+
+
+def p_value(p: float, floor: float = 0.0) -> str:
+    """A p-value as it is written after "p".
+
+    Args:
+        p: the p-value.
+        floor: the smallest that the number of random draws allows; there it is an upper bound.
+
+    >>> p_value(0.005, floor=0.005), p_value(0.4321), p_value(float("nan"))
+    ('≤ 0.005', '= 0.43', 'unknown')
+    """
+    return "unknown" if p != p else f"{'≤' if p <= floor else '='} {p:.2g}"
+
+
+def percent(share: float) -> str:
+    """A share in percent, two significant digits; a dash for what is not known.
+
+    >>> percent(0.4612), percent(0.0123), percent(12.34), percent(float("nan"))
+    ('46 %', '1.2 %', '1,234 %', '–')
+    """
+    if share != share:
+        return "–"
+    return f"{100 * share:,.0f} %" if abs(share) >= 0.1 else f"{100 * share:.2g} %"
