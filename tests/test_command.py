@@ -218,6 +218,12 @@ def test_brackets_and_colons_in_paths_are_printed_as_they_are(project):
     assert f"written to {name}run/result.json and {name}run/figures\n" in command(*arguments, cwd=project).stdout
 
 
+def test_watch_has_json(project):
+    told = json.loads(command(*watched("whole-1.pt"), "--json", cwd=project).stdout)
+    assert {row["measure"] for row in told["classes"]} == {"relative"}
+    assert [row["step"] for row in told["locality"]] == [1]
+
+
 def test_a_name_that_is_no_text_is_printed(project):
     answer = command("report", "s.zarr", "--out", b"\xff.html", cwd=project)
     assert answer.stdout.startswith("wrote \\udcff.html")

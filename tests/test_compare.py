@@ -263,7 +263,7 @@ def test_it_is_drawn_and_told():
 
 
 def test_the_text_says_what_a_p_value_at_its_floor_is_and_when_it_disagrees_with_the_interval():
-    one, other = matrices(30)
+    one, _ = matrices(30)
     found = le.compare(labelled(one), labelled(one + 1))
     assert found.overall.p_value == 2 / 201
     assert "p ≤ 0.01;" in repr(found)

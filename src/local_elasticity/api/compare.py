@@ -25,7 +25,6 @@ from local_elasticity.statistics.comparison import (
     compared_by_class,
     compared_by_example,
 )
-
 from local_elasticity.words import p_value as p_in_words
 
 if TYPE_CHECKING:
@@ -277,8 +276,8 @@ def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
         return given
     if isinstance(given, (str, Path)):
         raise TypeError(
-            f"{name}: expected a similarity, a history, a monitor or a model, got the path {str(given)!r}. Read a stored "
-            "similarity with le.load(path); of two files of weights, load each into a model and pass both models"
+            f"{name}: expected a similarity, a history, a monitor or a model, got the path {str(given)!r}. Read a "
+            "stored similarity with le.load(path); of two files of weights, load each into a model and pass both models"
         )
     if not (hasattr(given, "measures") and hasattr(given, "dataset")):
         raise TypeError(

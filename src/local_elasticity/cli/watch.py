@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from local_elasticity.cli.app import Device, Quiet, app, console, print_frame
+from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import Loss
 
 
@@ -26,6 +26,7 @@ def watch(
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
     out: Annotated[Path, typer.Option(help="Folder for the history and the figure.")] = Path("watched"),
     device: Device = "cpu",
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Local elasticity at saved checkpoints: the same history that a live monitor makes, after the fact."""
@@ -50,8 +51,12 @@ def watch(
         update=SGD(step_size),
         store=out / "history.zarr",
     )
-    screen = console(quiet=quiet)
-    print_frame(screen, monitor.phases().round(4), "Phases")
-    print_frame(screen, monitor.frame().round(4).tail(12), "The last class pairs")
+    phases, classes = monitor.phases(), monitor.frame()
+    if json:
+        tables = {"phases": phases, "locality": monitor.locality(), "classes": classes}
+        print_json({name: table.to_dict("records") for name, table in tables.items()})
+    screen = console(quiet=quiet or json)
+    print_frame(screen, phases.round(4), "Phases")
+    print_frame(screen, classes.round(4).tail(12), "The last class pairs")
     files = save_figure(monitor.plot(), out / "curves")
     screen.print(f"{len(monitor.history)} probes; written to {out / 'history.zarr'} and {files[0]}", soft_wrap=True)
