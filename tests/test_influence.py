@@ -15,6 +15,7 @@ import local_elasticity as le
 from local_elasticity.api import sketched
 from local_elasticity.scale.sketch import Sketch, loss_gradient_sketch
 from local_elasticity.scale.stream import ExampleStream
+from local_elasticity.store.result import verify
 from tests.tolerances import SAME_IN_FLOAT32
 
 
@@ -245,8 +246,10 @@ def test_a_damaged_block_is_computed_again(tmp_path, caplog):
     expected = made.scores(data(4))
     chunk = next(path.glob("*/sketch/c/0/0"))
     content = bytearray(chunk.read_bytes())
+    assert not verify(path)["damaged"]
     content[100] ^= 255
     chunk.write_bytes(content)
+    assert verify(path)["damaged"] == [f"{chunk.parents[3].name} 0"]
     with pytest.raises(ValueError, match="the same le.influence_index"):
         made.scores(data(4))
     assert np.array_equal(index(path).scores(data(4)), expected)

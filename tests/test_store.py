@@ -738,6 +738,16 @@ def test_verify_store_says_that_all_is_well(tmp_path):
         assert words in answer.stdout
 
 
+def test_a_dataset_of_measures_says_what_they_share(tmp_path):
+    several = ("relative", "loss")
+    S = le.similarity(problem(), data(8), measure=several, update=SGD)
+    assert {"engine", "update", "step_size", "notes", "loss", "versions"} <= set(S.attrs)
+    assert all(S[name].attrs[shared] == value for name in several for shared, value in S.attrs.items())
+    assert "measure" not in S.attrs
+    S.le.save(tmp_path / "s.zarr")
+    assert le.load(tmp_path / "s.zarr").attrs == S.attrs
+
+
 def test_what_is_not_ours_is_refused_and_left_alone(tmp_path):
     x, y = data()
     (tmp_path / "folder").mkdir()

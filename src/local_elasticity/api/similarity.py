@@ -34,7 +34,7 @@ from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.measurement import Measurement, Sources, Targets, unresolved_share
 from local_elasticity.measures.measure import Measure
 from local_elasticity.measures.registry import AnyMeasure, as_measures
-from local_elasticity.store.result import read
+from local_elasticity.store.result import read, shared_attrs
 
 
 @overload
@@ -159,7 +159,9 @@ def similarity(
         attrs = about(measurement, one, found.engine, found.notes, found)
         attrs |= circumstances(measurement.problem, str(measurement.dtype).removeprefix("torch."), began)
         named[one.name] = labelled(one, found.scores[one.name], coords, attrs, several=several)
-    S = xr.Dataset(named) if several else named[measures[0].name]
+    S: xr.DataArray | xr.Dataset = xr.Dataset(named) if several else named[measures[0].name]
+    if isinstance(S, xr.Dataset):
+        S.attrs = shared_attrs(S)
     _warn(S, measures)
     return S
 

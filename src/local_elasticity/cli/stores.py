@@ -1,4 +1,4 @@
-"""`verify-store`: every byte of a stored result."""
+"""`verify-store`: every byte of a stored similarity or index."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from local_elasticity.cli.app import Json, Quiet, app, print_json
 
 @app.command(name="verify-store")
 def verify_store(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store that `le.similarity(..., store=PATH)` wrote.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A stored similarity, or an index of influences.")],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Read every block of a stored similarity and compare it with the digest that was written with it."""
+    """Read every block of a stored similarity or index and compare it with the digest that was written with it."""
     from local_elasticity.store.result import verify
 
     found = verify(path)
@@ -31,5 +31,5 @@ def verify_store(
         if found[state]:
             typer.echo(f"{state}: {' '.join(map(str, found[state][:20]))}{' …' if len(found[state]) > 20 else ''}")
     if not whole:
-        typer.echo("the same le.similarity(..., store=PATH) computes what is missing or damaged")
+        typer.echo("the call or command that wrote it, run again, computes what is missing or damaged")
         raise typer.Exit(1)

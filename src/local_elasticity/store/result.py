@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+import zarr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
@@ -17,7 +18,7 @@ from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.engine.memory import available
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import check_name, whole_folder
-from local_elasticity.store.blocks import ALONE, BlockStore, Grid, label_digest
+from local_elasticity.store.blocks import ALONE, INDEX, BlockStore, Grid, label_digest
 from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable
 
 SIDE = 2048
@@ -66,6 +67,7 @@ def read(
     several = xr.Dataset({name: (("source", "target"), one) for name, one in values.items()}, labels)
     for name in store.matrices:
         several[name].attrs = _attributes(store, name)
+    several.attrs = shared_attrs(several)
     several = part(several) if part else several
     if lazy is None:
         size = sum(several[name].nbytes for name in store.matrices)
@@ -74,16 +76,48 @@ def read(
     return several if store.several else several[ALONE]
 
 
-def verify(path: str | Path) -> dict[str, list[tuple[int, int]]]:
-    """The blocks that are `finished`, `missing` and `damaged`, every byte of every block read; labels that are damaged
-    are a ValueError.
+def shared_attrs(several: xr.Dataset) -> dict[str, Any]:
+    """What all measures of a Dataset have in common: engine, step, nonlinearity, notes, versions and the like.
+
+    >>> one, other = (xr.DataArray([1.0], attrs={"measure": name, "engine": "looped"}) for name in ("kl", "loss"))
+    >>> shared_attrs(xr.Dataset({"kl": one, "loss": other}))
+    {'engine': 'looped'}
     """
-    store = BlockStore.open(Path(path))
-    _labels(store)
-    found: dict[str, list[tuple[int, int]]] = {"finished": [], "missing": [], "damaged": []}
-    for at in store.grid.blocks():
-        found[store.state(at)].append(at)
+    first, *rest = (one.attrs for one in several.data_vars.values())
+    own = ("measure", "words", "unresolved")
+    return {
+        name: value
+        for name, value in first.items()
+        if name not in own and all(name in other and other[name] == value for other in rest)
+    }
+
+
+def verify(path: str | Path) -> dict[str, list[tuple[int, int] | str]]:
+    """The blocks that are `finished`, `missing` and `damaged`, every byte of every block read; labels that are damaged
+    are a ValueError. Blocks of an index of influences are named after their checkpoint.
+    """
+    path = Path(path)
+    found: dict[str, list[tuple[int, int] | str]] = {"finished": [], "missing": [], "damaged": []}
+    for checkpoint in _checkpoints(path):
+        store = BlockStore.open(path / checkpoint, sketches=bool(checkpoint))
+        if not checkpoint:
+            _labels(store)
+        for at in store.grid.blocks():
+            found[store.state(at)].append(f"{checkpoint} {at[0]}" if checkpoint else at)
     return found
+
+
+def _checkpoints(path: Path) -> list[str]:
+    """The stores of an index of influences, one for each checkpoint; of a similarity, itself."""
+    check_name(path)
+    try:
+        is_index = INDEX in zarr.open_group(RegularFiles(path), mode="r").attrs
+    except Exception as error:  # zarr raises what its codecs raise; opening the store says what is wrong
+        raise_interruption(error)
+        is_index = False
+    if not is_index:
+        return [""]
+    return sorted(one.name for one in path.iterdir() if (one / "zarr.json").is_file())
 
 
 def as_stored(coords: xr.Dataset) -> xr.Dataset:
