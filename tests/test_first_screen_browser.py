@@ -107,6 +107,9 @@ def test_ten_long_names_never_overprint(browser, long_names, viewport):
     reader = Reader(browser, long_names, viewport=viewport)
     apart(boxes(reader, ".class-table th"))
     apart(boxes(reader, ".class-table button"))
+    rows = reader.page.locator(".class-table th.row")
+    assert len(set(rows.all_text_contents())) == len(LONG)  # shortened, but still apart
+    assert all(rows.evaluate_all("(several) => several.map((one) => one.scrollWidth <= one.clientWidth + 1)"))
     reader.page.evaluate("byId('matrix').scrollIntoView()")
     for axis in ("x", "y"):
         ticks = boxes(reader, f"#matrix-plot .{axis}tick text")

@@ -104,6 +104,13 @@ class Foreseen:
         low, high = self._range()
         return round(float(-100 * low / (high - low)), 1)
 
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places on that scale, from 0 to 100, and the margins there: both ends, and 0 where it is apart from them."""
+        low, high = self._range()
+        places = {0.0: low, 100.0: high} | ({self.zero: 0.0} if 8 < self.zero < 92 else {})
+        return [(place, number(value)) for place, value in sorted(places.items())]
+
     def _range(self) -> tuple[float, float]:
         known = self.margins[self.right & np.isfinite(self.margins).all(1)]
         low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))

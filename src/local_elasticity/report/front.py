@@ -23,7 +23,8 @@ from local_elasticity.statistics.locality import NO_STRUCTURE, Locality, localit
 from local_elasticity.statistics.locality import times as times_of
 from local_elasticity.words import number, p_value, percent, times
 
-PAIRS_NAMED = 3
+PAIRS_NAMED, ALSO_NAMED = 3, 6
+"""Coupled pairs that are shown, and more of them that are named."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,22 @@ def _coupled(
     several: dict[frozenset[str], list[tuple[str, str, tuple[int, int]]]] = {}
     for one in clear:
         several.setdefault(frozenset(one[:2]), []).append(one)
+    strongest = [max(directions, key=lambda one: _share(pairs, *one[:2])) for directions in several.values()]
     named = []
-    for directions in list(several.values())[:PAIRS_NAMED]:
-        a, b, at = max(directions, key=lambda one: _share(pairs, *one[:2]))
+    for a, b, at in strongest[:PAIRS_NAMED]:
         value = [float(_in_order(part[at], kind, order)) for part in (found.value, found.low, found.high)]
         named.append(_shown(pairs, panel, a, b, value, kind, order))
-    more = len(several) - len(named)
-    words = f"{more} more {'pair clears' if more == 1 else 'pairs clear'} the baseline." if more else ""
-    return tuple(named), words
+    return tuple(named), _also([f"{a} → {b}" for a, b, _ in strongest[PAIRS_NAMED:]])
+
+
+def _also(more: list[str]) -> str:
+    """The coupled pairs that have no card.
+
+    >>> _also(["2 → 8", "6 → 2"]), _also([])
+    ('Also coupled: 2 → 8, 6 → 2.', '')
+    """
+    rest = f" and {len(more) - ALSO_NAMED} more" if len(more) > ALSO_NAMED else ""
+    return f"Also coupled: {', '.join(more[:ALSO_NAMED])}{rest}." if more else ""
 
 
 def _share(pairs: Pairs, a: str, b: str) -> float:
@@ -166,8 +175,8 @@ def _shown(pairs: Pairs, panel: Panel, a: str, b: str, value: list[float], kind:
     i, j = pairs.classes.index(a), pairs.classes.index(b)
     median = pairs.median[-1]
     if kind == "ratio":
-        there, back = (_share(pairs, *two) ** (1 / order) for two in ((a, b), (b, a)))
-        words = f"{a} → {b}: {percent(there)} as far as its own class. Back, {b} → {a}: {percent(back)}."
+        there, own, back, other = (percent(median[at] ** (1 / order)) for at in ((i, j), (i, i), (j, i), (j, j)))
+        words = f"{a} → {b}: {there}, to its own class {own}. Back, {b} → {a}: {back}, to its own class {other}."
         extra = f"{times(*value)} as far as the other pairs of {a} and {b} suggest"
     else:
         words = f"{a} → {b}: {number(median[i, j])}; {b} → {a}: {number(median[j, i])} (medians of {panel.measure})."

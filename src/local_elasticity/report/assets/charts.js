@@ -219,7 +219,7 @@ function drawCompare(first, second, names, alike) {
     const [x, y] = narrow ? [[0, 0.85], [start + 0.3 * wide, start + 0.95 * wide]] : [[start, start + 0.72 * wide], [0, 1]];
     const axis = { type: names ? "category" : "linear", showticklabels: Boolean(names), automargin: true };
     layout[`xaxis${k}`] = { ...axis, tickangle: names && names.some((name) => name.length > 3) ? -90 : 0, domain: x, anchor: `y${k}`, title: { text: `target (${titles[i]})` } };
-    layout[`yaxis${k}`] = { ...axis, domain: y, anchor: `x${k}`, autorange: "reversed", title: { text: i === 0 || narrow ? "source" : "" } };
+    layout[`yaxis${k}`] = { ...axis, domain: y, anchor: `x${k}`, autorange: "reversed", showticklabels: i === 0 || narrow, title: { text: i === 0 || narrow ? "source" : "" } };
     const top = most(from);
     const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: stopsOf({ log: false, low: -1, high: 1, beyond: 0 }) } : { zmin: 0, zmax: top, colorscale: stopsOf({ log: false, low: 0, high: 1, beyond: 0 }) };
     return { type: "heatmap", z, ...(names ? { x: names.map((name) => plain(clipped(name, 14))), y: names.map((name) => plain(clipped(name, 14))) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,

@@ -5,8 +5,10 @@
 /** Pairs that are shown behind a cell: so many of the largest, of the typical and of the smallest. */
 const BEHIND = 4;
 const SHORT_NAME = 4;
-/** Characters of a class in the table. */
+/** Characters of a class above a column of the table, and beside a row. */
 const NAME = 15;
+const ROW_NAME = 12;
+const ROW_NAME_ON_PHONES = 7;
 
 /** @param {string} name @param {Record<string, any>} values @param {string} [words] @returns {SVGElement} */
 function drawing(name, values, words) {
@@ -100,7 +102,7 @@ function drawClasses() {
   }
   const unit = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : `median of ${title}`;
   const relative = chosen.per === "target";
-  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: coupled." : ""}`;
+  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
   const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
   const colours = relative ? relativeScale(every(table), kind === "ratio") : scale.log ? scale : ofMedians(every(pairs.median), scale);
@@ -129,7 +131,7 @@ function classTable(table, colours) {
   made.append(head);
   table.forEach((row, a) => {
     const line = element("tr");
-    const name = element("th", clipped(classes[a], NAME), "row");
+    const name = element("th", clipped(classes[a], matchMedia("(max-width: 44rem)").matches ? ROW_NAME_ON_PHONES : ROW_NAME), "row");
     name.title = classes[a];
     name.setAttribute("scope", "row");
     line.append(name);
@@ -165,9 +167,15 @@ function legendOf(scale, percent) {
     pen.fillStyle = shade(scale, scale.log ? 10 ** at : at);
     pen.fillRect(x, 0, 1, 1);
   }
+  const anchored = scale.log && scale.high > 1.001 && scale.low < 1;
+  if (pen && anchored) {
+    pen.fillStyle = "#000";
+    pen.fillRect(Math.round((119 * (0 - low)) / (high - low)), 0, 1, 1);
+  }
   const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
-  const anchor = scale.log && scale.high > 1.001 ? ` · ${percent ? "100 %" : "1"} where ${percent ? "green meets orange" : "it is white"}` : "";
-  return [element("span", `${scale.beyond || percent ? "≤ " : ""}${words(scale.low)}`), strip, element("span", `${scale.beyond || percent ? "≥ " : ""}${words(scale.high)}${anchor} · grey: unresolved`)];
+  const ends = scale.beyond || percent ? ["≤ ", "≥ "] : ["", ""];
+  const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}grey: unresolved`;
+  return [element("span", ends[0] + words(scale.low)), strip, element("span", ends[1] + words(scale.high)), element("span", notes)];
 }
 
 /** The pair of two classes that is nearest to their median. @param {Float32Array} values @param {number} a @param {number} b */
