@@ -1,5 +1,7 @@
 """What the page's first screen says: one sentence per kind of quantity, and only what the data support."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from local_elasticity.report.front import NO_STRUCTURE, front_of
 from local_elasticity.report.kinds import kind_of
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side
+from local_elasticity.statistics.confusion import confusion, rank_agreement
 from local_elasticity.training.history import History, Probe
 from local_elasticity.words import times
 
@@ -163,3 +166,24 @@ def test_examples_can_be_left_out(tmp_path):
 
     hidden = gzip.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', page)[1])).decode()
     assert "secret" not in hidden
+
+
+def test_confusions_are_compared_with_similarities(tmp_path):
+    """Cats are predicted as foxes, and a step on a fox moves cats; noise has no such agreement."""
+    values = np.where(SAME, 1.0, 0.05) * noise()
+    values[np.ix_(KINDS == "fox", KINDS == "cat")] *= 10
+    predictions = KINDS.copy()
+    predictions[:3] = "fox"
+    S = le.as_similarity(values, source_labels=KINDS, measure="relative").le.with_predictions(predictions)
+    page = le.write_report(S, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "37 of 40 targets (92 %) are predicted as their class." in page
+    row = re.search(r'<tr><th scope="row">cat</th>(.*?)</tr>', page, re.DOTALL).group(1)
+    assert re.findall(r">\s*([\d·]+)\s*</td>", row) == ["5", "·", "3", "·", "·"]
+    counts = confusion(["cat", "dog", "fox"], np.array(["cat", "cat"]), np.array(["fox", "emu"]))
+    assert counts.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
+    several = [
+        rank_agreement(np.round(9 * noise(seed, 1.0, (8, 8))), noise(seed + 99, 1.0, (8, 8))) for seed in range(40)
+    ]
+    assert sum(one.p_value <= 0.05 for one in several) <= 6
+    with pytest.raises(ValueError, match="predictions: shape"):
+        S.le.with_predictions(["cat"])

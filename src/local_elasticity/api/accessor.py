@@ -120,6 +120,29 @@ class SimilarityAccessor:
         examples = sources if targets is None else (sources, targets)
         return self._S.assign_coords(example_coordinates(examples, self._S.shape, square))
 
+    def with_predictions(self, predictions: Any) -> xr.DataArray:
+        """The same, with the class that the model predicts for each target, in the words of its classes. The page then
+        shows the confusion matrix, and its rank correlation with the similarities of classes.
+
+        Args:
+            predictions: one class for each target, such as `net(x).argmax(1)`.
+
+        Returns:
+            The similarity with the coordinate `target_prediction`.
+
+        Raises:
+            ValueError: if there is not one for each target.
+
+        >>> import local_elasticity as le
+        >>> S = le.as_similarity([[1.0, 0.2], [0.4, 1.0]], source_labels=["cat", "dog"])
+        >>> S.le.with_predictions(["cat", "cat"])["target_prediction"].values.tolist()
+        ['cat', 'cat']
+        """
+        values = np.asarray(predictions.cpu() if hasattr(predictions, "cpu") else predictions)
+        if values.shape != (self._S.sizes["target"],):
+            raise ValueError(f"predictions: shape {values.shape} does not fit {self._S.sizes['target']} targets")
+        return self._S.assign_coords(target_prediction=("target", values))
+
     def with_clusters(self, clusters: Any) -> xr.DataArray:
         """The same, with the cluster of each example, where the targets are the sources."""
         if not self._S.attrs.get("targets_are_sources"):

@@ -187,6 +187,21 @@ def named(S: Any, sources: Examples, targets: Examples | None) -> Any:
     return S
 
 
+def with_predictions(S: Any, problem: Any, targets: Examples, class_names: tuple[str, ...] | None, labels: str) -> Any:
+    """A similarity with the class that the model predicts for each target, where labels that were given are classes."""
+    if labels != "given" or targets.labels is None or "target_class" not in S.coords or problem.kind == "numbers":
+        return S
+    from local_elasticity.engine.predicted import predicted
+
+    found = predicted(problem, targets.inputs, "--data")[1]
+    if found.shape != targets.labels.shape:
+        return S
+    values = found.to(targets.labels.dtype).tolist()
+    names = class_names or ()
+    named_so = [names[one] if one < len(names) else str(one) for one in values] if names else values
+    return S.le.with_predictions(named_so)
+
+
 def shown_examples(sources: Examples, targets: Examples | None) -> Any:
     """What the page shows of each example, where it is numbers that can be drawn."""
     from torch import Tensor

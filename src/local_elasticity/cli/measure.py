@@ -64,6 +64,7 @@ def measure(
     with common_options.warnings_on_one_line():
         S = similarity(problem, x, at, examples=common_options.shown_examples(sources, others), **options)
     S = common_options.named(S, sources, others)
+    S = common_options.with_predictions(S, problem, others or sources, sources.class_names, labels)
     screen = console(quiet=quiet or json_wanted)
     if json_wanted:
         print_json(_facts(S))

@@ -11,6 +11,7 @@ from typing import Any
 
 import local_elasticity
 from local_elasticity.extras import extra
+from local_elasticity.report.confused import Confused, confused
 from local_elasticity.report.diagnostics import Finding, examine
 from local_elasticity.report.embedding import Matched, matched
 from local_elasticity.report.foreseen import Foreseen
@@ -83,6 +84,7 @@ class Section:
     provenance: Mapping[str, str]
     notes: Sequence[str]
     content: str
+    confused: Confused | None = None
 
 
 def page(
@@ -147,7 +149,8 @@ def _explored(run: Run, pack: Pack, exact: int, *, left_out: bool) -> tuple[Sect
         for panel, front in zip(run.panels, fronts, strict=True)
     ]
     notes = [*run.notes, *tell_missing(run, left_out=left_out)]
-    return Section(shown(run.name), run.kind, told, _provenance(run), notes, tell_content(run)), payload
+    content = tell_content(run)
+    return Section(shown(run.name), run.kind, told, _provenance(run), notes, content, confused(run, pairs)), payload
 
 
 def _match(side: Side) -> Matched | None:

@@ -165,6 +165,7 @@ def _side(S: xr.DataArray, axis: str) -> Side:
         carried(S, f"{axis}_class"),
         carried(S, f"{axis}_cluster"),
         None if kept is None else kept.tolist(),
+        carried(S, f"{axis}_prediction"),
     )
 
 

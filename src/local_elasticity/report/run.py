@@ -37,6 +37,7 @@ class Side:
     classes: np.ndarray | None = None
     clusters: np.ndarray | None = None
     examples: Sequence[str] | None = None
+    predictions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -44,7 +45,8 @@ class Side:
     def chosen(self, rows: np.ndarray) -> Side:
         """Some of them."""
         kept = None if self.examples is None else [self.examples[row] for row in rows]
-        return Side(self.places[rows], _at(self.classes, rows), _at(self.clusters, rows), kept)
+        classes, clusters, predictions = (_at(one, rows) for one in (self.classes, self.clusters, self.predictions))
+        return Side(self.places[rows], classes, clusters, kept, predictions)
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,16 @@ def in_range(run: Run) -> Run:
 def named(run: Run) -> Run:
     """The same with classes and clusters by the names they are shown under; different labels have different names."""
     sides = (run.sources, run.targets)
-    classes = names_of([label for side in sides if side.classes is not None for label in side.classes])
+    of_classes = [one for side in sides for one in (side.classes, side.predictions) if one is not None]
+    classes = names_of([label for one in of_classes for label in one])
     clusters = names_of([label for side in sides if side.clusters is not None for label in side.clusters])
     sources, targets = (
-        replace(side, classes=_renamed(side.classes, classes), clusters=_renamed(side.clusters, clusters))
+        replace(
+            side,
+            classes=_renamed(side.classes, classes),
+            clusters=_renamed(side.clusters, clusters),
+            predictions=_renamed(side.predictions, classes),
+        )
         for side in sides
     )
     return replace(run, sources=sources, targets=targets)
