@@ -259,7 +259,8 @@ def _rounded_otherwise(bound: BoundProblem, generator: torch.Generator) -> Param
     effects = bound.replica.effects
     unit = max(*(torch.finfo(p.dtype).eps for p in floating), effects.coarsest if effects else 0.0)
     for name, p in bound.params.items():
-        pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
-        units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)
+        length = max(1, min(PATTERN, p.numel()))
+        pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
+        units = pattern.repeat(-(-p.numel() // length))[: p.numel()].view(p.shape)
         moved[name] = p * (1 + unit * units)
     return moved
