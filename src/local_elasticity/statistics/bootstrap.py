@@ -52,7 +52,7 @@ def redrawn(
 
     >>> classes = np.array(["a", "a", "b"])
     >>> [(i, j)] = redrawn(np.random.default_rng(0), classes, classes, 1, square=True)
-    >>> (i == j).all(), classes[i].tolist()
+    >>> bool((i == j).all()), classes[i].tolist()
     (True, ['a', 'a', 'b'])
     """
     sides = [_members(one) for one in ((rows,) if square else (rows, columns))]
