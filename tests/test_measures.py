@@ -246,16 +246,21 @@ def test_class_pairs_reduces_each_block():
     digits=st.integers(0, 8),
     missing=st.floats(0, 0.9),
     spread=st.floats(0, 3),
+    square=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_intervals_are_those_of_resamples_written_out(n, m, digits, missing, spread, seed):
+def test_intervals_are_those_of_resamples_written_out(n, m, digits, missing, spread, square, seed):
     rng = np.random.default_rng(seed)
+    m = n if square else m
     S = (rng.lognormal(sigma=spread, size=(n, 1)) * rng.normal(size=(n, m))).round(digits)
     S[rng.random((n, m)) < missing] = np.nan
-    weights = rng.uniform(1, 2, n)
+    if square:
+        np.fill_diagonal(S, np.nan)
+    weights, classes = rng.uniform(1, 2, n), ["a" if square else "b"] * m
     for reduce in ("median", "mean", "trimmed", "ratio_of_sums"):
-        row = le.class_pairs(S, ["a"] * n, ["b"] * m, reduce=reduce, source_change=weights, resamples=20, seed=seed)
-        expected = interval(S, reduce, weights, np.random.default_rng(seed), 20) if row.pairs[0] else (np.nan,) * 3
+        row = le.class_pairs(S, ["a"] * n, classes, reduce=reduce, source_change=weights, resamples=20, seed=seed)
+        ours = np.random.default_rng(seed)
+        expected = interval(S, reduce, weights, ours, 20, square=square) if row.pairs[0] else (np.nan,) * 3
         np.testing.assert_allclose(row[["value", "low", "high"]].to_numpy()[0], expected, rtol=1e-10, atol=1e-12)
 
 
@@ -287,7 +292,8 @@ def test_many_pairs_are_read_class_by_class():
     classes = np.arange(60) % 3
     coords = {"source_class": ("source", classes), "target_class": ("target", classes)}
     lazy = xr.DataArray(indexing.LazilyIndexedArray(OnDisk()), coords, ("source", "target"))
-    assert le.class_pairs(lazy).equals(le.class_pairs(S, classes, self_pairs="include"))
+    lazy.attrs["targets_are_sources"] = True
+    assert le.class_pairs(lazy).equals(le.class_pairs(S, classes))
     assert read == [20 * 60] * 3
 
 

@@ -3,7 +3,6 @@ Linearized is the limit of small steps."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -15,6 +14,7 @@ from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.structured import StructuredRunner
 from tests.modern import MODERN, MODERN_OF
 from tests.pieces import modern_networks
+from tests.random_cases import random_cases
 from tests.test_engines import assert_same_rows
 from tests.tolerances import RESOLVED_ERROR, SAME_AT_SMALL_STEPS, SAME_IN_FLOAT64
 
@@ -191,39 +191,20 @@ def test_any_part_of_a_network_may_step(name, params):
     assert_same_as_the_loop(problem, sources, (targets, None), le.SGD(0.3))
 
 
-RANDOM = {
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-}
-
 STEPS = st.sampled_from(
     [le.SGD(1e-6), le.SGD(1e-3), le.SGD(0.3), le.SGD(0.3, weight_decay=0.1), le.Adam(1e-2, eps=1e-3)]
 )
 """Adam of a small ε makes the rounding of a gradient that vanishes, as that of a bias before a norm, a step."""
 
 
-def _agrees(drawn, update, batch):
+@random_cases(25, 500, modern_networks(), STEPS, st.integers(1, 2))
+def test_random_networks_agree_with_the_loop(drawn, update, batch):
     net, inputs, outputs = drawn
     sources, targets = (inputs(4), torch.randn(4, outputs).double()), inputs(3)
     assert_same_as_the_loop(le.Problem.of(net, "half_mse"), sources, targets, update, batch)
 
 
-@settings(max_examples=60, **RANDOM)
-@given(modern_networks(), STEPS, st.integers(1, 2))
-def test_random_networks_agree_with_the_loop(drawn, update, batch):
-    _agrees(drawn, update, batch)
-
-
-@pytest.mark.slow
-@settings(max_examples=500, **RANDOM)
-@given(modern_networks(), STEPS, st.integers(1, 2))
-def test_many_random_networks_agree_with_the_loop(drawn, update, batch):
-    _agrees(drawn, update, batch)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, **RANDOM)
-@given(modern_networks(), st.sampled_from([1e-5, 1e-3, 0.1]))
+@random_cases(10, 200, modern_networks(), st.sampled_from([1e-5, 1e-3, 0.1]))
 def test_random_networks_are_right_in_float32(drawn, step_size):
     net, inputs, outputs = drawn
     single = lambda x: x.float() if x.is_floating_point() else x

@@ -16,7 +16,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import reject
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -26,6 +26,7 @@ import local_elasticity as le
 from local_elasticity.engine.job import check_network
 from local_elasticity.engine.replica import Effects
 from tests.kinds import KINDS, Depends, N
+from tests.random_cases import random_cases
 from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
@@ -688,7 +689,8 @@ def stepped(net, x, y):
     return torch.stack(rows)
 
 
-def check_architecture(architecture):
+@random_cases(15, 500, architectures)
+def test_random_architectures(architecture):
     form, names, tied, outputs, seed = architecture
     torch.manual_seed(seed)
     layers = [LAYERS[form][name]() for name in names]
@@ -706,16 +708,3 @@ def check_architecture(architecture):
         watched.check()
         assert error is None or (engine not in ALWAYS and str(error).startswith("engine: ")), error
         assert found is None or close(found.target_change, expected, SAME_IN_FLOAT64), engine
-
-
-@settings(max_examples=30, deadline=None)
-@given(architectures)
-def test_random_architectures(architecture):
-    check_architecture(architecture)
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
-@given(architectures)
-def test_five_hundred_random_architectures(architecture):
-    check_architecture(architecture)

@@ -413,11 +413,9 @@ def fingerprint_of_many():
 
 def test_a_fingerprint_is_the_same_in_every_process():
     script = [sys.executable, "-c", "from tests import test_store; print(test_store.fingerprint_of_many())"]
-    for seed in ("1", "2"):
-        there = subprocess.run(
-            script, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}
-        )
-        assert there.stdout.strip() == fingerprint_of_many()
+    other_hashes = os.environ | {"PYTHONHASHSEED": "1"}
+    there = subprocess.run(script, capture_output=True, text=True, check=True, env=other_hashes)
+    assert there.stdout.strip() == fingerprint_of_many()
 
 
 def _numbered(module):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +14,7 @@ from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.memory import Live
 from local_elasticity.engine.structured import StructuredRunner, readable, two_layer_runner
+from tests.random_cases import random_cases
 from tests.test_engines import assert_same_rows
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
 
@@ -111,8 +111,9 @@ def _fits(net, shape):
     return True
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(networks(), st.sampled_from([1e-7, 1e-3, 0.3, 5.0]), st.sampled_from([0.0, 0.1]), st.integers(1, 2))
+@random_cases(
+    50, 300, networks(), st.sampled_from([1e-7, 1e-3, 0.3, 5.0]), st.sampled_from([0.0, 0.1]), st.integers(1, 2)
+)
 def test_random_architectures_agree_with_the_loop(drawn, step_size, decay, batch):
     """For steps small and large enough to flip many units, in float64."""
     net, shape, outputs = drawn
@@ -133,8 +134,7 @@ def test_random_architectures_agree_with_the_loop(drawn, step_size, decay, batch
         assert (error <= SAME_IN_FLOAT64 * wanted.flatten(1).norm(dim=1) + rounding).all()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(networks(), st.sampled_from([1e-7, 1e-3, 0.3]), st.sampled_from([0.0, 0.1]))
+@random_cases(20, 100, networks(), st.sampled_from([1e-7, 1e-3, 0.3]), st.sampled_from([0.0, 0.1]))
 def test_random_architectures_are_right_in_float32(drawn, step_size, decay):
     """What is called resolved in float32 is what the loop finds in float64."""
     net, shape, outputs = drawn
@@ -148,8 +148,9 @@ def test_random_architectures_are_right_in_float32(drawn, step_size, decay):
     assert ((found - wanted).abs() / wanted.clamp_min(1))[known].le(RESOLVED_ERROR).all()
 
 
-@settings(max_examples=100, deadline=None)
-@given(
+@random_cases(
+    40,
+    100,
     st.integers(1, 40),
     st.integers(1, 3),
     st.booleans(),

@@ -9,8 +9,8 @@ def interval(block, reduce, weight, rng, resamples, level=0.95, square=False):
     n, m = block.shape
     found = []
     for _ in range(resamples):
-        i, j = rng.integers(n, size=n), rng.integers(m, size=m)
-        j = i if square else j
+        i = rng.integers(n, size=n)
+        j = i if square else rng.integers(m, size=m)
         found.append(reduced(block[np.ix_(i, j)], reduce, weight[i]))
     return reduced(block, reduce, weight), *np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
 

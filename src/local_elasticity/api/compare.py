@@ -171,7 +171,12 @@ class Compared(Printed):
 
         return comparison_figure(self.before, self.after, self.difference, columns)
 
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
+        """What changed, and what to know about it.
+
+        Returns:
+            One sentence each.
+        """
         n, m = self.after.shape
         found = self.overall
         if not found.pairs:

@@ -305,9 +305,6 @@ class Forecast(Printed):
 
         return forecast_figure(self.old.margin_before, self.old.margin_after, self.old.right, columns)
 
-    def _sentences(self) -> list[str]:
-        return self.sentences()
-
     def sentences(self, *, named: bool = True) -> list[str]:
         """What is forecast, and how far to trust it.
 

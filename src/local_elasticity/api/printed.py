@@ -10,12 +10,12 @@ class Printed(ABC):
     """A result that prints as sentences."""
 
     @abstractmethod
-    def _sentences(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """What it found, the most important first."""
 
     def __repr__(self) -> str:
-        return "\n".join(self._sentences())
+        return "\n".join(self.sentences())
 
     def _repr_html_(self) -> str:
-        head, *rest = self._sentences()
+        head, *rest = self.sentences()
         return f"<b>{escape(head)}</b>" + "".join(f"<br>{escape(line)}" for line in rest)

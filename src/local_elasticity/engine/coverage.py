@@ -1,4 +1,4 @@
-"""The layout: which parameters of a network the tape understands, found on examples and checked against autograd."""
+"""Coverage: which parameters of a network the tape supports, found on a few examples and checked against autograd."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ MOST_PLACES = 8
 """Inner products over pairs of places take memory that grows with their square."""
 
 CANDIDATES = 8
-"""Examples among which those that a layout is found on are chosen."""
+"""Examples from which those are chosen that coverage is found on."""
 
 COMPARED = 1 << 20
-"""Entries of a weight's gradient that are compared with autograd's before a layer is believed to be understood."""
+"""Entries of a weight's gradient that are compared with autograd's before a layer counts as supported."""
 
 
 ROUNDING = 8
-"""Units of rounding, of the products that a gradient is summed from, by which it may differ where it is nearly zero."""
+"""Allowed error of a gradient that is nearly zero, in units of rounding of the products that are summed in it."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which parameters the tape understands in this network, and which are left over. Found and checked on examples."""
+    """Which parameters of this network the tape supports, and which it does not. Found and checked on examples."""
 
     understood: tuple[str, ...]
     unsupported: tuple[str, ...]
     low_rank: frozenset[str]
-    """Those whose gradients are kept as vectors, because there are few places or they are large."""
+    """Parameters whose gradients are kept as vectors, because there are few places or the matrices are large."""
     placements: dict[Meeting, Placement]
-    """Where the outputs of uses have their examples."""
+    """The axis of examples in the output of each use."""
     constants: frozenset[Meeting]
     """Uses whose outputs are the same for all examples."""
     ambiguous: bool = False
-    """Whether a use may have its examples in several places, since those that were looked at have zeros there."""
+    """Whether several axes of a use may be the one of the examples, because the sampled examples have zeros there."""
 
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
-        """The layout of this network for such inputs, found once and remembered."""
+        """The coverage of this network for such inputs; it is cached."""
         found = _coverages.get(bound, _kind(bound, inputs))
         if found is None:
             try:
@@ -61,16 +61,16 @@ class Coverage:
                 if "vmapped" not in str(error) or not may_be_passed_over(error):
                     raise
                 raise UnsupportedModelError(
-                    "model: its forward pass uses torch.func, inside of which gradients cannot be recorded; only "
-                    "le.respond and measures of a response can take it"
+                    "model: its forward pass uses torch.func, where gradients cannot be recorded; use le.respond and "
+                    "measures of a response instead"
                 ) from error
             _coverages.put(bound, _kind(bound, inputs), found)
         return found
 
     @classmethod
     def _found(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:
-        """Record three examples, and compare the gradients of the middle one with autograd's own; and a few together
-        with each of them alone.
+        """Compare two things on a few examples: the gradients of one of three examples with autograd's, and the outputs
+        of uses for a batch with those for each example alone.
 
         This catches inputs whose first axis is not the examples, functions that mix examples, and networks that sort
         their batch.
@@ -80,8 +80,8 @@ class Coverage:
         effects = bound.replica.effects
         if effects is not None and effects.coarsest > torch.finfo(torch.float32).eps:
             raise UnsupportedModelError(
-                "model: its forward pass computes in half precision, as under autocast, so that gradients are rough; "
-                "pass problem.to(torch.float64), which autocast leaves alone"
+                "model: its forward pass computes in half precision, as under autocast, so that its gradients are "
+                "inaccurate; pass problem.to(torch.float64), which autocast does not change"
             )
         some = _finite(bound, inputs)
         placements, constants, ambiguous = _placements(bound, inputs, some)
@@ -92,7 +92,7 @@ class Coverage:
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
-        tape = replace(tape, moves=False)  # what is compared below shows it
+        tape = replace(tape, moves=False)  # the comparison below shows it
         at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         known = () if tape.ragged else leaves
         understood = [name for name in known if _is_right(name, tape, at_uses, right[name])]
@@ -108,13 +108,17 @@ class Coverage:
         return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants, ambiguous)
 
     def without(self, names: frozenset[str]) -> Coverage:
-        """The same with some parameters left over."""
+        """The same with these parameters unsupported."""
         understood = tuple(name for name in self.understood if name not in names)
         unsupported = (*self.unsupported, *names)
         return replace(self, understood=understood, unsupported=unsupported, low_rank=self.low_rank - names)
 
     def record(self, bound: BoundProblem, inputs: Inputs) -> Tape:
-        """Run the network on a batch and keep what its gradients need."""
+        """Run the network on a batch and record its uses.
+
+        Raises:
+            ReusedParameterError: if they are not the uses that were found.
+        """
         tape = record(bound, leaves_of(bound.params), inputs, self.understood, constants=self.constants)
         met = {use.meeting for use in tape.uses}
         strange = {name for use in tape.uses if not self._places(use) for name in use.names}
@@ -131,13 +135,15 @@ class Coverage:
         return replace(tape, uses=uses, moves=tape.moves or self.ambiguous or (sorts and count(inputs) > 1))
 
     def _places(self, use: Use) -> bool:
-        """Whether a use was met when the network was read, and has room for its examples."""
+        """Whether a use was there when coverage was found, and its axis of examples has a fitting length."""
         at = self.placements.get(use.meeting)
         return at is not None and at.axis < len(use.shape) and use.shape[at.axis] % use.examples == 0
 
 
 def with_coverage(bound: BoundProblem, inputs: Inputs, work: Callable[[Coverage], T]) -> T:
-    """What `work` makes with the layout of this network; again with fewer parameters where it meets some in pieces."""
+    """The result of `work` with the coverage of this network. If a batch uses some parameters otherwise, `work` runs
+    again with these unsupported.
+    """
     coverage = Coverage.of(bound, inputs)
     while True:
         try:
@@ -151,12 +157,12 @@ _coverages: ModelCache[Coverage] = ModelCache()
 
 
 def _kind(bound: BoundProblem, inputs: Inputs) -> Any:
-    """The precision, and what inputs are like, but for how many there are; one alone shows less than several."""
+    """What coverage is cached by: the precision, the shapes and types of inputs, and whether there are several."""
     return bound.dtype, count(inputs) > 1, *((tuple(leaf.shape[1:]), leaf.dtype) for leaf in tree_leaves(inputs))
 
 
 def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
-    """A few examples, far apart, whose predictions are finite, where there are such."""
+    """A few examples, far apart, with finite predictions if there are any."""
     n = count(inputs)
     with torch.no_grad():
         some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=bound.device).round().long()
@@ -172,10 +178,13 @@ def _three(some: Tensor) -> Tensor:
 def _placements(
     bound: BoundProblem, inputs: Inputs, some: Tensor
 ) -> tuple[dict[Meeting, Placement], frozenset[Meeting], bool]:
-    """Where every use has its examples, from a few of them together and each alone; nothing for those of which an
-    example's part is not the same in company. And the uses that have no examples, because they are the same for all:
-    what comes out of those is followed like a parameter, where it may be met by examples. And whether a use may have
-    its examples in several places."""
+    """Compare a few examples in a batch with each of them alone.
+
+    Returns:
+        The placement of each use, without those where an example's part depends on the others in its batch.
+        The constant uses, whose outputs are the same for all examples; these outputs are treated like parameters.
+        Whether a use may have its examples in several places.
+    """
     constants: frozenset[Meeting] = frozenset()
     while True:
         found, same = _placements_beside(bound, inputs, some, constants)
@@ -188,7 +197,7 @@ def _placements(
 def _placements_beside(
     bound: BoundProblem, inputs: Inputs, some: Tensor, constants: frozenset[Meeting]
 ) -> tuple[dict[Meeting, list[Placement]], frozenset[Meeting]]:
-    """The places where each use may have its examples, and the uses that are the same for all."""
+    """The places where each use may have its examples, and the uses that are the same for all examples."""
     leaves = leaves_of(bound.params)
     together = record(bound, leaves, take(inputs, some), constants=constants, keep=True).uses
     found: dict[Meeting, list[Placement]] = {}
@@ -207,7 +216,7 @@ def _placements_beside(
 
 
 def _candidates(use: Use, alone: Use | None) -> list[Placement]:
-    """The axes of an output that are as many times longer as there are examples."""
+    """The axes of an output that are b times as long for b examples as for one."""
     if alone is None or len(use.shape) != len(alone.shape):
         return []
     b, (many, one) = use.examples, (use.shape, alone.shape)
@@ -236,7 +245,9 @@ def _better_as_vectors(use: Use, q: Tensor, k: int) -> bool:
 
 
 def _is_right(name: str, tape: Tape, at_uses: Sequence[tuple[Use, Tensor]], wanted: Tensor) -> bool:
-    """Whether the second of three examples has all of the gradient and the others none; seen on the first outputs."""
+    """Whether the second of three examples has the whole gradient and the others none; large weights are compared in
+    their first rows only.
+    """
     mine = [(use, q, part) for use, q in at_uses for part in use.names if name in tape.roots([part])]
     if not mine:
         return name not in tape.met and not tape.reaches([name])
@@ -248,7 +259,7 @@ def _is_right(name: str, tape: Tape, at_uses: Sequence[tuple[Use, Tensor]], want
         use, q = (use, q) if rows is None else use.some(q, rows)
         try:
             found = tape.pulled_back(use.only(part).gradients(q))[name][:, 0]
-        except (ValueError, RuntimeError) as error:  # shapes that do not fit, where an axis is not what it seemed
+        except (ValueError, RuntimeError) as error:  # shapes do not fit, because the axis is another one
             if not may_be_passed_over(error):
                 raise
             return False

@@ -1,13 +1,16 @@
 """The noise of a difference: how much of a change may be rounding alone.
 
-A change computed as f(x; w⁺) − f(x; w) carries the rounding of two forward passes and of the weights themselves. Both
-are *measured*, by moving every weight up or down by one unit in the last place and looking how far predictions move
-when nothing was learned. Two more terms belong to the row: the part of the step that was rounded away (`realized`),
-which is coherent and can be far larger than random rounding, and, for several outputs, the rounding of the loss
-gradient, which turns the step: much where that gradient is a small difference f − y, by that of the logits where it is
-a product. An engine that does not subtract has only a few units of relative rounding, and the rounding of what decay
-and momentum do to every step, which is measured against float64. An optimizer whose code rounds weights to float32 also
-rounds its displacements, by at most what a few of its steps show.
+A change computed as f(x; w⁺) − f(x; w) contains the rounding of two forward passes and of the weights. Both are
+*measured*: every weight is moved up or down by one unit in the last place, and the change of predictions is recorded.
+
+Each row has two more terms. One is the part of the step that was rounded away (`realized`). It is coherent, and can be
+far larger than random rounding. The other is the rounding of the loss gradient, for several outputs, which changes the
+direction of the step. It is large if that gradient is a small difference f − y. If the gradient is a product, only the
+rounding of the logits counts.
+
+An engine that does not subtract has a few units of relative rounding, and the rounding of the drift by decay and
+momentum, which is measured against float64. An optimizer whose code rounds weights to float32 also rounds its
+displacements; the bound is taken from a few of its steps.
 """
 
 from __future__ import annotations
@@ -35,16 +38,16 @@ RESOLVED = 1000.0
 are then one percent of it, and five, the most that is seen in practice, half a percent."""
 
 NULL_SAMPLES = 32
-"""Examples times null steps that the noise is estimated from at least."""
+"""The least number of examples times null steps from which the noise is estimated."""
 
 DRIFT_TARGETS = 16
-"""Targets at which the rounding of what all steps share is measured."""
+"""Targets at which the rounding of the drift, which all steps share, is measured."""
 
 STEPS_LOOKED_AT = 4
-"""Sources whose steps tell how much of a displacement may be rounding, where an optimizer rounds."""
+"""Sources whose steps are used to bound the rounding of displacements, if an optimizer rounds."""
 
 PATTERN = 65537
-"""Length of the random pattern of null steps; prime, so that it falls out of step with rows and channels."""
+"""Length of the random pattern of null steps; prime, so that it is not aligned with rows or channels."""
 
 ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
@@ -60,11 +63,11 @@ class Noise:
     target: Float[Tensor, "m k"]
     gradient_cancels: bool
     computed_in: float = 0.0
-    """The unit of the coarsest numbers inside the network, where that is coarser than the predictions' own."""
+    """The rounding unit of the coarsest precision inside the network, if coarser than that of the predictions."""
     drift: float = 0.0
-    """The rounding of what all steps share, where changes are not differences of predictions."""
+    """The rounding of the drift, if changes are not differences of predictions."""
     step: float = 0.0
-    """The most that rounding may be of a displacement, as a share of it."""
+    """A bound of the rounding of a displacement, as a share of it."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -104,8 +107,8 @@ class Noise:
         )
 
     def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
-        """The noise of the first c sources' own changes, with the terms that belong to the row; at least what has no
-        square, since norms square."""
+        """The noise of the first c sources' own changes, with the terms of each row. It is at least the root of the
+        smallest number, because norms square it."""
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps + self.step
@@ -235,7 +238,7 @@ def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once:
     """Standard deviation of f(x; w′) − f(x; w) for weights w′ that differ from w by rounding only.
 
     Few null steps give a rough figure for a single example, so it is never taken to be below the root mean square
-    over all of them. Predictions that are not finite tell nothing.
+    over all of them. Predictions that are not finite are left out.
     """
     generator = torch.Generator(before.device).manual_seed(0)
     squares = torch.zeros_like(before)
@@ -252,14 +255,15 @@ def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once:
 
 
 def _rounded_otherwise(bound: BoundProblem, generator: torch.Generator) -> Params:
-    """Every weight up, down or not at all by one unit, the coarsest of any weight or of anything computed; a long
-    random pattern, repeated, is random enough."""
+    """Every weight moved up, down or not at all by one rounding unit: the coarsest of the weights and of what is
+    computed from them. Large weights repeat a long random pattern."""
     moved = {}
     floating = [p for p in (*bound.params.values(), *bound.constants.values()) if p.is_floating_point()]
     effects = bound.replica.effects
     unit = max(*(torch.finfo(p.dtype).eps for p in floating), effects.coarsest if effects else 0.0)
     for name, p in bound.params.items():
-        pattern = torch.randint(-1, 2, (PATTERN,), generator=generator, device=p.device, dtype=p.dtype)
-        units = pattern.repeat(-(-p.numel() // PATTERN))[: p.numel()].view(p.shape)
+        length = max(1, min(PATTERN, p.numel()))
+        pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
+        units = pattern.repeat(-(-p.numel() // length))[: p.numel()].view(p.shape)
         moved[name] = p * (1 + unit * units)
     return moved

@@ -1,4 +1,5 @@
-"""A copy of a live optimizer that takes steps of its own, in float64 where the optimizer's code allows it.
+"""Steps of a live optimizer: by formula for torch's SGD, Adam and AdamW, of others on a copy in float64 where the
+optimizer's code allows it.
 
 The displacement is p_after − p. In float32 that difference has no more digits than p, and a step that is small against
 its weight is rounded to a few units in the last place. In float64 the rounding is below that of any float32 number.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from local_elasticity.engine.copying import without_finalizer
 from local_elasticity.engine.guard import interruption
@@ -30,6 +33,9 @@ REFUSALS = (TypeError, RuntimeError, ValueError, AssertionError)
 
 TRIED = 1 / 3
 """Every entry of the gradient that a step is tried with; no binary number, so that steps show their last digits."""
+
+CLIPPED_ABOVE = 1e-6
+"""What torch adds to the norm that it divides by."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +151,71 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     """State in the precision of its parameter; counters stay."""
     floating = isinstance(value, Tensor) and value.ndim and (value.is_floating_point() or value.is_complex())
     return value.to(dtype) if floating else value
+
+
+def clipped(gradient: Params, norm: float | None, value: float | None) -> Params:
+    """As torch.nn.utils.clip_grad_norm_ and then clip_grad_value_ leave it."""
+    if norm is not None and gradient:
+        total = torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()]).square().sum().sqrt()
+        share = (norm / (total + CLIPPED_ABOVE)).clamp(max=1.0)
+        gradient = {name: share * g for name, g in gradient.items()}
+    if value is not None:
+        gradient = {name: g.clamp(-value, value) for name, g in gradient.items()}
+    return gradient
+
+
+def _sgd(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    g = (-g if group["maximize"] else g) + group["weight_decay"] * w
+    momentum = float(group["momentum"])
+    if momentum:
+        buffer = state.get("momentum_buffer")
+        velocity = g if buffer is None else momentum * buffer + (1 - group["dampening"]) * g
+        g = g + momentum * velocity if group["nesterov"] else velocity
+    return -float(group["lr"]) * g
+
+
+def _adam(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    g = -g if group["maximize"] else g
+    if not group["decoupled_weight_decay"]:
+        g = g + decay * w
+    step = float(state.get("step", 0)) + 1
+    first = beta1 * state.get("exp_avg", torch.zeros_like(w)) + (1 - beta1) * g
+    second = beta2 * state.get("exp_avg_sq", torch.zeros_like(w)) + (1 - beta2) * g * g
+    if group["amsgrad"]:
+        second = torch.maximum(second, state.get("max_exp_avg_sq", torch.zeros_like(w)))
+    denominator = (second / (1 - beta2**step)).sqrt() + group["eps"]
+    moved: Tensor = -rate / (1 - beta1**step) * first / denominator
+    return moved - rate * decay * w if group["decoupled_weight_decay"] else moved
+
+
+DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+}
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers of Lightning and Accelerate. Others have a step of their own."""
+    wraps = any(kind.__name__ in ("AcceleratedOptimizer", "LightningOptimizer") for kind in type(optimizer).__mro__)
+    return getattr(optimizer, "optimizer", optimizer) if wraps else optimizer
+
+
+def steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its `step` is the method of its class; the wrapper of a learning-rate scheduler only counts calls."""
+    step = vars(optimizer).get("step", type(optimizer).step)
+    if getattr(step, "__globals__", {}).get("__name__") == torch.optim.lr_scheduler.__name__:
+        step = step.__wrapped__
+    return getattr(step, "__func__", step) is type(optimizer).step
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+
+
+def cast_state(value: Any, dtype: torch.dtype) -> Any:
+    """A parameter's state as real numbers of this type; counters stay."""
+    return _cast(as_real(value) if isinstance(value, Tensor) else value, dtype)

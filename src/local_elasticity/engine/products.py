@@ -1,9 +1,9 @@
 """Products of differences: what the rules multiply with.
 
-A difference is never subtracted again, so that an error of 1e-5 in a product is an error of 1e-5 of the answer. On a
-GPU, tensor cores give that several times as fast as float32: a number is the sum of two in bfloat16, high + low, and of
-the four products of two such numbers the three larger ones are added up in float32, as one product of matrices that are
-three times as wide.
+Differences are not subtracted from each other, so a relative error of 1e-5 in a product is one of 1e-5 in the result.
+On a GPU, tensor cores reach this accuracy several times as fast as float32. A number is split into two in bfloat16,
+high + low. Of the four products of two such numbers, the three larger ones are added in float32. This is one product of
+matrices that are three times as wide.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from local_elasticity.engine.replica import storage_of
 from local_elasticity.engine.uses import each_axis, patches
 
 SPLIT_ROUNDING = 2e-5
-"""The relative error of products by parts, where float32 has 1e-7."""
+"""The relative error of split products; that of float32 is 1e-7."""
 
 ALIGNED = 8
-"""Rows of right-hand sides, and columns, come in multiples of this: with others, the fast kernels are not taken."""
+"""Rows and columns of right-hand sides are padded to multiples of this, which the fast kernels need."""
 
 NARROW = 64
 """Rows and columns below which tensor cores gain nothing."""
 
 FEW_ROWS = 1024
-"""Rows of all sources together, below which splitting takes longer than it saves."""
+"""Total rows of all sources below which splitting costs more than it saves."""
 
 
 class Splits:
@@ -74,8 +74,8 @@ _splits: ContextVar[Splits | None] = ContextVar("splits", default=None)
 
 @contextmanager
 def by_parts(splits: Splits | None) -> Iterator[None]:
-    """Multiply on tensor cores inside, where that pays, and keep the shared weights' parts in `splits`; in the
-    differences' own precision where it is None."""
+    """Multiply on tensor cores inside this context, where that is faster, and cache the parts of shared weights in
+    `splits`. If it is None, multiply in the precision of the differences."""
     token = _splits.set(splits)
     try:
         yield
@@ -84,7 +84,7 @@ def by_parts(splits: Splits | None) -> Iterator[None]:
 
 
 def splits_numbers() -> bool:
-    """Whether products are multiplied by parts."""
+    """Whether products are computed from split numbers."""
     return _splits.get() is not None
 
 
@@ -103,7 +103,7 @@ class Windows:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where the filters are put, along every axis."""
+        """The number of filter positions along every axis."""
         sizes = zip(self.images.shape[3:], self.kernel, *self.options, strict=True)
         return tuple((size + 2 * border - gap * (k - 1) - 1) // step + 1 for size, k, step, border, gap in sizes)
 
@@ -123,7 +123,7 @@ class Windows:
         return windows.reshape(self.shape)
 
     def split_into(self, out: Tensor, at: int) -> None:
-        """As high and low parts on the left of a product."""
+        """Write high and low parts for the left side of a product into `out`."""
         kernels, flat = kernels_for(self.images), out.view(-1, out.shape[-1])
         if len(self.kernel) != 2:
             kernels.split_into(self.rows().flatten(0, 1), flat, at, left=True)
@@ -180,7 +180,8 @@ def _wide(term: Term, c: int) -> bool:
 
 
 def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Splits) -> Tensor:
-    """All terms whose left sides differ as one product for each source, side by side; on top of the others."""
+    """The sum of the terms. Terms whose left sides differ by source are placed side by side in one product for each
+    source."""
     alike, own = ([term for term in terms if (term.left.ndim == 2) is same] for same in (True, False))
     o, total = terms[0].right.shape[-2], None
     for term in alike:

@@ -1,8 +1,8 @@
 """Structured: exact responses from differences passed through the network, with no copies of its weights.
 
-All pairs go through the shared weights in large products, and nothing is subtracted, so that it is right in float32 at
-any step size. It reads networks however they are written, as long as every function that a moving value goes into has a
-rule (`rules/`) or is made of functions that have one; what it cannot read it names.
+All pairs pass through the shared weights in large products. Nothing is subtracted, so float32 is accurate at any step
+size. It does not matter how a network is written. Every function that takes a changing value needs a rule (`rules/`),
+or must be made of functions that have one. Unsupported functions are reported with their module.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ READERS = {"elementwise": elementwise, "layers": layers, "products": products, "
 
 
 def readable() -> dict[str, list[str]]:
-    """The functions that can be read, by the module of their rule; those that are linear, and those that are made of
-    others, by themselves."""
+    """The supported functions, by the module of their rule. Linear functions, and those made of others, have keys of
+    their own."""
     found: dict[str, list[str]] = {kind: [] for kind in (*READERS, "linear", "recurrent")}
     for function, written in RULES.items():
         package, _, kind = written.__module__.rpartition(".")
-        if package == elementwise.__package__:  # and not a rule of a user's
+        if package == elementwise.__package__:  # not a rule that a user added
             found[kind].append(_name(function))
     found["linear"] = [_name(function) for function in LINEAR]
     found["recurrent"] = [_name(function) for function in COMPOSITES]
@@ -60,50 +60,49 @@ def _name(function: Any) -> str:
 
 
 TENSORS_A_PAIR = 16
-"""How many tensors of the largest activation's size a pair of source and target takes, at most, while it passes a
-layer."""
+"""The most tensors of the largest activation's size that a pair of source and target needs in a layer."""
 
 WRITTEN_OUT = 6
-"""How many times a source's gradient of all parameters is there, where a rule other than SGD's makes a step of it."""
+"""Copies of a source's gradient of all parameters that are in memory if the update is not SGD."""
 
 MEASURED_SHARE = 0.7
-"""Of the memory, how much chunks may take by what a row was seen to take; the rest is for workspaces."""
+"""The share of memory that chunks may take, from the measured size of a row; the rest is for workspaces."""
 
 TILE_BYTES = {"cpu": 1 << 27}
-"""What a tile of pairs may take where caches are small; elsewhere half of the memory."""
+"""Bytes of a tile of pairs on devices with small caches; on others, half of the memory."""
 
 MOST_TARGETS = 64
-"""Targets of a tile. Where caches are small, or memory is, it has about as many of them as of sources, since either
-brings work that the others share: the gradient of a source, and the values before the step at a target."""
+"""The most targets in a tile. With small caches or little memory, a tile has about as many targets as sources: the
+gradient of a source is shared by its targets, and the values before the step at a target by its sources."""
 
 LIMITS_SHARE = 10
-"""As many times more rows than limits there are at least, where limits are found beside the rows."""
+"""Limits are computed beside the rows if there are at least this many times as many rows."""
 
 MOST_OUTPUTS = 256
-"""Outputs up to which products by parts are precise enough to tell a change in all of them from its rounding."""
+"""The most outputs for which split products can distinguish a change from its rounding."""
 
 PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 4, 8, 0.1
-"""Before it is trusted, a few pairs are compared with `Looped` in float64, for a step that flips units. Sources and
-targets are far apart in the order that they were given in."""
+"""The spot check compares a few pairs with `Looped` in float64, for a step that flips units. Its sources and targets
+are evenly spaced."""
 
 PROVED, PROOF_ROUNDING = 1e-9, 1e-13
-"""By how much they may differ: of the row's norm, and of the largest prediction, which the loop subtracts. In float32,
-where there is nothing finer, by as much more as its rounding is coarser, but not by more than a percent."""
+"""Allowed errors in float64: shares of the row's norm, and of the largest prediction, which the loop subtracts. On
+devices without float64 they grow with the rounding unit, up to 1 %."""
 
 PROVED_AT_ITS_OWN = 1e-6
-"""By how much of the row's norm they may differ for a step of the asked size, where a large one drowns in its own
-rounding: the gradients of a net that is about to diverge are huge."""
+"""Allowed error, as a share of the row's norm, for a step of the size asked for. It is used if gradients are so large
+that rounding hides the larger step."""
 
 
 @dataclass(frozen=True)
 class Structured:
     """Differences propagated layer by layer, for the steps of any update. Exact.
 
-    Two-layer nets take a shorter way (`two_layer.py`). Whichever it is, a few pairs are compared with `Looped` first.
+    Two-layer nets have a faster path (`two_layer.py`). On either path, a few pairs are compared with `Looped` first.
 
     Args:
         precision: of the products of differences in a float32 network: `"float32"`, or `"split_bf16"`, which a GPU
-            computes on tensor cores, right to 2e-5. By default the latter on a GPU, where so much can be told apart.
+            computes on tensor cores, accurate to 2e-5. The default on a GPU is `"split_bf16"` for up to 256 outputs.
     """
 
     precision: str | None = None
@@ -121,7 +120,7 @@ class Structured:
 
 
 def two_layer_runner(job: Job) -> TwoLayerRunner | None:
-    """A checked runner for a net that is one of two layers; None for any other."""
+    """A checked runner for a two-layer net; None for any other."""
     what = job.kind_of_targets, job.plain, job.batch
     if _not_two_layers.get(job.bound, what):
         return None
@@ -135,7 +134,7 @@ def two_layer_runner(job: Job) -> TwoLayerRunner | None:
 
 
 def differences_runner(job: Job, precision: str | None = None) -> StructuredRunner:
-    """A checked runner for any net that can be read; an UnsupportedModelError says what cannot."""
+    """A checked runner for any supported net; an UnsupportedModelError names what is not supported."""
     runner = StructuredRunner(job, precision)
     spot_check(job, StructuredRunner)
     return runner
@@ -145,10 +144,10 @@ class StructuredRunner(Runner):
     subtracts = False
 
     share = 1.0
-    """Of a step, how much is taken; its effect is scaled up again."""
+    """The share of each step that is taken; its effect is scaled up again."""
 
     room = 0
-    """How many sources fit into memory at a time, more than there are perhaps."""
+    """How many sources fit into memory at a time; it may exceed the number of sources."""
 
     def __init__(self, job: Job, precision: str | None = None) -> None:
         if job.bound.hooks:
@@ -181,13 +180,13 @@ class StructuredRunner(Runner):
         return self.fixed_bytes + self.chunk * self.row_bytes
 
     def _fitting(self, memory: int) -> int:
-        """How many sources a time."""
+        """How many sources are computed at a time within this memory."""
         self.room = max(1, (memory - self.fixed_bytes) // self.row_bytes)
         return min(self.job.n, self.room)
 
     def _measured_bytes(self) -> tuple[int, int]:
-        """What a few sources take, as a constant and so much for each: a pair is 4 to 17 tensors, as patches are many
-        or few, and an estimate that holds for all would make chunks so small that a GPU waits for the next.
+        """The memory of a few sources, as a constant and an amount for each, measured. A pair needs 4 to 17 tensors,
+        depending on its patches; with the largest of these for all, chunks would be too small to fill a GPU.
         """
         what = self.job.kind_of_targets, self.at_once, self.job.batch, self.job.bound.dtype
         known = _bytes_taken.get(self.job.bound, what)
@@ -200,7 +199,7 @@ class StructuredRunner(Runner):
         return known
 
     def _live(self, sources: int) -> int:
-        """The most bytes that are alive at a time while some sources are taken."""
+        """The peak of bytes in use while some sources are computed."""
         live = Live()
         with live:
             self.rows(0, sources)
@@ -237,7 +236,7 @@ class StructuredRunner(Runner):
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
 
     def _sampled(self, start: int, stop: int) -> list[int]:
-        """The sources among these whose limits are found beside their rows, where that is little work."""
+        """The sources among these whose limits are computed beside their rows, if that adds little work."""
         job = self.job
         if job.sampled is None or not job.plain or self.share != 1 or job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []
@@ -278,7 +277,7 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     differences = tree_map(lambda leaf: Difference.of(leaf, None), inputs)
     try:
         out = job.bound.predict(steps.params, differences)
-    except Exception as error:  # whatever a forward pass raises that was not made for differences
+    except Exception as error:  # a forward pass may raise anything on differences
         if not may_be_passed_over(error):
             raise
         raise UnsupportedModelError(
@@ -317,7 +316,7 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
             _proved.put(job.bound, by_rule, True)
     except UnsupportedModelError:
         raise
-    except Exception as reason:  # whatever a forward pass raises that was not made for float64
+    except Exception as reason:  # a forward pass may raise anything in float64
         if not may_be_passed_over(reason):
             raise
         raise UnsupportedModelError(f"engine: {name} could not be checked against the loop ({reason})") from reason
@@ -347,8 +346,8 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: fl
 
 
 def _splits(job: Job) -> bool:
-    """Whether products by parts can be had: on a GPU with tensor cores for bfloat16, and not while it records, since
-    the parts of weights are kept."""
+    """Whether split products are available: on a GPU with tensor cores for bfloat16, except while a graph is recorded,
+    because the parts of weights are cached."""
     if job.bound.dtype != torch.float32 or job.bound.device.type != "cuda" or torch.version.hip is not None:
         return False
     has_cores = torch.cuda.get_device_capability(job.bound.device) >= (8, 0)

@@ -1,8 +1,8 @@
 """The tape: where parameters met inputs in a forward pass, so that one backward pass gives every example's gradient.
 
-The functions themselves are watched (not the modules), so that it does not matter how a network is written. Where the
-gradient of a parameter follows from what a function was given, the meeting is a `Use`. A parameter that is met anywhere
-else is *left over* and is differentiated example by example.
+The tape records functions, not modules, so it does not matter how a network is written. If a function is known here,
+and the gradient of its parameters follows from its inputs, the call is a `Use`. Parameters that go into any other
+function are unsupported here, and are differentiated example by example.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from local_elasticity.engine.uses import (
 )
 
 GOLDEN = 0.6180339887498949
-"""Whose multiples, modulo 1, are far apart."""
+"""The multiples of this number, modulo 1, are far apart."""
 
 DERIVED = "#"
-"""Names of what is derived from parameters begin so."""
+"""Prefix of the names of tensors that are derived from parameters."""
 
 
 class ReusedParameterError(RuntimeError):
-    """Parameters that a few examples meet in one way, and a larger batch in another, as in pieces or in another order:
-    they must be left over."""
+    """Parameters that a large batch uses otherwise than a few examples do: in pieces, or in another order. They must
+    count as unsupported."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class ReusedParameterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Derived:
-    """A tensor that was made of parameters alone, or of others that were, and the parameters at the roots."""
+    """A tensor computed from parameters alone. `made_of` are its direct inputs, `roots` the parameters behind them."""
 
     tensor: Tensor
     made_of: tuple[str, ...]
@@ -65,19 +65,19 @@ class Derived:
 
 @dataclass(frozen=True)
 class Tape:
-    """A forward pass of b examples: the outputs [b, …], with their graph, and the uses that were met of the `leaves`
-    and of what is `derived` from them."""
+    """A forward pass of b examples: the outputs [b, …] with their graph, and the uses of the `leaves` and of the
+    tensors that are `derived` from them."""
 
     outputs: Tensor
     uses: tuple[Use, ...]
     leaves: Params
     derived: dict[str, Derived]
     met: frozenset[str]
-    """Whatever went into a function, in a use or not."""
+    """The names of everything that went into a function, whether that was a use or not."""
     unread: frozenset[str]
-    """The parameters that went, or something made of them, into a function that is not a use."""
+    """The parameters that went into a function that is not a use, directly or through a derived tensor."""
     ragged: bool
-    """Whether examples may have taken different shares of an axis, because shapes depend on values."""
+    """Whether examples may have parts of different sizes, because shapes depend on values."""
     moves: bool
     """Whether examples may have been put into another order."""
 
@@ -86,8 +86,11 @@ class Tape:
         return as_predictions(self.outputs)
 
     def gradients_at_uses(self, cotangents: Tensor) -> list[Tensor]:
-        """q of every use, [r, …], for r cotangents of the predictions, [b, r, k]. A ReusedParameterError where examples
-        are elsewhere than their uses say."""
+        """The gradient q at the output of every use, [r, …], for r cotangents of the predictions, [b, r, k].
+
+        Raises:
+            ReusedParameterError: if an example is not at the place that a use records for it.
+        """
         if not self.uses:
             return []
         found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
@@ -106,7 +109,9 @@ class Tape:
         return [zero.expand(use.shape) if q is None else q for use, q in zip(self.uses, found, strict=True)]
 
     def _check_places(self, cotangents: Tensor, found: list[Tensor]) -> None:
-        """Each example's cotangent times a number of its own must give its part of q times that number."""
+        """Check the places of examples: if each example's cotangent is scaled by a number of its own, its part of q
+        must be scaled by the same number.
+        """
         numbers = far_apart(len(cotangents), cotangents)
         placed, off = [], []
         for use, q, other in zip(self.uses, found, self._at_uses(numbers[:, None] * cotangents), strict=True):
@@ -121,14 +126,14 @@ class Tape:
             raise ReusedParameterError(frozenset(self.roots(strange)))
 
     def reaches(self, names: Collection[str]) -> set[str]:
-        """Those of the parameters that gradients arrive at, be they zero."""
+        """The parameters among these that gradients reach, zero gradients included."""
         leaves = {name: self.leaves[name] for name in names}
         if not leaves or not self.outputs.requires_grad:
             return set()
         return set(gradient(self.outputs, leaves, torch.zeros_like(self.outputs), retain=True, reached=True))
 
     def pulled_back(self, gradients: Matrices) -> Matrices:
-        """Gradients [b, r, p] of what is derived as gradients of the parameters that it is made of, summed."""
+        """Gradients [b, r, p] of derived tensors turned into gradients of their parameters, and summed."""
         found = {name: part for name, part in gradients.items() if name not in self.derived}
         for name, part in gradients.items():
             if name in self.derived:
@@ -171,7 +176,7 @@ def _roots(names: Collection[str], derived: dict[str, Derived]) -> set[str]:
 
 
 class _Recorder(FunctionMode):
-    """Notes every function that a parameter goes into, or something that was derived from parameters alone."""
+    """Records every function that takes a parameter, or a tensor that is derived from parameters alone."""
 
     def __init__(self, params: Params, examples: int, constants: Collection[Meeting], *, keep: bool) -> None:
         super().__init__()
@@ -199,7 +204,7 @@ class _Recorder(FunctionMode):
         if not names:
             return result
         out = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        if out and not torch.is_grad_enabled():  # inside of an autograd function, whose gradients nobody sees
+        if out and not torch.is_grad_enabled():  # inside an autograd function, whose gradients cannot be seen
             self.met.update(names)
             return result
         made = [leaf for leaf in out if leaf.requires_grad]
@@ -207,7 +212,7 @@ class _Recorder(FunctionMode):
             return result
         self.met.update(names)
         if func in _READERS:
-            if result._is_view():  # what is written into a view in place passes by the edge
+            if result._is_view():  # a later in-place write to a view would bypass its gradient edge
                 result = torch.ops.aten._unsafe_view(result, result.shape)
             self._use(result, _READERS[func](self, result, *args, **kwargs), names)
         elif len(names) == len(tensors):
@@ -227,7 +232,7 @@ class _Recorder(FunctionMode):
             self.uses.append(replace(use, meeting=meeting))
 
     def _derive(self, made: list[Tensor], names: list[str]) -> None:
-        """Follow what was made of parameters alone as if it were one."""
+        """Record tensors that are computed from parameters alone; they are treated like parameters."""
         roots = _roots(names, self.derived)
         self.read.update(names)
         for tensor in made:
@@ -235,7 +240,7 @@ class _Recorder(FunctionMode):
             self.names[id(tensor)], self.derived[name] = name, Derived(tensor, tuple(names), tuple(roots))
 
     def understood(self) -> set[str]:
-        """What was met in uses alone, and so was all that is derived from it."""
+        """The names that went into uses alone, as did everything that is derived from them."""
         found = {name for name, times in self.met.items() if times == self.read[name]}
         for name, one in reversed(self.derived.items()):
             if self.met[name] and name not in found:
@@ -246,7 +251,7 @@ class _Recorder(FunctionMode):
         return self.names.get(id(p))
 
     def common(self, result: Tensor) -> dict[str, Any]:
-        """What every use has."""
+        """The arguments that all uses share."""
         output = result.detach() if self.keep else None
         return {"edge": get_gradient_edge(result), "output": output, "shape": result.shape}
 
@@ -260,8 +265,17 @@ def record(
     constants: Collection[Meeting] = (),
     keep: bool = False,
 ) -> Tape:
-    """Run the network on a batch and keep the uses of the `known` parameters, or of all, that are met in uses alone;
-    with `keep` also the outputs of uses. What comes out of the `constants` is the same for all examples."""
+    """Run the network on a batch and record its uses.
+
+    Args:
+        bound, leaves, inputs: the network, its parameters, and the batch.
+        known: the parameters whose uses are kept; by default all that go into uses alone.
+        constants: uses whose outputs are the same for all examples.
+        keep: whether to keep the outputs of uses.
+
+    Returns:
+        The tape.
+    """
     with torch.enable_grad(), _Recorder(leaves, count(inputs), constants, keep=keep) as recorder:
         outputs = bound.outputs(leaves, inputs)
     read = recorder.understood()
@@ -441,4 +455,4 @@ _READERS: dict[Any, Callable[..., Use | None]] = {
     Tensor.__mul__: _mul,
     Tensor.__rmul__: _mul,
 }
-"""The functions whose gradients are understood."""
+"""How a use is read from the arguments of each supported function."""

@@ -15,9 +15,17 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from local_elasticity.engine.optimizer_copy import OptimizerCopy, Places
+from local_elasticity.engine.optimizer_copy import (
+    DIRECT,
+    OptimizerCopy,
+    Places,
+    cast_state,
+    clipped,
+    has_step_hooks,
+    steps_as_its_class,
+    unwrapped,
+)
 from local_elasticity.engine.problem import BoundProblem, Problem, as_real
 from local_elasticity.engine.replica import Params
 
@@ -28,9 +36,6 @@ gradient does not move."""
 
 DRIFTS = ("keep", "remove")
 """What to do with the part of a step that momentum and decay cause."""
-
-CLIPPED_ABOVE = 1e-6
-"""What torch adds to the norm that it divides by."""
 
 
 @runtime_checkable
@@ -118,10 +123,10 @@ def walking_rule(update: Update, bound: BoundProblem) -> RulePair:
     moving = OptimizerCopy.of(optimizer, places)
 
     def step(params: Params, gradient: Params) -> Params:
-        return moving.step(params, _clipped(gradient, norm, value))
+        return moving.step(params, clipped(gradient, norm, value))
 
     def ahead(params: Params, gradient: Params) -> Params:
-        return moving.copy().step(params, _clipped(gradient, norm, value))
+        return moving.copy().step(params, clipped(gradient, norm, value))
 
     return RulePair(hooked(step, bound), hooked(ahead, bound))
 
@@ -321,7 +326,7 @@ class FromOptimizer:
                 object.__setattr__(self, name, _checked(name, getattr(self, name)))
         if self.drift not in DRIFTS:
             raise ValueError(f'drift: expected "keep" or "remove", got {self.drift!r}')
-        object.__setattr__(self, "optimizer", _inside(self.optimizer))
+        object.__setattr__(self, "optimizer", unwrapped(self.optimizer))
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             inside = "; pass the optimizer inside it" if hasattr(self.optimizer, "optimizer") else ""
             raise TypeError(
@@ -336,12 +341,12 @@ class FromOptimizer:
         self._refuse_unknown_steps()
 
     def _refuse_unknown_steps(self) -> None:
-        if not _steps_as_its_class(self.optimizer):
+        if not steps_as_its_class(self.optimizer):
             raise ValueError(
                 "optimizer: its step was replaced by another function, which is not followed; put the rule into a "
                 "subclass of the optimizer, or `del optimizer.step` while measuring"
             )
-        if _has_hooks(self.optimizer):
+        if has_step_hooks(self.optimizer):
             raise ValueError(
                 "optimizer: it has step hooks, which would act on your own model and run; remove them while measuring"
             )
@@ -377,7 +382,7 @@ class FromOptimizer:
 
     @property
     def vectorizes(self) -> bool:
-        return type(self.optimizer) in _DIRECT
+        return type(self.optimizer) in DIRECT
 
     def held(self, problem: Problem) -> tuple[str, ...]:
         """The parameters that the problem steps and the optimizer holds; the others do not move.
@@ -394,7 +399,7 @@ class FromOptimizer:
         rule = self._rule(problem)
         if not self.clips:
             return rule
-        return lambda params, gradient: rule(params, _clipped(gradient, self.clip_norm, self.clip_value))
+        return lambda params, gradient: rule(params, clipped(gradient, self.clip_norm, self.clip_value))
 
     def _rule(self, problem: Problem) -> Rule:
         """The rule of the optimizer alone."""
@@ -402,7 +407,7 @@ class FromOptimizer:
             ready = OptimizerCopy.of(self.optimizer, self._places(problem))
             return lambda params, gradient: ready.copy().step(params, gradient)
         settings = self._settings(problem)
-        direct = _DIRECT[type(self.optimizer)]
+        direct = DIRECT[type(self.optimizer)]
 
         def displacement(params: Params, gradient: Params) -> Params:
             return {name: direct(params[name], g, settings[name][1], settings[name][2]) for name, g in gradient.items()}
@@ -436,84 +441,18 @@ class FromOptimizer:
                 if id(p) in names:
                     dtype = problem.dtype or p.dtype.to_real()
                     state = self.optimizer.state.get(p, {})
-                    settings[names[id(p)]] = ((i, j), group, {key: _cast(value, dtype) for key, value in state.items()})
+                    settings[names[id(p)]] = (
+                        (i, j),
+                        group,
+                        {key: cast_state(value, dtype) for key, value in state.items()},
+                    )
         if not settings:
             raise ValueError("optimizer: it holds none of the parameters that the problem steps; pass the model's own")
         return {name: settings[name] for name in problem.stepped if name in settings}
 
 
-def _clipped(gradient: Params, norm: float | None, value: float | None) -> Params:
-    """As torch.nn.utils.clip_grad_norm_ and then clip_grad_value_ leave it."""
-    if norm is not None and gradient:
-        total = torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()]).square().sum().sqrt()
-        share = (norm / (total + CLIPPED_ABOVE)).clamp(max=1.0)
-        gradient = {name: share * g for name, g in gradient.items()}
-    if value is not None:
-        gradient = {name: g.clamp(-value, value) for name, g in gradient.items()}
-    return gradient
-
-
-def _sgd(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    g = (-g if group["maximize"] else g) + group["weight_decay"] * w
-    momentum = float(group["momentum"])
-    if momentum:
-        buffer = state.get("momentum_buffer")
-        velocity = g if buffer is None else momentum * buffer + (1 - group["dampening"]) * g
-        g = g + momentum * velocity if group["nesterov"] else velocity
-    return -float(group["lr"]) * g
-
-
-def _adam(w: Tensor, g: Tensor, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    rate, decay = float(group["lr"]), float(group["weight_decay"])
-    g = -g if group["maximize"] else g
-    if not group["decoupled_weight_decay"]:
-        g = g + decay * w
-    step = float(state.get("step", 0)) + 1
-    first = beta1 * state.get("exp_avg", torch.zeros_like(w)) + (1 - beta1) * g
-    second = beta2 * state.get("exp_avg_sq", torch.zeros_like(w)) + (1 - beta2) * g * g
-    if group["amsgrad"]:
-        second = torch.maximum(second, state.get("max_exp_avg_sq", torch.zeros_like(w)))
-    denominator = (second / (1 - beta2**step)).sqrt() + group["eps"]
-    moved: Tensor = -rate / (1 - beta1**step) * first / denominator
-    return moved - rate * decay * w if group["decoupled_weight_decay"] else moved
-
-
-_DIRECT: dict[type, Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-}
-
-
-def _inside(optimizer: Any) -> Any:
-    """The optimizer inside the wrappers of Lightning and Accelerate. Others have a step of their own."""
-    wraps = any(kind.__name__ in ("AcceleratedOptimizer", "LightningOptimizer") for kind in type(optimizer).__mro__)
-    return getattr(optimizer, "optimizer", optimizer) if wraps else optimizer
-
-
-def _steps_as_its_class(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its `step` is the method of its class; the wrapper of a learning-rate scheduler only counts calls."""
-    step = vars(optimizer).get("step", type(optimizer).step)
-    if getattr(step, "__globals__", {}).get("__name__") == torch.optim.lr_scheduler.__name__:
-        step = step.__wrapped__
-    return getattr(step, "__func__", step) is type(optimizer).step
-
-
-def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return any((*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
-
-
 def _decayed(params: Params, gradient: Params, weight_decay: float) -> Params:
     return {name: g + weight_decay * params[name] for name, g in gradient.items()} if weight_decay else gradient
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """A parameter's state as real numbers of this type; counters stay."""
-    if not isinstance(value, Tensor) or not value.ndim:
-        return value
-    return as_real(value).to(dtype) if value.is_floating_point() or value.is_complex() else value
 
 
 def _checked(name: str, value: Any, *, zero: bool = False) -> float:

@@ -7,6 +7,7 @@ matrices, and its median or trimmed mean asks one by one only the pairs near the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
@@ -23,18 +24,50 @@ NUMBERS_AT_ONCE = 10**5
 
 
 def draws(
-    rng: np.random.Generator, shape: tuple[int, ...], resamples: int, *, square: bool = False
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    resamples: int,
+    *,
+    square: bool = False,
+    classes: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """How often each source, [r, n], and each target, [r, m], is in a resample; the first one has all of them once.
-    In the square case the targets are the sources, and a resample has the same examples on both sides.
+    With `classes`, those of the sources and of the targets, every resample has as many of each class.
     """
-    if square:
-        return draws(rng, shape[:1], resamples) * 2
+    rows, columns = classes or [np.zeros(size) for size in shape]
     drawn: list[list[np.ndarray]] = [[np.ones(size)] for size in shape]
-    for _ in range(resamples):
-        for counts, size in zip(drawn, shape, strict=True):
-            counts.append(np.bincount(rng.integers(size, size=size), minlength=size))
+    for places in redrawn(rng, rows, columns, resamples, square=square):
+        for counts, chosen in zip(drawn, places, strict=True):
+            counts.append(np.bincount(chosen, minlength=len(chosen)))
     return [np.array(counts, dtype=float) for counts in drawn]
+
+
+def redrawn(
+    rng: np.random.Generator, rows: np.ndarray, columns: np.ndarray, resamples: int, *, square: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The places of the sources and of the targets in every resample, drawn with replacement within their classes.
+
+    In the square case the targets are the sources: an example is drawn once for both sides. Drawn for each side alone,
+    intervals would be too narrow where examples that move others far are moved far themselves.
+
+    >>> classes = np.array(["a", "a", "b"])
+    >>> [(i, j)] = redrawn(np.random.default_rng(0), classes, classes, 1, square=True)
+    >>> bool((i == j).all()), classes[i].tolist()
+    (True, ['a', 'a', 'b'])
+    """
+    sides = [_members(one) for one in ((rows,) if square else (rows, columns))]
+    for _ in range(resamples):
+        places = [np.empty(sum(map(len, side)), dtype=int) for side in sides]
+        for chosen, side in zip(places, sides, strict=True):
+            for members in side:
+                chosen[members] = members[rng.integers(len(members), size=len(members))]
+        yield places[0], places[-1]
+
+
+def _members(classes: np.ndarray) -> list[np.ndarray]:
+    """The places of every class, in the order in which classes appear, so that their names do not matter."""
+    found, first = np.unique(classes, return_index=True)
+    return [np.flatnonzero(classes == found[at]) for at in np.argsort(first)]
 
 
 def reduced(

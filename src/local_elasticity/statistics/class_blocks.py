@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from local_elasticity.statistics.bootstrap import redrawn
+
 MOST_EXAMPLES = 160
 """Sources and targets that resamples and permutations are computed from; of more, so many are sampled at random."""
 
@@ -85,8 +87,7 @@ class ClassBlocks:
 
     def resampled(self, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """The medians with sources and targets drawn again within their classes."""
-        for _ in range(resamples):
-            i, j = redrawn(self.rows, rng), redrawn(self.columns, rng)
+        for i, j in redrawn(rng, self.rows, self.columns, resamples, square=self.square):
             yield self.medians(self.rows[i], self.columns[j], self.ranks[np.ix_(i, j)])
 
     def permuted(self, permutations: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -106,12 +107,3 @@ def sampled(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         many = min(len(members), max(2, len(members) * MOST_EXAMPLES // len(classes)))
         chosen.append(rng.choice(members, many, replace=False))
     return np.sort(np.concatenate(chosen))
-
-
-def redrawn(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Places drawn with replacement, as many of every class as there are."""
-    found = np.empty(len(classes), dtype=int)
-    for one in np.unique(classes):
-        members = np.flatnonzero(classes == one)
-        found[members] = rng.choice(members, len(members))
-    return found

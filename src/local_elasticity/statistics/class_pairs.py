@@ -52,10 +52,11 @@ def class_pairs(
     """The similarity of every pair of classes: a row each of source_class, target_class, value, low, high, pairs,
     unresolved.
 
-    `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval (sources and targets are
-    resampled, since pairs that share one are not independent; of heavy-tailed means it is too narrow, and a warning
-    says so), `pairs` how many pairs entered, `unresolved` the share that had no value. Means of ratios are ruled by the
-    one source that barely moved, so the median is the default.
+    `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval, `pairs` how many pairs
+    entered, `unresolved` the share that had no value. The interval resamples sources and targets, since pairs that
+    share one are not independent; where the targets are the sources, a resample has the same examples on both sides.
+    Intervals of heavy-tailed means are too narrow, and a warning says so. Means of ratios are ruled by the one source
+    that barely moved, so the median is the default.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -116,7 +117,7 @@ def pair_rows(
             j = np.flatnonzero(columns == b)
             block, pairs = _block(strip[:, j], i, j, others_only=square and self_pairs == "exclude")
             resolved = int(np.isfinite(block).sum())
-            drawn = draws(rng, block.shape, resamples if resolved else 0)
+            drawn = draws(rng, block.shape, resamples if resolved else 0, square=square and a == b)
             found = reduced(block, reduce, None if weights is None else weights[i], *drawn)
             low, high = quantiles(found[1:], level)
             unresolved = 1 - resolved / pairs if pairs else np.nan

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from local_elasticity.statistics.bootstrap import quantiles
+from local_elasticity.statistics.bootstrap import quantiles, redrawn
 from local_elasticity.statistics.change_point import change_point
-from local_elasticity.statistics.class_blocks import redrawn, sampled
+from local_elasticity.statistics.class_blocks import sampled
 from local_elasticity.statistics.locality import SIGNIFICANT, quotient
 
 
@@ -84,8 +84,7 @@ def _resampled(
     some = np.array(values[:, i][:, :, j], dtype=np.float32)
     some[~np.isfinite(some)] = np.nan
     found = np.empty((resamples, len(values)))
-    for r in range(resamples):
-        a, b = redrawn(rows[i], rng), redrawn(columns[j], rng)
+    for r, (a, b) in enumerate(redrawn(rng, rows[i], columns[j], resamples, square=square)):
         same, itself = rows[i][a][:, None] == columns[j][b], square & (i[a][:, None] == j[b])
         drawn = some[:, a][:, :, b]
         within, between = (_medians(drawn[:, chosen]) for chosen in (same & ~itself, ~same))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from local_elasticity.measures.registry import known_measure, order_of
-from local_elasticity.statistics.bootstrap import quantiles, reduced
+from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
 from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
 from local_elasticity.words import number, p_value
@@ -52,7 +52,8 @@ class Locality:
     Attributes:
         within, between: medians over pairs of one class, and of different classes.
         ratio: between / within, of the measure's own numbers; NaN where `within` is not positive.
-        low, high: a bootstrap interval of the ratio; sources and targets are resampled within their classes.
+        low, high: a bootstrap interval of the ratio; sources and targets are resampled within their classes, as one
+            where the targets are the sources.
         balanced: the ratio free of differences between classes in how far they move and are moved.
         balanced_low, balanced_high: its interval.
         baseline: the median of the balanced ratio where classes are permuted.
@@ -330,23 +331,11 @@ def _resampled(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """The ratio in every resample."""
-    drawn = [_stratified(labels, resamples, rng) for labels in (rows, columns)]
+    drawn = draws(rng, values.shape, resamples, square=square, classes=(rows, columns))
     chosen = pairs_by_class(rows, columns, square)
     within, between = (reduced(np.where(pairs, values, np.nan), "median", None, *drawn) for pairs in chosen)
-    found: np.ndarray = quotient(between, within)
+    found: np.ndarray = quotient(between, within)[1:]
     return found
-
-
-def _stratified(labels: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each example is in a resample that has as many of every class, [r, n]. Classes come in the order in
-    which they appear, so that their names do not matter."""
-    counts = np.zeros((resamples, len(labels)))
-    for label in dict.fromkeys(labels.tolist()):
-        members = np.flatnonzero(labels == label)
-        chosen = rng.integers(len(members), size=(resamples, len(members)))
-        for i in range(resamples):
-            counts[i, members] = np.bincount(chosen[i], minlength=len(members))
-    return counts
 
 
 def _balanced(medians: np.ndarray) -> float:

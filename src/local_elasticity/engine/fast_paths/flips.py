@@ -1,7 +1,7 @@
 """The units of a two-layer ReLU net that a step turns on or off: exact corrections, over a sparse set.
 
-A unit r of target j that moves by s_ij u_ir crosses zero only where |Z_jr| < |s_ij u_ir|. For those, the change that
-was counted with the unit's present state is short of relu(∓ s_ij u_ir − |Z_jr|), − where the unit was on, + where off.
+A unit r of target j that moves by s_ij u_ir crosses zero only if |Z_jr| < |s_ij u_ir|. For these units, the change
+that was computed with the unit's present state lacks relu(∓ s_ij u_ir − |Z_jr|); − if the unit was on, + if it was off.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 from local_elasticity.shapes import Float, Int
 
 AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 27}
-"""Activations that are looked at in one go: what caches hold, or what keeps a GPU busy."""
+"""Activations in a block: as many as fit into caches, or keep a GPU busy."""
 
 CANDIDATES = 256
-"""Units that may flip, of one target or several, that are worked on in one go."""
+"""Units in a block that may flip, of one target or several."""
 
 ONE_IN = 4
-"""Where less than one unit in so many may flip, only those are laid out."""
+"""If fewer than one unit in this many may flip, only the columns of these units are copied."""
 
 LAID_OUT = 512
-"""Units whose activations are transposed in one go."""
+"""Units whose activations are transposed at a time."""
 
 GROUPS = 2
-"""Sources are taken in groups of similar loss gradient: few units are within reach of the small ones."""
+"""Sources are grouped by the size of their loss gradient, since small gradients can flip few units."""
 
 
 def flips(
@@ -72,7 +72,7 @@ def flips(
 def within_reach(
     Z: Float[Tensor, "t h"], s: Float[Tensor, " t"], u: Float[Tensor, " h"]
 ) -> tuple[Int[Tensor, " e"], Int[Tensor, " e"]]:
-    """Targets j and units r with |Z_jr| ≤ s_j u_r, ordered by target; found in blocks that caches hold."""
+    """Targets j and units r with |Z_jr| ≤ s_j u_r, ordered by target; found in blocks that fit into caches."""
     found = [
         torch.nonzero(Z[rows].abs() <= s[rows, None] * u) + Z.new_tensor([rows.start, 0]).long() for rows in tiles(Z)
     ]
@@ -91,7 +91,7 @@ class _Group:
     upper_rate: float
 
     def add_to(self, total: Tensor, z: Tensor, j: Tensor, r: Tensor) -> None:
-        """Put the flips of these sources into total [k, t, c], some targets at a time, which stay in the cache."""
+        """Add the flips of these sources to total [k, t, c], in blocks of targets that fit into caches."""
         V, size = self.V[r], z.abs()[:, None]
         outward = V * torch.where(z > 0, -1, 1).to(z.dtype)[:, None]
         targets, counts = torch.unique_consecutive(j, return_counts=True)
@@ -124,13 +124,13 @@ def _largest(g: Tensor, V: Tensor) -> Tensor:
 
 
 def tiles(of: Float[Tensor, "b h"]) -> Iterator[slice]:
-    """Rows of the activations of b examples, as many at a time as caches hold."""
+    """Blocks of rows of the activations of b examples that fit into caches."""
     at_once = max(1, AT_ONCE.get(of.device.type, AT_ONCE["cpu"]) // of.shape[1])
     return (slice(i, i + at_once) for i in range(0, len(of), at_once))
 
 
 def _on_gpu() -> Any:
-    """The Triton kernel, where Triton is installed, as it is beside torch for CUDA."""
+    """The Triton kernel; None without Triton, which comes with torch for CUDA."""
     try:
         from local_elasticity.engine.fast_paths.flips_triton import flips_on_gpu
     except ImportError:

@@ -1,9 +1,9 @@
 """Replay: a measurement recorded as one graph of GPU kernels, and launched whole at every later moment of training.
 
-A small network's measurement is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
-graph reads copies of the weights, into which those of the moment are put first, so that training may go on beside it.
-What Python code decided while it was recorded stays decided; so a few predictions are computed again each time, and
-where their own small graph gives others, neither is believed.
+Measuring a small network is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
+graph reads copies of the weights, which are updated before each launch, so training continues beside it. A graph
+repeats the branches that Python code took while it was recorded. So a few predictions are computed anew at each launch
+and compared with those of a second, small graph; if they differ, the graphs are not used.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ LOOKED_AT = 2
 """Targets whose predictions are computed again before every replay."""
 
 SAME = 1e-3
-"""By how much of the largest prediction those may differ from the graph's."""
+"""How far these may differ from the graph's, as a share of the largest prediction."""
 
 SYNCHRONIZES = "synchronizing CUDA operation"
-"""Part of torch's warning where the CPU waits for the GPU, which a graph cannot."""
+"""Part of torch's warning that the CPU waits for the GPU, which a graph cannot record."""
 
 
 class Launched:
-    """Kernels under way between two events of a stream."""
+    """Kernels that run between two events of a stream."""
 
     def __init__(self) -> None:
         self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -58,14 +58,14 @@ class Launched:
         return bool(self.ended.query())
 
     def wait(self) -> float:
-        """The seconds that they took, once they are done."""
+        """Wait for the kernels; return how many seconds they took."""
         self.ended.synchronize()
         return float(self.began.elapsed_time(self.ended)) / 1e3
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A graph of kernels, launched whole beside whatever else the GPU does, and the tree of tensors that it fills."""
+    """A graph of kernels that runs on a stream of its own, and the tree of tensors that it fills."""
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
@@ -81,14 +81,14 @@ class Recording:
         return launched
 
     def read(self) -> Any:
-        """What the tensors hold, on the CPU, without waiting for anything else that the GPU does."""
+        """The tensors on the CPU, without waiting for other work on the GPU."""
         with torch.cuda.stream(self.stream):
             return tree_map(Tensor.cpu, self.found)
 
 
 class Replay:
-    """Similarities of the same sources and targets by `Structured`, for as long as the network stays the same but for
-    its weights. Build one with `recorded`.
+    """Similarities of the same sources and targets by `Structured`, as long as only the weights of the network change.
+    Build one with `recorded`.
     """
 
     def __init__(self, problem: Problem, job: Job, similarities: OfResponse) -> None:
@@ -101,12 +101,12 @@ class Replay:
 
     @property
     def weights(self) -> Params:
-        """The parameters and buffers of the moment that was launched last."""
+        """The parameters and buffers of the last launch."""
         return {**self.job.bound.params, **self.job.bound.constants}
 
     def launched(self) -> Launched | None:
-        """Measure what the network is now, while the caller goes on; None where the graph is not to be believed. One at
-        a time: read `found` before the next.
+        """Start measuring the network as it is now, without waiting; None if the graph no longer fits the network.
+        Read `found` before the next launch.
         """
         if not self.usable:
             return None
@@ -173,7 +173,7 @@ def recorded(
 
 
 def records_on(device: torch.device) -> bool:
-    """Whether there are graphs of kernels."""
+    """Whether this device can record graphs of kernels."""
     return device.type == "cuda" and torch.version.cuda is not None
 
 
@@ -191,9 +191,8 @@ def waits(work: Callable[[], object]) -> bool:
 
 
 def captured(works: Sequence[Callable[[], Any]], device: torch.device) -> list[Recording]:
-    """A recording of each of the works, after they were done once, so that libraries are ready. They share a stream, so
-    that none of its libraries' workspaces is anyone else's; what torch has put by stays there, unlike with
-    torch.cuda.graph.
+    """A recording of each work. Each runs once first, so that libraries are initialised. All share one stream, so their
+    workspaces are used by nothing else. Unlike `torch.cuda.graph`, this keeps torch's cached memory.
     """
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), _lent_random_state():
@@ -216,7 +215,7 @@ def _captured(work: Callable[[], Any], stream: torch.cuda.Stream) -> Recording:
 
 @contextmanager
 def _lent_random_state() -> Iterator[None]:
-    """A random state that may be spoiled: a recording that fails leaves the one it began with unusable."""
+    """Use a copy of the random state, because a failed recording leaves its random state unusable."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     own = generator.graphsafe_get_state()
     generator.graphsafe_set_state(generator.clone_state())
@@ -246,7 +245,7 @@ def _copies(tensors: Params) -> Params:
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    """Whether predictions are the same to rounding; those that are not finite must not be in both."""
+    """Whether predictions agree up to rounding, and are not finite at the same places."""
     known = expected.isfinite()
     if not torch.equal(found.isfinite(), known):
         return False

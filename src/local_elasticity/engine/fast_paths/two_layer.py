@@ -9,11 +9,11 @@ With M = [Z > 0], H = relu(Z) and g = ∂ℓ/∂(V H + c) at the source, output 
 
 The two sums over M_jr are one product for each output, H_i·H_j is one more; a unit can flip only where
 |Z_jr| ≤ max_i|s_ij| · max_i|u_ir|, a sparse set.
-What does not step leaves its term out: x_i·x_j for W, the 1 beside it for b, H_i·H_j and H_ir u_ir for V, the other 1
-for c.
+Parameters that do not step drop their term: x_i·x_j for W, the 1 beside it for b, H_i·H_j and H_ir u_ir for V, the
+other 1 for c.
 
-The one small number that is a difference is the loss gradient, f − y and its like, on a net that has learned. It is
-taken from predictions in float64 for the sources where rounding would show.
+On a trained net the loss gradient, such as f − y, is a small difference. For sources where its rounding would matter,
+it is computed from predictions in float64.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PRECISE_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 """Hidden units of a forward pass in float64 at a time."""
 
 OWN_AT_ONCE = 64
-"""Sources among which all pairs are computed where only their own changes are wanted."""
+"""Sources in a block. All pairs of a block are computed if only the own changes of sources are needed."""
 
 RIGHT = 1e-6
-"""Relative rounding of a loss gradient that is put up with."""
+"""Relative rounding of a loss gradient that is accepted."""
 
 FORWARD_ROUNDING = 4
-"""Units of rounding of a prediction, in terms of the root of the sum of squares of what it is summed from."""
+"""Rounding of a prediction, in units of the root of the sum of squares of its terms."""
 
 _RELUS = (torch.relu, torch.relu_, F.relu, Tensor.relu)
 _SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
@@ -85,7 +85,7 @@ class HiddenStep:
 
 
 class _Watch(FunctionMode):
-    """Notes the functions that do something to activations, and what the linear ones were given and gave."""
+    """Records the functions that act on activations, and the inputs and outputs of the linear ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class TwoLayerRunner(Runner):
         return torch.cat(parts), torch.cat(rough)
 
     def _target(self, rows: slice) -> Pass:
-        """The forward pass of a block of targets; kept where there is one block."""
+        """The forward pass of a block of targets; cached if there is one block only."""
         if self.kept is None or self.at_once < self.job.m:
             self.kept = self.run(take(self.job.target_inputs, rows))
         return self.kept
@@ -195,7 +195,7 @@ class TwoLayerRunner(Runner):
         return self.run(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
 
     def run(self, inputs: Inputs) -> Pass:
-        """A forward pass, watched."""
+        """A forward pass, with its functions recorded."""
         with _Watch() as seen:
             outputs = self.job.bound.outputs(self.job.bound.params, inputs)
         if len(seen.linear) != 2 or tuple(seen.names) not in _KINDS:
@@ -204,7 +204,7 @@ class TwoLayerRunner(Runner):
         return Pass(x, Z, H, top, outputs)
 
     def _gradients(self, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 where rounding would show."""
+        """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 if rounding would matter."""
         loss_gradient, g = self._gradients_at(source.top, source, labels)
         if g.dtype == torch.float64 or g.device.type == "mps":
             return loss_gradient, g
@@ -242,8 +242,8 @@ class TwoLayerRunner(Runner):
         return top
 
     def _changes(self, step: HiddenStep, target: Pass) -> tuple[Tensor, Tensor]:
-        """Δ [c, t, k] of the predictions at a block of targets, and the rounding [c] of what units that flip take back
-        of it: where a large step turns units off, what is added for them cancels with what was counted before."""
+        """Δ [c, t, k] of the predictions at a block of targets, and the rounding [c] of the correction for units that
+        flip. If a large step turns units off, this correction cancels with the change that was counted first."""
         rate = self.job.update.step_size
         shape = len(step.x), len(target.x)
         rough = step.x.new_zeros(len(step.x))
@@ -268,7 +268,7 @@ class TwoLayerRunner(Runner):
         return torch.stack([one.sum(1) for one in moved], dim=1)[:, None].expand(-1, len(target.x), -1)
 
     def _moved(self, step: HiddenStep, k: int) -> Tensor:
-        """(V_kr − η g_ik H_ir) u_ir, [c, h], some sources at a time, which caches hold."""
+        """(V_kr − η g_ik H_ir) u_ir, [c, h], in blocks of sources that fit into caches."""
         rate = self.job.update.step_size if self.V_steps else 0.0
         moved = torch.empty_like(step.H)
         for rows in tiles(moved):
@@ -281,7 +281,7 @@ class TwoLayerRunner(Runner):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left rightᵀ; half of it where both are the same."""
+    """left rightᵀ; only half of it is computed if both are the same."""
     return symmetric_product(left) if left is right else left @ right.T
 
 

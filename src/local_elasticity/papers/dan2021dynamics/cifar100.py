@@ -4,7 +4,7 @@ These are all the images, so the paper's 7 epochs are 35 steps in its setting to
 steps that the notebooks take on CIFAR-10: after 35 the net has hardly begun to learn.
 """
 
-from local_elasticity.papers.dan2021dynamics.classification import Classification
+from local_elasticity.papers.dan2021dynamics.classification import Classification, scales_of
 
 
 class CIFAR100(Classification):
@@ -13,24 +13,8 @@ class CIFAR100(Classification):
     dataset = "cifar100"
     classes = {"motorcycle": 48, "orange": 53, "wardrobe": 94}  # noqa: RUF012 (read only)
     accuracy = 0.94
-    scales = {  # noqa: RUF012 (read only)
-        "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "steps": 3, "probes": 1},
-        "small": {
-            "dataset": dataset,
-            "per_class": None,
-            "points": 10,
-            "width": 12,
-            "epochs": 7,
-            "steps": 110,
-            "probes": 7,
-        },
-        "paper": {
-            "dataset": dataset,
-            "per_class": None,
-            "points": 20,
-            "width": 64,
-            "epochs": 7,
-            "steps": 406,
-            "probes": 14,
-        },
-    }
+    scales = scales_of(
+        dataset,
+        small={"per_class": None, "epochs": 7, "probes": 7},
+        paper={"steps": 406, "probes": 14},
+    )

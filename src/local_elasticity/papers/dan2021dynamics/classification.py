@@ -24,6 +24,7 @@ from local_elasticity.papers.experiment import (
     Findings,
     Measured,
     Reading,
+    Scale,
     Settings,
     Unit,
 )
@@ -36,6 +37,20 @@ PANELS = {
     "Definition 1, as released, fresh Adam": ("adam", "released_l1"),
 }
 """Title → probing step and measure."""
+
+
+def scales_of(dataset: str, small: Settings, paper: Settings) -> dict[Scale, Settings]:
+    """The settings of every scale, from those in which the datasets differ.
+
+    >>> scales_of("svhn-0-2-4", {"per_class": 1000, "epochs": 7, "probes": 8}, {"probes": 21})["paper"]["epochs"]
+    7
+    """
+    smoke = {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "steps": 3, "probes": 1}
+    return {
+        "smoke": smoke,
+        "small": {"dataset": dataset, "points": 10, "width": 12, "steps": 110, **small},
+        "paper": {"dataset": dataset, "per_class": None, "points": 20, "width": 64, "epochs": 7, **paper},
+    }
 
 
 class Classification(Experiment):

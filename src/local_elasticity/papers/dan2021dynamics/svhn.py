@@ -4,7 +4,7 @@ The file holds 2500 of the some 7700 training images a digit. The paper's 7 epoc
 make 89 batches, so its 7 epochs were 623 steps, the arm `steps`.
 """
 
-from local_elasticity.papers.dan2021dynamics.classification import Classification
+from local_elasticity.papers.dan2021dynamics.classification import Classification, scales_of
 
 
 class SVHN(Classification):
@@ -13,24 +13,8 @@ class SVHN(Classification):
     dataset = "svhn-0-2-4"
     classes = {"0": 0, "2": 2, "4": 4}  # noqa: RUF012 (read only)
     accuracy = 0.87
-    scales = {  # noqa: RUF012 (read only)
-        "smoke": {"dataset": "digits", "per_class": 40, "points": 3, "width": 2, "epochs": 1, "steps": 3, "probes": 1},
-        "small": {
-            "dataset": dataset,
-            "per_class": 1000,
-            "points": 10,
-            "width": 12,
-            "epochs": 7,
-            "steps": 110,
-            "probes": 8,
-        },
-        "paper": {
-            "dataset": dataset,
-            "per_class": None,
-            "points": 20,
-            "width": 64,
-            "epochs": 7,
-            "steps": 623,
-            "probes": 21,
-        },
-    }
+    scales = scales_of(
+        dataset,
+        small={"per_class": 1000, "epochs": 7, "probes": 8},
+        paper={"steps": 623, "probes": 21},
+    )
