@@ -119,9 +119,12 @@ def seconds_of_a_row(job: Job) -> float:
 
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
     """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 if there is no step."""
-    before, g, there, step = (
-        torch.cat([_sampled(part[name]).reshape(-1) for name in params]) for part in (params, gradient, after, moved)
-    )
+
+    def some(part: Params) -> Tensor:
+        return torch.cat([_sampled(part[name]).reshape(-1) for name in params])
+
+    before, there, g = some(params), some(after), some(gradient)
+    step = g if moved is gradient else some(moved)
     g = g * _stands_for(tuple((name, p.shape) for name, p in params.items()), g.device).to(g.dtype)
     total = torch.dot(g, step) * scale
     return torch.where(total == 0, torch.ones_like(total), torch.dot(g, there - before) / total)
