@@ -96,10 +96,10 @@ def watched(part: str, settings: Settings, seed: int, device: str, *, slower: in
     x, sources = points["train"], points["sources"][: settings["sources"]]
     spread = np.linspace(1, settings["steps"], settings["probes"]).round().astype(int).tolist()
     due = sorted({*settings["times"], *spread})
+    watched_points = torch.cat([sources, points["target"]])  # as sources and targets at once: own changes in one pass
     monitor = le.Monitor(
         net,
-        (sources, labels(sources)),
-        targets=points["target"],
+        (watched_points, labels(watched_points)),
         loss="mse",
         update=le.SGD(RATE),
         schedule=[slower * time for time in due],
@@ -122,7 +122,7 @@ def watched(part: str, settings: Settings, seed: int, device: str, *, slower: in
                 for name, at in (("empirical", x), ("population", points["test"])):
                     risks[name].append(round(float(nn.functional.mse_loss(net(at)[:, 0], labels(at))), 6))
     distance = (sources - points["target"]).norm(dim=1).cpu().numpy()
-    S = np.stack([probe.similarity["relative"][:, 0] for probe in monitor.history])
+    S = np.stack([probe.similarity["relative"][:-1, -1] for probe in monitor.history])
     early, late = S[: max(1, len(S) // 10)], S[-max(1, len(S) // 4) :]
     near, far = (int(np.argsort(distance)[round(q * (len(distance) - 1))]) for q in (0.1, 0.9))
     return {
