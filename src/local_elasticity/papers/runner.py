@@ -47,6 +47,7 @@ EXPERIMENTS = {
     "dan2021dynamics/svhn": "local_elasticity.papers.dan2021dynamics.svhn:SVHN",
     "emergence2024/alignment": "local_elasticity.papers.emergence2024.alignment:Alignment",
     "emergence2024/emergence": "local_elasticity.papers.emergence2024.emergence:Emergence",
+    "emergence2024/many_steps": "local_elasticity.papers.emergence2024.many_steps:ManySteps",
     "emergence2024/metric_learning": "local_elasticity.papers.emergence2024.metric_learning:MetricLearning",
     "emergence2024/mnist": "local_elasticity.papers.emergence2024.mnist:Mnist",
     "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",

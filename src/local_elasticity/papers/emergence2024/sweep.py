@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -32,12 +32,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network before and after its step (or steps), the theory of the step, and v."""
+    """A network before and after its step (or steps), how many they were, the theory of the first step, and v."""
 
     step: em.Step
     after: em.TwoLayer
     theory: em.Theory
     task: em.TrainingData
+    steps: int = 1
+
+    def continued(self, steps: int) -> Trained:
+        """The same after so many steps in all, each of the full size."""
+        after = self.after
+        for _ in range(steps - self.steps):
+            after = em.one_step(after, self.task.X, self.task.y, self.step.step_size).after
+        return replace(self, after=after, steps=steps)
 
 
 def trained(variant: Variant, settings: Settings, seed: int) -> Trained:
@@ -47,10 +55,7 @@ def trained(variant: Variant, settings: Settings, seed: int) -> Trained:
     network = em.TwoLayer.random(d, width, activation=variant.activation, seed=seed)
     step_size = em.usual_step_size(n, alpha=variant.alpha)
     step = em.one_step(network, task.X, task.y, step_size)
-    after = step.after
-    for _ in range(variant.steps - 1):
-        after = em.one_step(after, task.X, task.y, step_size).after
-    return Trained(step, after, em.Theory.of_step(step, n), task)
+    return Trained(step, step.after, em.Theory.of_step(step, n), task).continued(variant.steps)
 
 
 @dataclass(frozen=True)
