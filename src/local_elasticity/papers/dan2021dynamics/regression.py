@@ -49,7 +49,7 @@ class Regression(Experiment):
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"times": [5, 15], "steps": 16, "probes": 6, "sources": 8},
         "small": {"times": [100, 200, 400, 800, 1600, 2400], "steps": 2500, "probes": 60, "sources": 60},
-        "paper": {"times": [100, 200, 400, 800, 1600, 2400], "steps": 2500, "probes": 250, "sources": 200},
+        "paper": {"times": [100, 200, 400, 800, 1600, 2400], "steps": 2500, "probes": 100, "sources": 100},
     }
 
     def parts(self, settings: Settings) -> list[str]:
