@@ -95,7 +95,8 @@ PAPER_CHANGE = {SIMILAR: 0.03, OTHER: 0.002}
 PAPER_DISTANCE = {SIMILAR: 854, OTHER: 511}
 """With ResNet-152 and other photographs."""
 
-STEP_SIZE = 1e-3
+STEP_SIZE = 1e-4
+"""At 1e-3 a step moves the tabby cat's own prediction by 2.3 nats, far from small."""
 
 OWN, FOREIGN = "mean KL at its own kind", "mean KL at the other kind"
 RATIO = "KL at its own kind over the other kind, geometric mean"
