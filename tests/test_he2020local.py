@@ -10,9 +10,10 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.data.images import load
+from local_elasticity.data.manifolds import manifold
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Unit, Values
-from local_elasticity.papers.he2020local import grid
+from local_elasticity.papers.he2020local import grid, simulation
 from local_elasticity.papers.he2020local.clusters import (
     Similarities,
     accuracies,
@@ -22,11 +23,17 @@ from local_elasticity.papers.he2020local.clusters import (
 )
 from local_elasticity.papers.he2020local.moves import Moves
 from local_elasticity.papers.he2020local.pretrained import triples
-from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
+from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps, resolved_sources
 from local_elasticity.papers.he2020local.released_probe import in_pixels, released_similarities
 from local_elasticity.papers.he2020local.stack import initial_weights, loss_gradient
 from local_elasticity.papers.he2020local.task import Samples, Task, draw
-from local_elasticity.papers.he2020local.warm_up import TrainingTask, WarmUpSchedule, learn_one, learn_two_layers
+from local_elasticity.papers.he2020local.warm_up import (
+    Learned,
+    TrainingTask,
+    WarmUpSchedule,
+    learn_one,
+    learn_two_layers,
+)
 from local_elasticity.papers.runner import find_experiment, judged_claims
 from tests.tolerances import SAME_IN_FLOAT64
 
@@ -168,6 +175,30 @@ def test_small_steps_are_the_limit_of_real_ones():
     response = le.respond(problem, (x, torch.full((8,), 3.0)), update=le.SGD(1e-8))
     K = kernel_of_small_steps(net, x, probabilities=True)
     assert torch.allclose(relative_of_small_steps(K), le.relative(response), rtol=1e-5)
+
+
+def test_a_saturated_probability_is_marked_where_it_is_computed():
+    """Float64 can divide by its slope; a net in float32 shows no movement there, so nothing follows from the ratio."""
+    points = manifold("two_spheres", seed=0)
+    unit, x = Unit("two_spheres relu bce", 0), points.points.float()
+    small, large = nn.Linear(x.shape[1], 1), nn.Linear(x.shape[1], 1)
+    nn.init.constant_(small.weight, 0.01)
+    nn.init.constant_(large.weight, 10.0)
+    assert resolved_sources(small, x, probabilities=True).all()
+    assert resolved_sources(large, x).all()
+    assert not resolved_sources(large, x, probabilities=True).all()
+    found = {
+        name: simulation._found(unit, Learned(net, x), points, 3e-3, True)
+        for name, net in (("small", small), ("large", large))
+    }
+    for what in (simulation.WITH, simulation.WITHOUT, "mean"):
+        assert found["small"][what] is not None
+        assert found["large"][what] is None
+    assert found["small"][simulation.UNRESOLVED] == 0 < found["large"][simulation.UNRESOLVED]
+    assert None in found["large"]["S"]
+    cell = simulation.cell({unit: found["large"]}, ("two_spheres", "relu bce"), simulation.WITHOUT)
+    assert (cell.values, cell.mean) == ((None,), None)
+    assert cell.reason == "not resolved: sources with saturated probabilities do not move at 1 of 1 seeds"
 
 
 def test_the_sequential_protocol_is_the_frozen_one_for_small_steps():

@@ -24,12 +24,9 @@ from local_elasticity.papers.runner import (
 )
 from local_elasticity.store.atomic import write_whole
 
-LARGEST_RATIO = 1e12
-"""No S_rel is as large: beyond it a source's own change was rounding, and the value is unresolved."""
-
 
 def judge_again(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with its claims judged anew; its cells stay as they are, but for unresolved ones.
+    """The result with its claims judged anew; its cells stay as they are.
 
     Args:
         result: a result.json of schema 1 or 2.
@@ -47,17 +44,8 @@ def judge_again(result: Mapping[str, Any]) -> dict[str, Any]:
     if result["experiment"] not in EXPERIMENTS:
         raise ValueError(f"result: there is no experiment {result['experiment']!r}; it was renamed or removed")
     experiment = find_experiment(result["experiment"])
-    cells = [_resolved(cell) for cell in result["cells"]]
-    claims = judged_claims(experiment, cells, len(result["seeds"]))
-    return {**result, "schema": SCHEMA, "cells": cells, "claims": claims}
-
-
-def _resolved(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell without values that no similarity can have."""
-    if not any(value is not None and abs(value) > LARGEST_RATIO for value in cell["values"]):
-        return dict(cell)
-    reason = "unresolved: the sources' own changes were rounding, because their probabilities are saturated"
-    return {**cell, "values": [None] * len(cell["values"]), "mean": None, "sd": None, "reason": reason}
+    claims = judged_claims(experiment, result["cells"], len(result["seeds"]))
+    return {**result, "schema": SCHEMA, "claims": claims}
 
 
 def main(folders: list[str]) -> None:

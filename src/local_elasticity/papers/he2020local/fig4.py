@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from local_elasticity.papers.experiment import Findings, Measured, Unit
 from local_elasticity.papers.he2020local.simulation import (
+    UNRESOLVED,
     Key,
     Simulation,
     cell,
@@ -54,5 +55,5 @@ class Fig4(Simulation):
         cells = []
         for key in self.keys:
             cells += correlation_cells(measured, key, None)
-            cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate")]
+            cells += [cell(measured, key, what) for what in ("mean", "accuracy", "rate", UNRESOLVED)]
         return Findings(cells, figures={"fig4": draw_panels(measured, self.keys)})

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import local_elasticity as le
-from local_elasticity.shapes import Float
+from local_elasticity.shapes import Bool, Float
 
 
 def kernel_of_small_steps(net: nn.Module, x: Tensor, *, probabilities: bool = False) -> Float[Tensor, "n n"]:
@@ -28,6 +28,23 @@ def kernel_of_small_steps(net: nn.Module, x: Tensor, *, probabilities: bool = Fa
         z = net(x)[:, 0].double()
     slope = torch.exp(F.logsigmoid(z) + F.logsigmoid(-z))
     return slope[:, None] * K * slope
+
+
+def resolved_sources(net: nn.Module, x: Tensor, *, probabilities: bool = False) -> Bool[Tensor, " n"]:
+    """Which sources can be seen to move: the logit is finite and, where probabilities are read, neither p nor 1 − p is
+    below the rounding of the net's own numbers. A saturated probability does not change at any small step.
+
+    >>> resolved_sources(nn.Linear(1, 1, bias=False).requires_grad_(False).apply(lambda l: l.weight.fill_(1.0)),
+    ...                  torch.tensor([[0.0], [90.0]]), probabilities=True)
+    tensor([ True, False])
+    """
+    with torch.no_grad():
+        z = net(x)[:, 0]
+    finite: Tensor = z.isfinite()
+    if not probabilities:
+        return finite
+    smaller = torch.sigmoid(-z.double().abs())
+    return finite & (smaller > torch.finfo(z.dtype).eps)
 
 
 def relative_of_small_steps(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -20,7 +20,11 @@ import local_elasticity as le
 from local_elasticity.data.manifolds import Manifold, manifold
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Cell, Experiment, Measured, Reading, Scale, Settings, Unit, Values
-from local_elasticity.papers.he2020local.probe import kernel_of_small_steps, relative_of_small_steps
+from local_elasticity.papers.he2020local.probe import (
+    kernel_of_small_steps,
+    relative_of_small_steps,
+    resolved_sources,
+)
 from local_elasticity.papers.he2020local.stack import Activation
 from local_elasticity.papers.he2020local.warm_up import (
     Learned,
@@ -48,10 +52,10 @@ RELEASED_RATE = 3e-3
 """Of the spheres with BCE."""
 
 
-LINEAR_AXIS = 100.0
-"""Where S_rel is larger, because the net hardly moves at the source, it is drawn on a logarithmic axis."""
+SATURATED = "not resolved: sources with saturated probabilities do not move"
 
 WITH, WITHOUT = "correlation", "correlation without diagonal"
+UNRESOLVED = "share of sources that are not resolved"
 RELEASED, RELEASED_WITHOUT = "correlation, distance as released", "correlation without diagonal, distance as released"
 
 
@@ -152,18 +156,20 @@ def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: boo
     """
     blue = learned.x[: len(points.geodesic)]
     S = relative_of_small_steps(kernel_of_small_steps(learned.net, blue, probabilities=bce)).cpu()
+    S[~resolved_sources(learned.net, blue, probabilities=bce).cpu()] = torch.nan
     released = manifold(points.name, seed=unit.seed, reading="as_released").geodesic
     apart = ~torch.eye(len(S), dtype=torch.bool)
     with torch.no_grad():
         f = learned.net(learned.x)[:, 0].cpu()
-    found = {
+    found: dict[str, Any] = {
         "rate": rate,
         "accuracy": float(((f > (0.0 if bce else 0.5)) == (points.labels > 0.5)).double().mean()),
-        WITH: pearson(S.numpy(), points.geodesic.numpy()),
-        WITHOUT: pearson(S[apart].numpy(), points.geodesic[apart].numpy()),
-        RELEASED: pearson(S.numpy(), released.numpy()),
-        RELEASED_WITHOUT: pearson(S[apart].numpy(), released[apart].numpy()),
-        "mean": float(S.mean()),
+        UNRESOLVED: float(S.isnan().any(1).double().mean()),
+        WITH: _correlation(S, points.geodesic),
+        WITHOUT: _correlation(S[apart], points.geodesic[apart]),
+        RELEASED: _correlation(S, released),
+        RELEASED_WITHOUT: _correlation(S[apart], released[apart]),
+        "mean": _known(S.mean()),
     }
     if unit.part.endswith("relu"):
         pattern = le.activation(learned.net, blue).double().cpu()
@@ -175,6 +181,15 @@ def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: boo
     return found | _pictured(unit, S, points.geodesic)
 
 
+def _correlation(S: Tensor, distance: Tensor) -> float | None:
+    """Of all pairs; None where one of them is not resolved, because the others alone would be another statistic."""
+    return None if S.isnan().any() else pearson(S.numpy(), distance.numpy())
+
+
+def _known(value: Tensor) -> float | None:
+    return float(value) if value.isfinite() else None
+
+
 def _pictured(unit: Unit, S: Tensor, distance: Tensor) -> dict[str, Any]:
     """The pairs that a scatter plot shows, one of either order, of the first seed only."""
     above = torch.triu_indices(len(S), len(S), 1)
@@ -183,8 +198,8 @@ def _pictured(unit: Unit, S: Tensor, distance: Tensor) -> dict[str, Any]:
     return {"S": _rounded(S[above[0], above[1]]), "distance": _rounded(distance[above[0], above[1]])}
 
 
-def _rounded(values: Tensor) -> list[float]:
-    return [round(float(value), 4) for value in values]
+def _rounded(values: Tensor) -> list[float | None]:
+    return [round(float(value), 4) if value.isfinite() else None for value in values]
 
 
 def _points(unit: Unit) -> Manifold:
@@ -201,8 +216,8 @@ def key_of(unit: Unit) -> Key:
     return name, net
 
 
-def values(measured: Mapping[Unit, Measured], key: Key, what: str) -> tuple[float, ...]:
-    """A measured value at every seed."""
+def values(measured: Mapping[Unit, Measured], key: Key, what: str) -> tuple[float | None, ...]:
+    """A measured value at every seed, None where it is not resolved."""
     return tuple(found[what] for unit, found in measured.items() if key_of(unit) == key)
 
 
@@ -210,7 +225,10 @@ def cell(
     measured: Mapping[Unit, Measured], key: Key, what: str, paper: float | None = None, tolerance: float = 0.005
 ) -> Cell:
     """A value of one manifold and net over seeds; published ones are rounded to two digits."""
-    return Cell(row_of(key, what), key[1], paper, values(measured, key, what), tolerance)
+    found = values(measured, key, what)
+    missing = found.count(None)
+    reason = f"{SATURATED} at {missing} of {len(found)} seeds" if missing else ""
+    return Cell(row_of(key, what), key[1], paper, found, tolerance, reason=reason)
 
 
 def correlation_cells(measured: Mapping[Unit, Measured], key: Key, paper: float | None) -> list[Cell]:
@@ -253,18 +271,17 @@ def draw_panels(measured: Mapping[Unit, Measured], keys: Sequence[Key]) -> Figur
             at = manifolds.index(key[0])
             axes = panels[nets.index(key[1]) + len(nets) * (at // columns), at % columns]
             axes.set_visible(True)
-            correlation = round(float(np.mean(values(measured, key, WITHOUT))), 2) + 0.0
+            known = [value for value in values(measured, key, WITHOUT) if value is not None]
+            correlation = f"ρ = {round(float(np.mean(known)), 2) + 0.0:.2f}" if known else "not resolved"
             name, net = key[0].replace("_", " "), key[1].replace("relu", "ReLU").replace("bce", "BCE")
-            axes.set_title(f"{name}, {net}\nρ = {correlation:.2f}".replace("-", "−"))
+            axes.set_title(f"{name}, {net}\n{correlation}".replace("-", "−"))
             axes.set(xlabel="geodesic distance", ylabel="relative similarity")
             shown = next((found for unit, found in measured.items() if key_of(unit) == key and "S" in found), None)
             if shown:
                 colour = COLOURS[("relu", "linear", "sigmoid", "relu bce").index(key[1])]
-                axes.scatter(shown["distance"], shown["S"], s=2, alpha=0.4, color=colour, linewidths=0, rasterized=True)
-                if max(shown["S"]) > LINEAR_AXIS:
-                    axes.set_yscale("log")
-                else:
-                    axes.set_ylim(0, None)
+                S = np.array(shown["S"], dtype=float)
+                axes.scatter(shown["distance"], S, s=2, alpha=0.4, color=colour, linewidths=0, rasterized=True)
+                axes.set_ylim(0, None)
     return made
 
 
