@@ -258,15 +258,35 @@ def test_published_verdicts_are_those_of_their_units(file):
 SCRIPT = re.compile(r"```python\n(import json, pathlib\n.*?)```", re.DOTALL)
 
 
-def test_an_outsider_recomputes_every_verdict_with_ten_lines():
-    """The script in the docs, word for word."""
-    page = (RESULTS.parent / "results.md").read_text()
-    script = SCRIPT.search(page)[1]
+VERDICT_ON_A_PAGE = re.compile(r"^\| .* \| \*\*(supported|contradicted|undecided|not measured)\*\* \| ", re.MULTILINE)
+
+
+def test_an_outsider_recomputes_every_verdict_with_ten_lines(tmp_path):
+    """The script in the docs, word for word, in a folder that has the result files and nothing else; each verdict that
+    it prints is the one on the paper's page."""
+    script = SCRIPT.search((RESULTS.parent / "results.md").read_text())[1]
     assert len(script.strip().splitlines()) <= 10
-    told = subprocess.run([sys.executable, "-c", script], cwd=RESULTS.parents[1], capture_output=True, text=True)
+    for file in PUBLISHED:
+        to = tmp_path / file.relative_to(RESULTS.parents[1])
+        to.parent.mkdir(parents=True)
+        shutil.copy(file, to)
+    told = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
-    claims = sum(len(json.loads(file.read_text())["claims"]) for file in PUBLISHED)
-    assert told.stdout.strip().splitlines()[-1] == f"{claims} verdicts recomputed, 0 differ"
+    *rows, last = (line.split("\t") for line in told.stdout.strip().splitlines())
+    assert last == [f"{len(rows)} verdicts recomputed, 0 differ"]
+    recomputed = iter(rows)
+    for paper in sorted({file.relative_to(RESULTS).parts[0] for file in PUBLISHED}):
+        claims = [
+            (file.parent.name, claim["id"])
+            for file in PUBLISHED
+            if file.relative_to(RESULTS).parts[0] == paper
+            for claim in json.loads(file.read_text())["claims"]
+        ]
+        shown = VERDICT_ON_A_PAGE.findall((RESULTS / f"{paper}.md").read_text())
+        assert [(*claim, verdict) for claim, verdict in zip(claims, shown, strict=True)] == [
+            tuple(next(recomputed)) for _ in claims
+        ]
+    assert next(recomputed, None) is None
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.parent.name)

@@ -188,7 +188,7 @@ def test_a_saturated_probability_is_marked_where_it_is_computed():
     assert resolved_sources(large, x).all()
     assert not resolved_sources(large, x, probabilities=True).all()
     found = {
-        name: simulation._found(unit, Learned(net, x), points, 3e-3, True)
+        name: simulation._found(unit, Learned(net, x, 3e-3), points, 3e-3, True)
         for name, net in (("small", small), ("large", large))
     }
     for what in (simulation.WITH, simulation.WITHOUT, "mean"):

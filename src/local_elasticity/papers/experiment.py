@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from local_elasticity.statistics.claims import Claim, NotMeasuredError
-from local_elasticity.statistics.verdicts import CellVerdict, agreement
+from local_elasticity.statistics.claims import Scale as ClaimScale
+from local_elasticity.statistics.judging import interval_on
+from local_elasticity.statistics.verdicts import FEWEST_UNITS, CellVerdict, agreement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +49,11 @@ class Cell:
 
     It agrees where the published value lies within the range of our seeds widened by `tolerance` on either side: the
     paper gives one seed, and prints it rounded. Without a published value, or with fewer values than `least`, there is
-    no verdict. `reason` says why values are missing.
+    no verdict. `reason` says why values are missing. With a `scale`, the mean over seeds on that scale has an
+    unadjusted 95 % interval.
+
+    >>> [round(v, 2) for v in Cell("S(a, b)", "end", None, (0.5, 1.0, 2.0), scale="log").interval]
+    [0.18, 1.0, 5.59]
     """
 
     row: str
@@ -57,6 +63,7 @@ class Cell:
     tolerance: float = 0.0
     least: int = 1
     reason: str = ""
+    scale: ClaimScale | None = None
 
     @property
     def known(self) -> list[float]:
@@ -69,6 +76,13 @@ class Cell:
     @property
     def sd(self) -> float | None:
         return statistics.stdev(self.known) if len(self.known) > 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float, float] | None:
+        """(low, mean, high) over seeds on the cell's scale; None without a scale, or where a value is missing."""
+        if self.scale is None or len(self.known) < max(len(self.values), FEWEST_UNITS):
+            return None
+        return interval_on(np.array(self.known), self.scale)
 
     @property
     def verdict(self) -> CellVerdict | Literal["not measured"] | None:
@@ -91,6 +105,7 @@ class Cell:
             "tolerance": self.tolerance,
             "verdict": self.verdict,
             **({"reason": self.reason} if self.reason else {}),
+            **({"interval": list(self.interval)} if self.interval else {}),
         }
 
 

@@ -61,6 +61,7 @@ EXPERIMENTS = {
     "he2020local/released_probe": "local_elasticity.papers.he2020local.released_probe:ReleasedProbe",
     "he2020local/table1": "local_elasticity.papers.he2020local.table1:Table1",
     "he2020local/table2": "local_elasticity.papers.he2020local.table2:Table2",
+    "he2020local/table2_stable": "local_elasticity.papers.he2020local.table2_stable:Table2Stable",
     "he2020local/table3": "local_elasticity.papers.he2020local.table3:Table3",
     "he2020local/table4": "local_elasticity.papers.he2020local.table4:Table4",
     "he2020local/table5": "local_elasticity.papers.he2020local.table5:Table5",

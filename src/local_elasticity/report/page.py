@@ -118,13 +118,30 @@ def _beside(cell: Mapping[str, Any]) -> str:
 
 
 def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        f"| {plain(cell['row'])} | {plain(cell['column'])} | {_number(cell['paper'])} | {_measured(cell)} "
-        f"| {_range(_known(cell))} | {cell['verdict'] or ''} |"
-        for cell in cells
-    ]
-    head = ["| row | column | paper | measured, mean ± sd | range over seeds | verdict |", "|---|---|---|---|---|---|"]
-    return "\n".join([*head, *rows])
+    """A line for each cell; the interval over seeds where some cell has one."""
+    with_interval = any("interval" in cell for cell in cells)
+    heads = ["row", "column", "paper", "measured, mean ± sd", "range over seeds"]
+    heads += ["unadjusted 95 % interval over seeds", "verdict"] if with_interval else ["verdict"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in cells:
+        words = [
+            plain(cell["row"]),
+            plain(cell["column"]),
+            _number(cell["paper"]),
+            _measured(cell),
+            _range(_known(cell)),
+        ]
+        words += [_interval(cell), cell["verdict"] or ""] if with_interval else [cell["verdict"] or ""]
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
+def _interval(cell: Mapping[str, Any]) -> str:
+    """The mean on the cell's own scale with its interval."""
+    if "interval" not in cell:
+        return ""
+    low, middle, high = map(_number, cell["interval"])
+    return f"{middle} ({low} … {high})"
 
 
 def _measured(cell: Mapping[str, Any]) -> str:

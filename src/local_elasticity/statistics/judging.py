@@ -186,6 +186,16 @@ def _compared(name: str, units: Units, claim: Claim) -> ClaimComparison:
     return ClaimComparison(name, values, middle, low, high, *_p_values(x, bound, claim))
 
 
+def interval_on(values: np.ndarray, scale: Scale) -> tuple[float, float, float]:
+    """The unadjusted 95 % interval of the mean on a scale, (low, mean, high), in the values' own unit.
+
+    >>> [round(v, 2) for v in interval_on(np.array([0.5, 1.0, 2.0]), "log")]
+    [0.18, 1.0, 5.59]
+    """
+    low, middle, high = _back(np.array(interval(_on_scale(values, scale, 0.0))), scale)
+    return float(low), float(middle), float(high)
+
+
 def _p_values(x: np.ndarray, bound: float, claim: Claim) -> tuple[float, float]:
     """That the mean lies where the claim says, and that it lies on the other side."""
     floor = _floor(claim)

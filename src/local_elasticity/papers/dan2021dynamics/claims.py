@@ -73,7 +73,10 @@ class Runs:
 
 def cells(runs: Runs) -> list[Cell]:
     """All that claims are judged from, a number for every run."""
-    return [Cell(row, column, None, tuple(map(float, values))) for row, column, values in _rows(runs)]
+    return [
+        Cell(row, column, None, tuple(map(float, values)), scale="log" if row.endswith(OTHER_OVER_OWN) else None)
+        for row, column, values in _rows(runs)
+    ]
 
 
 def _rows(runs: Runs) -> Iterator[tuple[str, str, np.ndarray]]:

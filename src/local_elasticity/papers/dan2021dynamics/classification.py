@@ -94,7 +94,8 @@ class Classification(Experiment):
 
 
 def _pair_cells(runs: Runs) -> list[Cell]:
-    """Definition 2 by pair of classes at every moment, medians without self-pairs."""
+    """Definition 2 by pair of classes at every moment, medians without self-pairs: S(a, b), and how far the other class
+    moves beside a's own, S(a, b)/S(a, a). Intervals are over runs; those over probe points are in the units."""
     made = []
     for points in POINTS:
         tables = runs.values("sgd", "kl", "median apart", points)
@@ -102,8 +103,12 @@ def _pair_cells(runs: Runs) -> list[Cell]:
             for moment in MOMENTS:
                 found = runs.at(tables, arm, moment)
                 for (i, j), pair in _pairs(runs.classes):
-                    row = f"Definition 2, SGD, {points} points: S({pair})"
-                    made.append(Cell(row, f"{arm}, {moment}", None, tuple(found[:, i, j].tolist())))
+                    row, column = f"Definition 2, SGD, {points} points: S({pair})", f"{arm}, {moment}"
+                    made.append(Cell(row, column, None, tuple(found[:, i, j].tolist()), scale="log"))
+                    if i != j:
+                        ratio = tuple((found[:, i, j] / found[:, i, i]).tolist())
+                        own = runs.classes[i]
+                        made.append(Cell(f"{row}/S({own}, {own})", column, None, ratio, scale="log"))
     return made
 
 

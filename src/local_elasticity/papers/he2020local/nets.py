@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from local_elasticity.models.small import FullyConnectedResNet, cnn
 from local_elasticity.papers.experiment import Reading, Settings
+from local_elasticity.papers.he2020local.probe import largest_stable_rate
 from local_elasticity.papers.he2020local.stack import Activation, Loss
 from local_elasticity.papers.he2020local.task import Samples, Task
 from local_elasticity.papers.he2020local.warm_up import (
@@ -23,12 +24,14 @@ from local_elasticity.papers.he2020local.warm_up import (
 
 @dataclass(frozen=True)
 class Kind:
-    """An architecture, a loss ("l2" or "bce"), whether it is warmed up, and whether the data are normalised."""
+    """An architecture, a loss ("l2" or "bce"), whether it is warmed up, whether the data are normalised, and whether it
+    learns at the largest stable rate in place of the paper's."""
 
     network: str
     loss: str
     trained: bool = True
     normalized: bool = True
+    stable: bool = False
 
 
 KINDS = {
@@ -38,6 +41,7 @@ KINDS = {
     "linear bce": Kind("linear", "bce"),
     "cnn l2": Kind("cnn", "l2"),
     "resnet l2": Kind("resnet", "l2"),
+    "relu l2 stable": Kind("relu", "l2", stable=True),
     "relu l2 random": Kind("relu", "l2", trained=False),
     "relu l2 unnormalized": Kind("relu", "l2", normalized=False),
     "relu bce unnormalized": Kind("relu", "bce", normalized=False),
@@ -85,8 +89,20 @@ def learn(
     ]
     if kind.network in ("relu", "linear"):
         activation: Activation = "relu" if kind.network == "relu" else "linear"
+        if kind.stable:
+            tasks = _at_stable_rates(tasks, activation, settings["width"], device)
         return learn_two_layers(tasks, plan, width=settings["width"], activation=activation, device=device)
     if kind.network == "cnn":
         return [learn_one(task, plan, cnn, device) for task in tasks]
     inputs, width = together[0].x[0].numel(), settings["resnet width"]
     return [learn_one(task, plan, lambda: FullyConnectedResNet(inputs, width=width), device) for task in tasks]
+
+
+def _at_stable_rates(
+    tasks: Sequence[TrainingTask], activation: Activation, width: int, device: str
+) -> list[TrainingTask]:
+    untrained = WarmUpSchedule("l2", epochs=0, batch_size=len(tasks[0].x))
+    starts = learn_two_layers(tasks, untrained, width=width, activation=activation, device=device)
+    return [
+        replace(task, rate=largest_stable_rate(start.net, start.x)) for task, start in zip(tasks, starts, strict=True)
+    ]

@@ -55,3 +55,14 @@ def relative_of_small_steps(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
             [0.2500, 1.0000]])
     """
     return K.abs() / K.diagonal()[:, None]
+
+
+def largest_stable_rate(net: nn.Module, x: Tensor) -> float:
+    """1/λ_max of 2K/n: at this rate full-batch training on the squared loss does not diverge at the start.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> largest_stable_rate(net, torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    0.25
+    """
+    K = kernel_of_small_steps(net, x)
+    return 1 / float(torch.linalg.eigvalsh(2 * K / len(K)).max())

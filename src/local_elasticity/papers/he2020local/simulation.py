@@ -22,6 +22,7 @@ from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Cell, Experiment, Measured, Reading, Scale, Settings, Unit, Values
 from local_elasticity.papers.he2020local.probe import (
     kernel_of_small_steps,
+    largest_stable_rate,
     relative_of_small_steps,
     resolved_sources,
 )
@@ -135,19 +136,12 @@ class _Start:
         ]
 
     def stable_rates(self, activation: Activation) -> list[float]:
-        """1/λ_max of 2K/n at the initial weights, at which full-batch training on the squared loss does not diverge at
-        the start; the smaller one of ReLU and linear nets for both.
-        """
+        """The largest stable rate at the initial weights; the smaller one of ReLU and linear nets for both."""
         kinds: tuple[Activation, ...] = ("sigmoid",) if activation == "sigmoid" else ("relu", "linear")
         untrained = WarmUpSchedule("l2", epochs=0, batch_size=len(self.points[0].points))
         tasks = self.tasks([0.0] * len(self.units))
         starts = [self.learn(tasks, untrained, kind, self.settings, self.device) for kind in kinds]
-        return [1 / max(map(_curvature, nets)) for nets in zip(*starts, strict=True)]
-
-
-def _curvature(learned: Learned) -> float:
-    K = kernel_of_small_steps(learned.net, learned.x)
-    return float(torch.linalg.eigvalsh(2 * K / len(K)).max())
+        return [min(largest_stable_rate(one.net, one.x) for one in nets) for nets in zip(*starts, strict=True)]
 
 
 def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: bool) -> Measured:

@@ -93,7 +93,7 @@ class ClusteringTable(Experiment):
 
     tasks: tuple[Task, ...]
     rows: tuple[Row, ...]
-    readings = ("as_released", "as_defined")
+    readings: tuple[Reading, ...] = ("as_released", "as_defined")
     shares = tuple(f"he2020local/table{number}" for number in range(1, 9))
     scales = SCALES
 
@@ -250,7 +250,8 @@ class _Clustering:
         middle = (1 + float(y.min())) / 2 if self.kind.loss == "l2" else 0.0
         with torch.no_grad():
             f = self.learned.net(self.learned.x)[:, 0]
-            about = {"warm-up accuracy": 100 * float(((f > middle) == (y == 1)).double().mean())}
+            about = {"rate": self.learned.rate} if self.kind.stable else {}
+            about |= {"warm-up accuracy": 100 * float(((f > middle) == (y == 1)).double().mean())}
             if self.kind.network == "relu":
                 lower = next(self.learned.net.children())
                 on = (lower(self.learned.x[: len(self.samples.classes)]) > 0).any(0)

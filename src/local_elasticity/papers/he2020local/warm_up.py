@@ -48,10 +48,11 @@ class WarmUpSchedule:
 
 @dataclass(frozen=True)
 class Learned:
-    """A net (logits), and the task's examples in the coordinates that it reads."""
+    """A net (logits), the task's examples in the coordinates that it reads, and the step size it learned with."""
 
     net: nn.Module
     x: Tensor
+    rate: float
 
 
 def learn_two_layers(
@@ -86,7 +87,7 @@ def learn_two_layers(
             if activation == "relu" and _is_power_of_two(epoch):
                 leave_silent_units_out(lower, top)
         W = lower.weights()
-        return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i]) for i in range(len(tasks))]
+        return [Learned(_net(W[i], top.V[i], top.c[i], activation), x[i], task.rate) for i, task in enumerate(tasks)]
 
 
 def learn_one(task: TrainingTask, schedule: WarmUpSchedule, make: Callable[[], nn.Module], device: str) -> Learned:
@@ -107,7 +108,7 @@ def learn_one(task: TrainingTask, schedule: WarmUpSchedule, make: Callable[[], n
             f = net(x[rows])[:, 0]
             f.backward(loss_gradient(f.detach(), y[rows], schedule.loss))
             optimizer.step()
-        return Learned(net, x)
+        return Learned(net, x, task.rate)
 
 
 def _stacked(
