@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from local_elasticity.statistics.claims import Claim, NotMeasuredError
+from local_elasticity.statistics.claims import Alternatives, Claim, NotMeasuredError
 from local_elasticity.statistics.claims import Scale as ClaimScale
 from local_elasticity.statistics.judging import interval_on
 from local_elasticity.statistics.verdicts import FEWEST_UNITS, CellVerdict, agreement
@@ -155,6 +155,15 @@ class Values:
         """The paper's own numbers as one seed's; rows that it does not print are missing."""
         cells = [{**cell, "values": [cell["paper"]]} for cell in self.cells.values() if cell["paper"] is not None]
         return Values(cells, seeds=1)
+
+
+def not_at_hand(what: str) -> Callable[[Values], Alternatives]:
+    """The `measure` of a sentence that needs data or a network that nobody here has: it is "not measured"."""
+
+    def measure(values: Values) -> Alternatives:
+        raise NotMeasuredError(what)
+
+    return measure
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ class Pretrained(Experiment):
         *(
             Claim(
                 f"similar_{net}",
-                "When updated on a tabby cat, the predictions of tiger cats change more drastically than of warplanes "
-                f"(here {net}; cat, dog, plane)",
+                f"In {net} on CIFAR-10: when it is updated on a cat, dogs change more than planes",
                 "A.2",
                 "share of 50 updates after which the average KL of 25 dogs is larger than that of 25 planes, paired",
                 similar_moves_more([column]),
                 HALF,
+                ours=True,
             )
             for net, column in zip(NETS, EXAMPLE_COLUMNS, strict=True)
         ),
@@ -75,12 +75,13 @@ class Pretrained(Experiment):
         ),
         Claim(
             "means",
-            "The mean relative similarity is smaller at the similar class: 4.4 against 6.6",
+            "The mean relative similarity is smaller at the similar class (the paper: 4.4 against 6.6)",
             "A.2",
             "mean S_rel, other class over similar class",
             means_reversed(EXAMPLE_COLUMNS),
             ANY_RATIO,
             scale="log",
+            ours=True,
         ),
     )
     scales = {  # noqa: RUF012 (read only)
