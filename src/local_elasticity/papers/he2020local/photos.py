@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from local_elasticity.data.images import FOLDER
 from local_elasticity.models.pretrained import pretrained
@@ -187,7 +187,7 @@ class Photos(Experiment):
         x = F.interpolate(chosen.prepare(pixels * 2 - 1), size=settings["pixels"], mode="bilinear").to(device)
         y = torch.tensor([LABELS[name] for name in updating], device=device)
         n = len(updating)
-        moves = Moves.of(chosen.net.to(device), x[:n], y, x[n:], step_size=STEP_SIZE, engine="looped")
+        moves = _moves(chosen.net.to(device), x[:n], y, x[n:])
         distance = torch.cdist(255 * pixels[:n].flatten(1), 255 * pixels[n:].flatten(1))
         for place, unit in enumerate(units):
             yield unit, _found(unit, moves, distance[place], place, watched)
@@ -195,6 +195,20 @@ class Photos(Experiment):
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         cells = [cell for kind in KINDS for cell in _cells(measured, kind)]
         return Findings([*cells, *_figure_6(measured)])
+
+
+def _moves(net: nn.Module, x: Tensor, y: Tensor, watched: Tensor) -> Moves:
+    """In float32; updates of which float32 does not resolve every pair are measured again in float64."""
+    moves = Moves.of(net, x, y, watched, step_size=STEP_SIZE, engine="looped")
+    again = np.isnan(moves.relative).any(1)
+    if again.any():
+        rows = torch.from_numpy(again).to(x.device)
+        better = Moves.of(
+            net.double(), x[rows].double(), y[rows], watched.double(), step_size=STEP_SIZE, engine="looped"
+        )
+        moves.change[again], moves.relative[again] = better.change, better.relative
+        net.float()
+    return moves
 
 
 def _photograph(unit: Unit) -> str:
