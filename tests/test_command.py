@@ -50,7 +50,7 @@ def test_lists():
 
 def test_list_is_short_and_can_be_filtered():
     lines = command("list", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
-    assert len(lines) == len(EXPERIMENTS) + 1 <= 30
+    assert len(lines) == len(EXPERIMENTS) + 1 <= 35
     some = command("list", "emergence2024").stdout.splitlines()
     assert {line.partition("/")[0] for line in some[:-1]} == {"emergence2024"}
     assert command("list", "--quiet").stdout.split() == list(EXPERIMENTS)

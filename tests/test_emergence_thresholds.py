@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024 import alignment, emergence, metric_learning, rank_one, retrieval, sweep
+from local_elasticity.papers.emergence2024 import (
+    alignment,
+    emergence,
+    many_steps,
+    metric_learning,
+    rank_one,
+    retrieval,
+    sweep,
+)
 from local_elasticity.papers.emergence2024.judging import mean_of
 from local_elasticity.papers.experiment import Unit
 from local_elasticity.papers.runner import judged_claims
@@ -45,6 +53,22 @@ def test_at_half_the_size_what_is_promised_shows_already():
     one_side = turned("IIIb")
     assert np.diff(mean_of(one_side, "recall")[[0, -1]]) < NO_RISE.bound
     assert (np.diff(mean_of(one_side, "alignment")) > 0).all()
+
+
+def test_steps_continued_are_steps_from_the_start():
+    settings = {"d": 32, "n": 64, "width": 64, "per_class": 20, "values": 3, "steps": [1, 2, 4]}
+    one, four = (sweep.trained(sweep.Variant(steps=steps), settings, 0) for steps in (1, 4))
+    by_hand = one.step.after
+    for _ in range(3):
+        by_hand = em.one_step(by_hand, one.task.X, one.task.y, one.step.step_size).after
+    assert np.array_equal(one.continued(2).continued(4).after.W, by_hand.W)
+    assert np.array_equal(four.after.W, by_hand.W)
+    experiment = many_steps.ManySteps()
+    found = experiment.measure(Unit(many_steps.MAIN, 0), settings, "as_defined", "cpu")
+    x = next(iter(sweep.turning(sweep.Variant(), settings, four, 0)))
+    assert found["alignment"][-1][0] == em.alignment(x.after, x.labels)
+    assert found["elasticity"][-1][0] == em.elasticity(x.before, x.after)
+    assert found[many_steps.LOSS][-1] == float((one.task.y - by_hand(one.task.X)).square().mean() / 2)
 
 
 def claims_of(experiment, parts, scale="paper"):

@@ -13,7 +13,7 @@ from local_elasticity.data.images import load
 from local_elasticity.data.manifolds import manifold
 from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Unit, Values
-from local_elasticity.papers.he2020local import grid, simulation
+from local_elasticity.papers.he2020local import grid, nets, photos, simulation
 from local_elasticity.papers.he2020local.clusters import (
     Similarities,
     accuracies,
@@ -432,3 +432,53 @@ def test_linear_regression_is_clustered_as_the_linear_nets_are():
         kernelized = [measure for measure in expected if measure.startswith("kernelized")]
         assert kernelized
         assert all(found[f"regression-{measure}"] == expected[measure] for measure in kernelized)
+
+
+def test_a_stable_rate_is_one_at_which_the_net_does_not_diverge():
+    generator = torch.Generator().manual_seed(0)
+    samples = Samples(5 + torch.randn(60, 30, generator=generator), torch.arange(40) % 2)
+    learned = {}
+    for name in ("relu l2", "relu l2 stable"):
+        plan = WarmUpSchedule("l2", epochs=40, batch_size=60)
+        (learned[name],) = nets.learn(
+            nets.KINDS[name], [samples], ["net"], plan, settings={"width": 4096}, reading="as_defined", device="cpu"
+        )
+    y = nets.labels(samples, nets.KINDS["relu l2"], "as_defined")
+    losses = {name: float((one.net(one.x)[:, 0] - y).detach().square().mean()) for name, one in learned.items()}
+    assert learned["relu l2"].rate == 3e-3 > 2 * learned["relu l2 stable"].rate
+    assert losses["relu l2 stable"] < 1
+    assert not losses["relu l2"] < 1
+
+
+def _update(photograph, own, other, unresolved=()):
+    kinds = {
+        name: own if (name in photos.ANIMALS) == (photograph in photos.ANIMALS) else other for name in photos.LABELS
+    }
+    values = {name: None if name in unresolved else value for name, value in kinds.items() if name != photograph}
+    return {"photograph": photograph, "KL": values, "S_rel": values, "distance": values}
+
+
+def test_each_photograph_is_one_unit_and_an_unresolved_one_is_not_dropped():
+    units = [Unit(kind, seed) for seed in range(25) for kind in photos.KINDS]
+    names = [photos._photograph(unit) for unit in units]
+    assert len(set(names)) == 50
+    assert {photos.UPDATED, photos.SIMILAR, photos.OTHER} <= set(names)
+    with pytest.raises(ValueError, match="--seeds: expected at most 25, one for each photograph, got seed 25"):
+        photos._photograph(Unit("animal", 25))
+    experiment = find_experiment("he2020local/photos")
+    measured = {unit: _update(name, 2.0 + unit.seed / 100, 1.0) for unit, name in zip(units, names, strict=True)}
+    verdicts = {}
+    for lacking in ((), ("vehicle-cab",)):
+        measured[units[0]] = _update(names[0], 2.0, 1.0, lacking)
+        cells = [cell.as_json() for cell in experiment.find(measured).cells]
+        verdicts[lacking] = {one["id"]: one["verdict"] for one in judged_claims(experiment, cells, 25)}
+    assert verdicts[()] == {
+        "resnet152": "not measured",
+        "photos": "supported",
+        "vehicles": "supported",
+        "figure_6": "not measured",
+    }
+    assert verdicts["vehicle-cab",] == {**verdicts[()], "photos": "not measured"}
+    shares = [cell for cell in cells if cell["row"] == photos.SHARE]
+    assert [cell["values"] for cell in shares] == [[None], [1.0]]
+    assert shares[0]["reason"] == "1 of 25 updates are not resolved"

@@ -9,7 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from local_elasticity.cli import app
@@ -281,6 +283,23 @@ def test_a_cell_for_every_row_and_column_makes_a_table_like_the_papers(tmp_path)
     page = write_page(tmp_path / "toy").read_text()
     assert "| | 0 | 1 | 2 |" in page
     assert "| r | not measured | 1.25<br>1 … 1.5<br>paper 1 ✓ | 1.25<br>1 … 1.5<br>paper 1 ✓ |" in page
+
+
+def test_a_cell_with_a_scale_has_its_interval_over_seeds_on_the_page(tmp_path):
+    class Ratios(Toy):
+        def find(self, measured):
+            known, lacking = (0.5, 1.0, 2.0), (0.5, None, 2.0)
+            cells = [Cell("ratio", "end", None, known, scale="log"), Cell("lacking", "end", None, lacking, scale="log")]
+            return Findings([*cells, Cell("plain", "end", None, known)])
+
+    result = run_experiment(Ratios(), tmp_path / "toy" / "one", scale="smoke", seeds=3)
+    log = np.log([0.5, 1.0, 2.0])
+    low, high = np.exp(stats.t.interval(0.95, 2, log.mean(), stats.sem(log)))
+    assert result["cells"][0]["interval"] == pytest.approx([low, 1.0, high])
+    assert "interval" not in result["cells"][1]  # a seed is missing: the others alone are another statistic
+    page = write_page(tmp_path / "toy").read_text()
+    assert f"| ratio | end |  | 1.167 ± 0.76 | 0.5 … 2 | 1 ({low:.4g} … {high:.4g}) |  |" in page
+    assert "| plain | end |  | 1.167 ± 0.76 | 0.5 … 2 |  |  |" in page
 
 
 def test_the_pages_in_docs_are_made_from_their_results():
