@@ -36,7 +36,7 @@ def _every_sentence(runs: Sequence[Run], readings: Sequence[str]) -> list[str]:
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for run in runs:
         for claim in run["claims"]:
-            key = Path(run["experiment"]).name, sentence(claim), claim["id"]
+            key = _run_name(run), sentence(claim), claim["id"]
             found.setdefault(key, {})[run["reading"]] = claim["verdict"]
     head = f"| sentence | {' | '.join(map(_words, readings))} | run |"
     rows = [
@@ -44,6 +44,12 @@ def _every_sentence(runs: Sequence[Run], readings: Sequence[str]) -> list[str]:
         for (name, text, _), verdicts in found.items()
     ]
     return [head, "|---" * (len(readings) + 2) + "|", *rows]
+
+
+def _run_name(run: Run) -> str:
+    """The experiment's name, with its scale where that is not the paper's."""
+    name = Path(run["experiment"]).name
+    return name if run["scale"] == "paper" else f"{name}, {run['scale']} scale"
 
 
 def sentence(claim: Mapping[str, Any]) -> str:
