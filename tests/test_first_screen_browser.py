@@ -288,13 +288,32 @@ def headline(browser, tmp_path, S, **options):
     return reader, " ".join(told.split())
 
 
+def test_two_lines_of_one_axis_have_one_scale_and_numbers_fit_their_cells(browser, tmp_path):
+    labels = np.repeat([str(i) for i in range(10)], 3).tolist()
+    same = np.equal.outer(labels, labels)
+    found = History(["stiffness_cos"], labels, labels, square=True)
+    for step in STEPS[:4]:
+        found.append(Probe(step, {"stiffness_cos": np.where(same, -0.76, -0.0173).astype("f4")}, 0.1, "looped", {}, {}))
+    reader, _ = headline(browser, tmp_path, found)
+    names = reader.page.locator("#curve-plot text.named")
+    (left, right) = (names.nth(i).bounding_box() for i in range(2))
+    assert left["x"] + left["width"] <= right["x"]
+    (within, between) = (one.get_attribute("d") for one in reader.page.locator("#curve-plot path[stroke-width]").all())
+    height = [float(path.split("L")[0].split()[1]) for path in (within, between)]
+    assert height[0] > height[1] + 50  # the lower median is drawn lower
+    assert len({box[3] - box[1] for box in boxes(reader, ".class-table td")}) == 1
+    wide = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert reader.page.locator(".class-table button").evaluate_all(wide) == 0
+    reader.close()
+
+
 def test_noise_says_so(browser, tmp_path):
     S = le.as_similarity(
         np.random.default_rng(0).lognormal(size=(60, 60)), source_labels=np.arange(60) % 6, measure="kl"
     )
     reader, told = headline(browser, tmp_path, S)
     assert "No structure found: a step moves other examples of its class 1.0×" in told
-    assert "No structure found between classes" in told
+    assert "No pair of classes is clearly coupled" in told
     assert reader.page.locator(".coupled").count() == 0
     reader.close()
 

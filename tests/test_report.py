@@ -349,6 +349,15 @@ def test_a_sample_keeps_every_class_in_its_share():
     assert "seed 0" in small.notes[0]
 
 
+def test_few_targets_leave_space_for_more_sources():
+    sources, target = Side(np.arange(600)), Side(np.arange(2))
+    run = Run("who harms", "similarity", (Panel("loss", np.zeros((1, 600, 2)), ()),), sources, target, False)
+    assert sampled(run, 100, longest=1000) is run
+    assert len(sampled(run, 100, longest=500).sources) == 500
+    assert len(sampled(run, 100).sources) == 100
+    assert len(sampled(run, 30, longest=1000).sources) == 450
+
+
 def test_a_hundred_thousand_examples_are_sampled_and_said(tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 100_000)

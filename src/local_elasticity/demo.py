@@ -85,7 +85,8 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         markup=True,
     )
     console.print(
-        f"[bold]Open[/bold]   {escape(str(page.resolve()))} in a browser: all of this, to explore",
+        f"[bold]Open[/bold]   {escape(str(page.resolve()))} in a browser. It begins with a second net, watched while "
+        "it learns ten digits. Under Run, choose the net described here.",
         soft_wrap=True,
         markup=True,
     )

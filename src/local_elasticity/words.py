@@ -32,8 +32,12 @@ def times(value: float, low: float | None = None, high: float | None = None) -> 
 
     >>> times(3.501, 3.23, 3.82), times(12.3, 9.2, 16.1), times(1.0)
     ('3.5× (3.2–3.8×)', '12× (9.2–16×)', '1.0×')
+    >>> times(1.262, 1.254, 1.281)  # a narrow interval has another digit
+    '1.26× (1.25–1.28×)'
     """
     text = [_digits(one) for one in (value, low, high) if one is not None]
+    if low is not None and high is not None and text[1] == text[2] and high < 9.5:
+        text = [f"{one:.2f}" for one in (value, low, high)]
     return f"{text[0]}×" + (f" ({text[1]}–{text[2]}×)" if len(text) == 3 else "")
 
 

@@ -383,7 +383,7 @@ def forecast(
         A `Forecast`: `.frame()`, `.at_risk(k)`, `.plot()`, `.check(model_after)`; printed, it says what will be lost.
 
     Raises:
-        ValueError, TypeError: what is wrong with an argument; or that one step changes the network so violently that
+        ValueError, TypeError: what is wrong with an argument; or that one step changes the network so much that
             nothing can be extrapolated from it.
 
     >>> import torch, local_elasticity as le
@@ -477,7 +477,7 @@ class _Question:
 
     def _refusal(self, why: str) -> str:
         return (
-            f"update: the fine-tune is so violent that no forecast holds: {why}. Take a smaller step size, or take "
+            f"update: the step is too large for a forecast: {why}. Take a smaller step size, or take "
             f"every step in a copy, virtual={self.steps}, max_virtual={self.steps}"
         )
 

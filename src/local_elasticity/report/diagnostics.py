@@ -56,7 +56,10 @@ def examine(run: Run, panel: Panel) -> list[Finding]:
 
 
 def _unresolved(run: Run, panel: Panel) -> Finding:
-    shares = 1 - np.isfinite(panel.values).mean((1, 2)) if panel.values.size else np.ones(1)
+    known = np.isfinite(panel.values)
+    if run.kind == "comparison" and run.square and not known[:, *np.diag_indices(known.shape[1])].any():
+        known = known[:, ~np.eye(known.shape[1], dtype=bool)][:, None]  # le.compare leaves out an example with itself
+    shares = 1 - known.mean((1, 2)) if known.size else np.ones(1)
     share, worst = float(shares[-1]), float(shares.max())
     over_time = f" At the worst of {len(shares)} times it was {worst:.1%}." if len(shares) > 1 and worst > share else ""
     if share == 1:
@@ -133,11 +136,11 @@ def _extremes(panel: Panel) -> Finding:
     if times > EXTREME_TIMES_MEDIAN:
         share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
         words += f" {share:.1%} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
-        words += " A mean would be theirs alone; medians are shown."
+        words += " They would dominate a mean, so the page shows medians."
         return Finding(
             "careful", "Many pairs are extreme" if share > MANY_EXTREMES_SHARE else "A few pairs are extreme", words
         )
-    return Finding("good", "No pair rules the rest", words)
+    return Finding("good", "No pair is extreme", words)
 
 
 def _step(run: Run) -> list[Finding]:
@@ -161,7 +164,7 @@ def _itself(run: Run, panel: Panel) -> list[Finding]:
     off = np.abs(own[np.isfinite(own)] - 1)
     if not off.size:
         return []
-    words = f"An example with itself must have 1; the largest deviation is {float(off.max()):.1e}."
+    words = f"An example with itself must have 1; the largest deviation is {number(float(off.max()))}."
     if off.max() < SELF_DEVIATION:
         return [Finding("good", "Each example moves as far as itself", words)]
     return [Finding("bad", "Some examples do not move as far as themselves", words + " Something is wrong here.")]

@@ -1,4 +1,4 @@
-"""Similarity against the distance of the examples themselves: are near examples moved, or kindred ones?"""
+"""Similarity against the distance of the examples themselves: does a step move near examples, or those of its class?"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from local_elasticity.report.paper import Paper
 from local_elasticity.report.payload import Pack, as_json, packed, run_payload
 from local_elasticity.report.run import (
     EXACT_NUMBERS,
+    LARGEST_SIDE,
     Run,
     Side,
     Unshown,
@@ -32,6 +33,7 @@ from local_elasticity.report.run import (
     side_for,
 )
 from local_elasticity.report.summary import tell, tell_clusters, tell_content, tell_missing
+from local_elasticity.words import number
 
 SCRIPTS = (
     "reading.js",
@@ -50,6 +52,9 @@ SCRIPTS = (
 
 LARGEST_VALUE = 2000
 """Characters of a single value in the provenance."""
+
+ROUNDED = frozenset({"nonlinearity", "unresolved", "approximation_error"})
+"""Values of the provenance that nothing is repeated with: three digits are enough."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def page(
     side = side_for(sum(min(2, len(panel.values)) for run in measured for panel in run.panels))
     pack, sections, payloads = Pack(), [], []
     for whole in measured:
-        run = named(in_range(sampled(whole, side)))
+        run = named(in_range(sampled(whole, side, longest=LARGEST_SIDE)))
         section, payload = _explored(run, pack, EXACT_NUMBERS // len(measured), left_out=left_out)
         sections.append(section)
         payloads.append(payload)
@@ -173,6 +178,8 @@ def _lines(about: Mapping[str, Any]) -> dict[str, str]:
             value = ", ".join(f"{key} {one}" for key, one in value.items())
         elif isinstance(value, (list, tuple)):
             value = "; ".join(map(str, value))
+        elif name in ROUNDED and isinstance(value, float):
+            value = number(value)
         if str(value) not in ("", "None"):
             lines[shown(name).replace("_", " ")] = str(value)[:LARGEST_VALUE]
     return lines

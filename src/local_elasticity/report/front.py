@@ -116,7 +116,7 @@ def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str
     medians = f"{number(found.within)} within a class and {number(found.between)} between classes"
     evidence = (f"With permuted class labels p {p_value(found.p_value, found.p_floor)}; intervals are 95 %.",)
     if not np.isfinite(found.difference):
-        return f"Medians of {measure} over pairs are {medians}.", ()
+        return f"The median of {measure} is {medians}.", ()
     if not found.found:
         return f"{NO_STRUCTURE}: the median of {measure} is {medians}, no further apart than by chance.", evidence
     if kind == "loss":
@@ -139,7 +139,7 @@ def _coupled(
         return (), f"Coupled pairs are looked for from {FEWEST_CLASSES} classes on; the matrix shows all pairs."
     clear = [(str(found.classes[a]), str(found.classes[b]), (a, b)) for a, b in found.clear()]
     if not clear:
-        return (), f"{NO_STRUCTURE} between classes: no pair is coupled more than permuted class labels are."
+        return (), "No pair of classes is clearly coupled: every interval reaches what permuted class labels give."
     several: dict[frozenset[str], list[tuple[str, str, tuple[int, int]]]] = {}
     for one in clear:
         several.setdefault(frozenset(one[:2]), []).append(one)
@@ -177,7 +177,8 @@ def _shown(pairs: Pairs, panel: Panel, a: str, b: str, value: list[float], kind:
     if kind == "ratio":
         there, own, back, other = (percent(median[at] ** (1 / order)) for at in ((i, j), (i, i), (j, i), (j, j)))
         words = f"{a} → {b}: {there}, to its own class {own}. Back, {b} → {a}: {back}, to its own class {other}."
-        extra = f"{times(*value)} as far as the other pairs of {a} and {b} suggest"
+        usual = percent(float(median[i, j]) ** (1 / order) / value[0])
+        extra = f"{times(*value)} the {usual} that the other pairs of {a} and {b} suggest"
     else:
         words = f"{a} → {b}: {number(median[i, j])}; {b} → {a}: {number(median[j, i])} (medians of {panel.measure})."
         middle, low, high = map(number, value)

@@ -189,16 +189,23 @@ def in_order(labels: Sequence[Any]) -> list[str]:
         return sorted(names)
 
 
-def sampled(run: Run, side: int) -> Run:
-    """At most `side` sources and targets, each class in its share, chosen with seed 0; what is left out is noted."""
-    rows = _sample(run.sources, side)
-    columns = rows if run.square else _sample(run.targets, side)
+def sampled(run: Run, side: int, *, longest: int = 0) -> Run:
+    """At most `side` sources and targets, each class in its share, chosen with seed 0; what is left out is noted.
+
+    Where one side has fewer, the other may have more, up to `longest`, as long as there are not more pairs.
+    """
+    most = [
+        max(side, min(longest, side**2 // max(1, len(other)))) if len(other) < side else side
+        for other in (run.targets, run.sources)
+    ]
+    rows = _sample(run.sources, most[0])
+    columns = rows if run.square else _sample(run.targets, most[1])
     if len(rows) == len(run.sources) and len(columns) == len(run.targets):
         return run
     note = (
         f"{len(run.sources):,} sources and {len(run.targets):,} targets are more than a page can hold. It shows "
         f"{len(rows):,} and {len(columns):,} of them, drawn at random (seed 0) with every class in its share; every "
-        "number on this page is of those."
+        "number on this page is of those. S.le.nearest searches all of them."
     )
     return replace(
         run,

@@ -9,6 +9,7 @@ from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.embedding import Matched
 from local_elasticity.report.examples import is_picture
 from local_elasticity.report.front import Front
+from local_elasticity.report.kinds import CHANGE
 from local_elasticity.report.run import Panel, Run, Side, in_order
 
 CLUSTERS_NAMED = 12
@@ -18,6 +19,8 @@ CLUSTERS_NAMED = 12
 def tell(run: Run, panel: Panel, front: Front) -> list[str]:
     """What was measured, and what the first screen says of it."""
     words = panel.words or words_of(panel.measure)
+    if front.kind == "change":
+        words = f"how much {panel.measure.removeprefix(CHANGE)} differs, after − before"
     sentences = [
         f"One step was taken on each of {len(run.sources):,} examples, and {len(run.targets):,} predictions were read. "
         f"The number for a pair, {panel.measure}, says {words}."

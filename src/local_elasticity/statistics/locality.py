@@ -135,8 +135,8 @@ class Locality:
         own = "moves other examples of its class"
         if self.verdict == "undecided" and np.isfinite(self.p_value):
             return (
-                f"Undecided: a step on one example {own} {far} as far as examples of other classes. More examples "
-                "would narrow the interval."
+                f"Undecided: a step on one example {own} {far} as far as examples of other classes. "
+                f'"local" means clearly above {LOCAL:g}×. More examples would narrow the interval.'
             )
         return {
             "hardly local": f"A step on one example {own} hardly further than examples of other classes: {far} as far.",

@@ -51,6 +51,7 @@ function choose(asked) {
   chosen.first_step = within(asked.first_step, stepsOf(chosen.first), Math.min(chosen.first_step, stepsOf(chosen.first) - 1));
   chosen.second_step = within(asked.second_step, stepsOf(chosen.second), Math.min(chosen.second_step, stepsOf(chosen.second) - 1));
   if (PER.includes(asked.per)) chosen.per = asked.per;
+  if (changed) chosen.cell = "";
   if (asked.cell !== undefined) chosen.cell = asked.cell === "open" ? "open" : "";
   if (asked.view && byId(asked.view)) chosen.view = asked.view;
   if (changed) part = null;

@@ -5,6 +5,8 @@
 /** Pairs that are shown behind a cell: so many of the largest, of the typical and of the smallest. */
 const BEHIND = 4;
 const SHORT_NAME = 4;
+/** Characters that fit into a cell of the table. */
+const CELL_WIDTH = 5;
 /** Characters of a class above a column of the table, and beside a row. */
 const NAME = 15;
 const ROW_NAME = 12;
@@ -70,11 +72,12 @@ function cellWords(value) {
   return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
 }
 
-/** Two digits. @param {number} value */
+/** Two digits, or one where two would be wider than a cell. @param {number} value */
 function short(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.01 || size >= 1e4)) return value.toExponential(0).replace("+", "");
-  return String(Number(value.toPrecision(2)));
+  const text = String(Number(value.toPrecision(2)));
+  return text.length > CELL_WIDTH ? String(Number(value.toPrecision(1))) : text;
 }
 
 function drawFront() {
@@ -116,8 +119,9 @@ function classTable(table, colours) {
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
   const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
   const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
-  const clear = new Set(last ? panel().front.coupled.flatMap((/** @type {any} */ one) => [`${one.from},${one.to}`, `${one.to},${one.from}`]) : []);
+  const clear = new Set(last ? panel().front.coupled.map((/** @type {any} */ one) => `${one.from},${one.to}`) : []);
   const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
+  made.classList.toggle("long", table.flat().some((value) => cellWords(value).length >= CELL_WIDTH));
   const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
   const head = element("tr");
   head.append(element("th", "↓ step on", "corner"));
@@ -255,7 +259,8 @@ async function showBehind() {
   const middle = found.length >> 1;
   const parts = found.length <= 3 * BEHIND ? [["all", found]]
     : [["largest", found.slice(0, BEHIND)], ["typical", found.slice(middle - (BEHIND >> 1), middle + (BEHIND >> 1))], ["smallest", found.slice(-BEHIND)]];
-  const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} pairs of examples${when}, median ${digits(found.length ? medianOf(found.map((p) => p.value)) : null)} (${panel().title})`);
+  const median = medianOf(found.map((p) => p.value));
+  const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} pairs of examples${when}, median ${digits(median)} (${panel().title})${median !== null && panel().order > 1 ? `, its root ${digits(Number((100 * Number(far(median))).toPrecision(2)))} %` : ""}`);
   const close = element("button", "Close");
   close.addEventListener("click", () => { choose({ cell: "" }); remember(); box.hidden = true; });
   box.replaceChildren(head, close, ...parts.flatMap(([name, list]) => {
@@ -301,10 +306,12 @@ function smallPlot(lines, change, words, width) {
     svg.append(drawing("text", { x: before, y: height - bottom + 13, "text-anchor": "middle" }, text));
   }
   svg.append(drawing("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, "training step"));
+  const numbersOf = (/** @type {any} */ line) => /** @type {number[]} */ ([...line.values, ...(line.low || []), ...(line.high || [])].filter((v) => v !== null && Number.isFinite(v)));
+  const together = lines.filter((line) => !line.right).flatMap(numbersOf);
+  const ends = [Math.min(lines[0].low ? 1 : 0, ...together), Math.max(...together)];
   lines.forEach((line, i) => {
-    const all = /** @type {number[]} */ ([...line.values, ...(line.low || []), ...(line.high || [])].filter((v) => v !== null && Number.isFinite(v)));
-    if (!all.length) return;
-    const bound = line.right ? [0, 1] : [Math.min(i === 0 && line.low ? 1 : 0, ...all), Math.max(...all)];
+    if (!numbersOf(line).length) return;
+    const bound = line.right ? [0, 1] : ends;
     const py = (/** @type {number} */ v) => height - bottom - ((height - top - bottom) * (v - bound[0])) / (bound[1] - bound[0] || 1);
     const known = line.values.map((v, k) => /** @type {[number, number|null]} */ ([k, v])).filter(([, v]) => v !== null);
     if (line.low && line.high) {
@@ -314,9 +321,9 @@ function smallPlot(lines, change, words, width) {
       svg.append(drawing("path", { d: `M${[...there, ...back].join("L")}Z`, fill: line.colour, opacity: 0.2 }));
     }
     svg.append(drawing("path", { d: `M${known.map(([k, v]) => `${px(places[k])} ${py(Number(v))}`).join("L")}`, fill: "none", stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash || "none" }));
-    for (const value of [bound[0], bound[1]])
+    for (const value of i === 0 || line.right ? bound : [])
       svg.append(drawing("text", { x: line.right ? width - right + 3 : left - 3, y: py(value) + 4, "text-anchor": line.right ? "start" : "end" }, line.right ? `${Math.round(100 * value)} %` : digits(Number(value.toPrecision(2)))));
-    svg.append(drawing("text", { class: "named", x: line.right ? width - right : left + 2, y: 10, "text-anchor": line.right ? "end" : "start" }, `${line.dash ? "╌" : "—"} ${line.name}`));
+    svg.append(drawing("text", { class: "named", x: line.right ? width - right : left + 2 + 100 * i, y: 10, "text-anchor": line.right ? "end" : "start" }, `${line.dash ? "╌" : "—"} ${line.name}`));
   });
   const now = px(places[chosen.when]);
   svg.append(drawing("path", { class: "now", d: `M${now} ${top}V${height - bottom}` }));

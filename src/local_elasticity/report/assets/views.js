@@ -228,7 +228,7 @@ async function drawStale(all) {
 async function distance() {
   const place = exactPlace();
   const rho = panel().correlations[place];
-  const when = panel().steps.length > 1 ? ` Both are at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}.` : "";
+  const when = panel().steps.length > 1 ? ` All values are at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}.` : "";
   await drawDistance(run(), panel(), await numbers(panel().matrices[place].block));
   const { scale } = panel();
   const beyond = dots.some(({ y }) => y > scale.high * 1.2 || y < scale.low / 1.2) ? " A few extreme pairs lie beyond the plot; zoom out to see them." : "";
@@ -242,7 +242,7 @@ async function map() {
   const place = exactPlace();
   const share = Math.round(100 * placesNow().share);
   const when = panel().steps.length > 1 ? ` at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}` : "";
-  byId("map-words").textContent = `Examples that a step moves alike lie close together${when}. These are the two main directions of the ${panel().title} matrix; they hold ${share} % of it.`
+  byId("map-words").textContent = `Examples that a step moves alike lie close together${when}. These are the two main directions of the ${panel().title} matrix; they explain ${share} % of it.`
     + (match ? ` Clusters agree with the classes for ${(100 * match.accuracy).toFixed(1)} % of the examples; circles mark the others.` : "");
   await drawMap(run(), placesNow(), byId("colours").value, chosen.source, await numbers(panel().matrices[place].block));
 }
