@@ -15,7 +15,7 @@ from local_elasticity.measures.registry import order_of
 from local_elasticity.report.kinds import Kind, kind_of
 from local_elasticity.report.pairs import MOST_CLASSES, Pairs, read_last
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.statistics.change_point import FEWEST
+from local_elasticity.statistics.change_point import FEWEST, half_life
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import FEWEST_CLASSES, Coupling, coupling
 from local_elasticity.statistics.development import Development, development
@@ -104,6 +104,9 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
     text = f"Over training: {at[0]} at step {steps[first]}, {at[1]} at step {steps[last]}"
     if len(known) < FEWEST:
         return f"{text}; {len(known)} probes are too few to say when it changed."
+    half = half_life(steps, times_of(found.ratio, order))
+    if told and found.ratio[last] < found.ratio[first] and np.isfinite(half):
+        text += f", half of the rise by step {half:.0f}"
     if told and np.isfinite(found.step):
         return f"{text}; change point between steps {found.step_low:.0f} and {found.step_high:.0f}."
     if told and found.steepest is not None:

@@ -49,6 +49,16 @@ def last_quarter(values: np.ndarray) -> np.ndarray:
     return values[..., -max(1, round(LATE * values.shape[-1])) :]
 
 
+def log_of(ratio: np.ndarray) -> np.ndarray:
+    """Logarithms, on whose scale a ratio develops alike whichever way round it is told, and whatever power of it; NaN
+    where it is not positive.
+
+    >>> log_of(np.array([1.0, 0.0])).tolist()
+    [0.0, nan]
+    """
+    return np.log(np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan))
+
+
 def half_life(steps: Series, values: Series) -> float:
     """The step by which half of the change from the first value to the late level has happened, interpolated.
 

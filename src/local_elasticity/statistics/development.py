@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from local_elasticity.statistics.bootstrap import quantiles, redrawn
-from local_elasticity.statistics.change_point import change_point
+from local_elasticity.statistics.change_point import change_point, log_of
 from local_elasticity.statistics.class_blocks import sampled
 from local_elasticity.statistics.locality import SIGNIFICANT, quotient
 
@@ -20,7 +20,7 @@ class Development:
     Attributes:
         ratio: as `locality` gives it, at every probe.
         low, high: a bootstrap interval at every probe; examples are resampled within their classes.
-        step: the change point of the ratio, as `change_point` gives it: the first probe at the new level. NaN where a
+        step: the change point of log(ratio), as `change_point` gives it: the first probe at the new level. NaN where a
             steady drift explains the series as well.
         step_low, step_high: its interval over the same resamples, from the last probe before.
         p_value: of the change point, against a steady drift.
@@ -63,10 +63,11 @@ def development(
     """
     again = _resampled(values, rows, columns, square, resamples, np.random.default_rng(seed))
     low, high = np.array([quantiles(one, level) for one in again.T]).T
-    found = change_point(steps, ratio)
+    logs = log_of(ratio)
+    found = change_point(steps, logs)
     step = step_low = step_high = float("nan")
     if found.p_value < SIGNIFICANT:
-        cuts = np.array([change_point(steps, one, resamples=0).step for one in again])
+        cuts = np.array([change_point(steps, log_of(one), resamples=0).step for one in again])
         step, (step_low, step_high) = found.step, quantiles(cuts, level)
         before = [one for one in steps if one < min(step, step_low)]
         step_low, step_high = float(before[-1]), max(step, step_high)
@@ -109,8 +110,8 @@ def _fell(again: np.ndarray, level: float) -> bool:
 
 
 def _steepest(steps: Sequence[float], ratio: np.ndarray) -> tuple[float, float] | None:
-    t, known = np.asarray(steps, dtype=float), np.isfinite(ratio) & (ratio > 0)
-    t, v = t[known], np.log(ratio[known])
+    t, v = np.asarray(steps, dtype=float), log_of(ratio)
+    t, v = t[np.isfinite(v)], v[np.isfinite(v)]
     if len(v) < 2 or not (np.diff(v) < 0).any():
         return None
     at = int((np.diff(v) / np.diff(t)).argmin())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from local_elasticity.statistics.change_point import FEWEST, change_point, half_life, last_quarter
+from local_elasticity.statistics.change_point import FEWEST, change_point, half_life, last_quarter, log_of
 from local_elasticity.statistics.class_pairs import ReadPairs, summarized
 from local_elasticity.statistics.locality import locality as locality_of
 
@@ -53,8 +53,9 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
 def phases(table: pd.DataFrame) -> pd.DataFrame:
     """One row for every measure of `history.locality()`: the ratio first and late, its half-life, and its change-point.
 
-    Where there is one class only there is no ratio, and the value within it is described. From fewer than four values
-    only the first is given; the rest is NaN, and a warning is logged.
+    The change-point is that of the ratio's logarithm, as on the page. Where there is one class only there is no ratio,
+    and the value within it is described. From fewer than four values only the first is given; the rest is NaN, and a
+    warning is logged.
     """
     import pandas as pd
 
@@ -63,7 +64,8 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
     for measure, part in table.groupby("measure", sort=False):
         what = "ratio" if part.ratio.notna().any() else "within"
         steps, values = part.step.to_numpy(float), part[what].to_numpy(float)
-        found = change_point(steps, values)
+        scale = log_of(values) if what == "ratio" else values
+        found, back = change_point(steps, scale), np.exp if what == "ratio" else float
         known = values[np.isfinite(values)]
         first = known[0] if len(known) else np.nan
         if len(known) < FEWEST:
@@ -71,7 +73,7 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
             rows.append((measure, what, first, *[np.nan] * 6))
             continue
         late = float(np.median(last_quarter(known)))
-        change = found.step, found.before, found.after, found.p_value
+        change = found.step, float(back(found.before)), float(back(found.after)), found.p_value
         rows.append((measure, what, first, late, half_life(steps, values), *change))
     if few:
         told = ", ".join(f"{name} has {count}" for name, count in few.items())

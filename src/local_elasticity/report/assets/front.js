@@ -178,7 +178,7 @@ function legendOf(scale, percent) {
   }
   const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
   const ends = scale.beyond || percent ? ["≤ ", "≥ "] : ["", ""];
-  const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}grey: unresolved`;
+  const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}grey: no resolved pair`;
   return [element("span", ends[0] + words(scale.low)), strip, element("span", ends[1] + words(scale.high)), element("span", notes)];
 }
 
