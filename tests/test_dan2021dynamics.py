@@ -128,6 +128,7 @@ def test_verdicts_follow_the_curves():
     for name in ("intra_larger", "pooled", "pooled_held_out", "pooled_best", "definition_3", "intra_constant"):
         assert found[name] == "supported", name
     assert found["inter_decreases"] == found["early"] == "supported"
+    assert found["inter_decreases_definition_3"] == found["intra_constant_definition_3"] == "supported"
     assert found["intra_larger_released"] == found["inter_decreases_released"] == "contradicted"
     assert found["not_by_definition_1"] == "contradicted"
     assert found["not_by_definition_1_released"] == "supported"
@@ -157,6 +158,19 @@ def test_one_pair_decides_for_all_pairs_and_not_when_pooled():
     values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
     found = {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
     assert (found["intra_larger"], found["pooled"]) == ("contradicted", "supported")
+
+
+def test_the_mean_of_definition_3_is_judged_apart_from_medians():
+    """A few pairs with a tiny denominator: means rise while medians fall."""
+    runs = [run_of(FALLS, FLAT, seed=seed) for seed in range(5)]
+    for run in runs:
+        table = np.array(run["probes"]["training"]["sgd"]["similarity"]["kl"]["mean"])
+        rise = np.linspace(1, 40, len(table))[:, None, None]
+        run["probes"]["training"]["sgd"]["similarity"]["kl"]["mean"] = (table * rise).tolist()
+    values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
+    found = {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+    assert (found["inter_decreases"], found["inter_decreases_definition_3"]) == ("supported", "contradicted")
+    assert (found["intra_constant"], found["intra_constant_definition_3"]) == ("supported", "contradicted")
 
 
 def test_one_run_passes_both_arms_and_probes_at_drawn_points(tmp_path):

@@ -12,7 +12,7 @@ import local_elasticity as le
 from local_elasticity.data.images import load
 from local_elasticity.data.manifolds import manifold
 from local_elasticity.models.small import fnn
-from local_elasticity.papers.experiment import Unit, Values
+from local_elasticity.papers.experiment import Cell, Unit, Values
 from local_elasticity.papers.he2020local import grid, nets, photos, simulation
 from local_elasticity.papers.he2020local.clusters import (
     Similarities,
@@ -199,6 +199,30 @@ def test_a_saturated_probability_is_marked_where_it_is_computed():
     cell = simulation.cell({unit: found["large"]}, ("two_spheres", "relu bce"), simulation.WITHOUT)
     assert (cell.values, cell.mean) == ((None,), None)
     assert cell.reason == "not resolved: sources with saturated probabilities do not move at 1 of 1 seeds"
+
+
+def test_published_means_that_are_rounding_are_left_out_again_and_again():
+    """Only at their seeds, only of their net, and what had been computed stays."""
+
+    def one(what, column, values):
+        return Cell(f"two spheres: {what}", column, None, values).as_json()
+
+    cells = [
+        one(simulation.WITHOUT, "relu bce", (0.1, 0.2)),
+        one("mean", "relu bce", (0.5, 3e31)),
+        one("accuracy", "relu bce", (0.5, 0.6)),
+        one(simulation.WITHOUT, "relu", (-0.9, -0.8)),
+        one("mean", "relu", (0.5, 0.4)),
+    ]
+    fig4 = find_experiment("he2020local/fig4")
+    found = fig4.resolved(cells)
+    assert [cell["values"] for cell in found[:2]] == [[0.1, None], [0.5, None]]
+    assert [cell[simulation.COMPUTED] for cell in found[:2]] == [[0.1, 0.2], [0.5, 3e31]]
+    assert found[0]["reason"] == "not resolved: sources with saturated probabilities do not move at 1 of 2 seeds"
+    assert found[2:] == cells[2:]
+    assert fig4.resolved(found) == found
+    claims = {claim["id"]: claim["verdict"] for claim in judged_claims(fig4, found, 2)}
+    assert claims["two_spheres_released"] == "not measured"
 
 
 def test_the_sequential_protocol_is_the_frozen_one_for_small_steps():

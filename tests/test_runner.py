@@ -19,6 +19,7 @@ from local_elasticity.papers.experiment import Cell, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
 from local_elasticity.report.page import results_page, write_page
+from local_elasticity.report.scoreboard import power_of_agreement
 from local_elasticity.statistics.claims import Claim
 
 ROOT = Path(__file__).parent.parent
@@ -283,6 +284,17 @@ def test_a_cell_for_every_row_and_column_makes_a_table_like_the_papers(tmp_path)
     page = write_page(tmp_path / "toy").read_text()
     assert "| | 0 | 1 | 2 |" in page
     assert "| r | not measured | 1.25<br>1 … 1.5<br>paper 1 ✓ | 1.25<br>1 … 1.5<br>paper 1 ✓ |" in page
+
+
+def test_cells_with_too_few_seeds_for_a_verdict_do_not_count_as_measured():
+    cells = [
+        Cell("K-means", "a vs b", 50.0, (50.0, 51.0, 52.0), 2.0, least=3),
+        Cell("l2", "a vs b", 60.0, (59.0, None, 61.0), 2.0, least=3, reason="diverged at 1 of 3 seeds"),
+        Cell("BCE", "a vs b", 60.0, (), 2.0, least=3, reason="diverged"),
+    ]
+    run = {"experiment": "paper/table1", "reading": "as_defined", "cells": [cell.as_json() for cell in cells]}
+    *_, row = power_of_agreement([run]).splitlines()
+    assert row == "| as defined | 3 | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 0 |"
 
 
 def test_a_cell_with_a_scale_has_its_interval_over_seeds_on_the_page(tmp_path):

@@ -223,6 +223,10 @@ class Experiment(ABC):
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
         """Run one unit; JSON values only."""
 
+    def resolved(self, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The cells of a published result whose units were not kept, without values that are rounding."""
+        return [dict(cell) for cell in cells]
+
     @abstractmethod
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         """Cells, curves and figures from whatever units there are; claims are judged from the cells."""

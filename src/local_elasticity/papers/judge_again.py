@@ -26,7 +26,7 @@ from local_elasticity.store.atomic import write_whole
 
 
 def judge_again(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with its claims judged anew; its cells stay as they are.
+    """The result with its claims judged anew; its cells stay as they are, but for values that are rounding.
 
     Args:
         result: a result.json of schema 1 or 2.
@@ -44,8 +44,13 @@ def judge_again(result: Mapping[str, Any]) -> dict[str, Any]:
     if result["experiment"] not in EXPERIMENTS:
         raise ValueError(f"result: there is no experiment {result['experiment']!r}; it was renamed or removed")
     experiment = find_experiment(result["experiment"])
-    claims = judged_claims(experiment, result["cells"], len(result["seeds"]))
-    return {**result, "schema": SCHEMA, "claims": claims}
+    cells = experiment.resolved(result["cells"])
+    return {
+        **result,
+        "schema": SCHEMA,
+        "cells": cells,
+        "claims": judged_claims(experiment, cells, len(result["seeds"])),
+    }
 
 
 def main(folders: list[str]) -> None:

@@ -10,6 +10,9 @@ from local_elasticity.statistics.verdicts import inside_range_expected
 
 Run = Mapping[str, Any]
 VERDICTS = ("supported", "contradicted", "undecided", "not measured")
+JUDGED = ("agrees", "differs")
+"""Cells with enough seeds for a verdict; the others do not count as measured."""
+
 CHANCE = 50.0
 """Accuracy of a guess between two classes, in percent."""
 
@@ -93,7 +96,7 @@ def _power(reading: str, runs: Sequence[Run]) -> str:
     if not baseline:
         return ""
     distinct = {(cell["column"], cell["paper"], tuple(cell["values"])) for cell in cells}
-    measured = [cell for cell in cells if _known(cell)]
+    measured = [cell for cell in cells if cell["verdict"] in JUDGED]
     agree = [cell for cell in measured if cell["verdict"] == "agrees"]
     inside = [cell for cell in agree if min(_known(cell)) <= cell["paper"] <= max(_known(cell))]
     expected = sum(inside_range_expected(len(_known(cell))) for cell in measured)

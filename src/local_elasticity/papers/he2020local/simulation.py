@@ -57,7 +57,13 @@ SATURATED = "not resolved: sources with saturated probabilities do not move"
 
 WITH, WITHOUT = "correlation", "correlation without diagonal"
 UNRESOLVED = "share of sources that are not resolved"
+MEAN = "mean"
+MOST_RESOLVED = 1 / torch.finfo(torch.float64).eps
+"""A larger S_rel is rounding: beside such a change the source's own is below the last digit."""
 RELEASED, RELEASED_WITHOUT = "correlation, distance as released", "correlation without diagonal, distance as released"
+OF_SIMILARITY = (MEAN, WITH, WITHOUT, RELEASED, RELEASED_WITHOUT)
+COMPUTED = "computed, not resolved"
+"""The key of a cell under which values stay that are rounding."""
 
 
 class Simulation(Experiment):
@@ -82,6 +88,25 @@ class Simulation(Experiment):
             alike.setdefault(unit if name in DEEPER else (net, len(_points(unit).points[0])), []).append(unit)
         size = settings["nets at once"]
         return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
+
+    def resolved(self, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Correlations and means of S_rel are left out at seeds whose mean S_rel is rounding; what had been computed
+        stays beside them, so that the same cells come out again."""
+        raw = {(cell["row"], cell["column"]): cell.get(COMPUTED, cell["values"]) for cell in cells}
+        made = [dict(cell) for cell in cells]
+        for cell in made:
+            name, _, what = cell["row"].partition(": ")
+            means = raw.get((f"{name}: {MEAN}", cell["column"]), ())
+            lost = [mean is not None and mean > MOST_RESOLVED for mean in means]
+            if any(lost) and what in OF_SIMILARITY:
+                computed = raw[cell["row"], cell["column"]]
+                known = tuple(None if gone else value for gone, value in zip(lost, computed, strict=True))
+                reason = f"{SATURATED} at {sum(lost)} of {len(lost)} seeds"
+                masked = Cell(
+                    cell["row"], cell["column"], cell["paper"], known, cell.get("tolerance", 0.0), reason=reason
+                )
+                cell.update({**masked.as_json(), COMPUTED: computed})
+        return made
 
     def measure(self, unit: Unit, settings: Settings, reading: Reading, device: str) -> Measured:
         return dict(self.measure_batch([unit], settings, reading, device))[unit]
@@ -163,7 +188,7 @@ def _found(unit: Unit, learned: Learned, points: Manifold, rate: float, bce: boo
         WITHOUT: _correlation(S[apart], points.geodesic[apart]),
         RELEASED: _correlation(S, released),
         RELEASED_WITHOUT: _correlation(S[apart], released[apart]),
-        "mean": _known(S.mean()),
+        MEAN: _known(S.mean()),
     }
     if unit.part.endswith("relu"):
         pattern = le.activation(learned.net, blue).double().cpu()

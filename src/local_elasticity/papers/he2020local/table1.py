@@ -51,6 +51,8 @@ ABOUT = (
 
 BASELINES = [row.name for row in (*SIMPLE, *LINEAR)]
 METHODS = [row.name for row in OURS]
+SOME = "at least one of our methods beside every baseline"
+"""How "our methods outperform" is read: two of the four trail linear nets in the paper's own Table 2."""
 
 
 def outperform(data: str, *, best_row: Row, baselines: Sequence[str], methods: Sequence[str]) -> tuple[Claim, ...]:
@@ -60,12 +62,12 @@ def outperform(data: str, *, best_row: Row, baselines: Sequence[str], methods: S
     ahead = "Overall, our methods outperform both linear and simple baseline models"
     return (
         Claim("best", data, "§4.2", average, best(best_row.name, rest), resolution=EXAMPLE, implies=("ahead",)),
-        Claim("ahead", ahead, "§4.2", average, some_best(methods, baselines), resolution=EXAMPLE),
+        Claim("ahead", ahead, "§4.2", f"{average}: {SOME}", some_best(methods, baselines), resolution=EXAMPLE),
         Claim(
             "ahead_elsewhere",
             "The same without the pair of classes in which the method leads most",
             "§4.2",
-            "accuracy averaged over the other five pairs, in points",
+            f"accuracy averaged over the other five pairs, in points: {SOME}",
             best_elsewhere(methods, baselines),
             resolution=EXAMPLE,
             ours=True,
