@@ -49,8 +49,18 @@ def both(name: str) -> tuple[Any, Any]:
     return getattr(torch, name), getattr(Tensor, name)
 
 
+def attends_to_itself(sequence: Any, width: int, heads: int, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    """With small weights, so that scores do not overflow."""
+    return F.multi_head_attention_forward(sequence, sequence, sequence, width, heads, weight / 1000, *args, **kwargs)
+
+
+REST_OF_ATTENTION = (None, None, False, 0.0, x(4, 4), x(4))
+ATTENTION = (4, 2, x(12, 4), None, *REST_OF_ATTENTION)
+"""The width, the heads, projections of queries, keys and values, what is rarely given, the projection of outputs."""
+
 GENERATOR = torch.Generator().manual_seed(5)
 SAME = torch.randn(2, 3, generator=GENERATOR).double()
+SMALL = torch.randn(12, 4, generator=GENERATOR).double() / 1000
 SIGNS = torch.tensor([[True, False, True], [False, False, True]])
 COLUMNS = torch.tensor([[0, 2], [1, 1]])
 ADD = (*both("add"), Tensor.__add__, Tensor.__radd__)
@@ -415,6 +425,9 @@ WRITTEN_OUT = [
     call(torch.lstm_cell, x(2, 3), (x(2, 5), x(2, 5)), *WEIGHTS),
     call(torch.gru_cell, x(2, 3), x(2, 5), x(15, 3), x(15, 5), x(15), x(15)),
     call((torch.rnn_tanh_cell, torch.rnn_relu_cell), x(2, 3), x(2, 5), x(5, 3), x(5, 5)),
+    call(F.multi_head_attention_forward, x(3, 2, 4), *[x(5, 2, 4)] * 2, 4, 2, SMALL, None, *REST_OF_ATTENTION),
+    *(call(attends_to_itself, x(3, 2, 4), *ATTENTION, need_weights=weights) for weights in (False, True)),
+    call(attends_to_itself, x(3, 2, 4), *ATTENTION, need_weights=False, attn_mask=torch.ones(3, 3).triu(1).bool()),
     *(call(F.embedding_bag, COLUMNS, x(3, 4), mode=mode) for mode in ("sum", "mean")),
     call(F.embedding_bag, COLUMNS, x(3, 4), padding_idx=-2),
     call(F.embedding_bag, COLUMNS, x(3, 4), mode="sum", per_sample_weights=x(2, 2)),
