@@ -158,12 +158,13 @@ def test_to_first_order():
     assert_same_rows(response.target_change, expected, SAME_AT_SMALL_STEPS)
 
 
-def test_what_is_resolved_in_float32_is_right():
+@pytest.mark.parametrize("rate", [1e-4, 1e-7])
+def test_what_is_resolved_in_float32_is_right(rate):
     """The source's part is small beside the drift: rows that rounding hides are computed again."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 3))
     x, y = torch.randn(12, 6), torch.arange(12) % 3
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
     for _ in range(5):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()

@@ -221,6 +221,92 @@ def test_batches_that_are_ordered_out_of_sight(net):
     torch.testing.assert_close(K.diagonal(), torch.stack(alone))
 
 
+def ranks(keys):
+    keys = keys + 1e-9 * torch.arange(len(keys))  # of equals, the first comes first
+    return (keys[:, None] > keys).sum(1)
+
+
+def padded(h, keys, back):
+    """With one row more, which is taken off again."""
+    b, rank = len(h), ranks(F.pad(keys, (0, 1), value=1e9))
+    rows = rank if back else torch.zeros_like(rank).scatter(0, rank, torch.arange(b + 1))
+    return F.pad(h, (0, 0, 0, 1)).index_select(0, rows)[:b]
+
+
+def in_a_buffer(h, keys, back):
+    b, rank = len(h), ranks(F.pad(keys, (0, 1), value=1e9))
+    rows = rank if back else torch.zeros_like(rank).scatter(0, rank, torch.arange(b + 1))
+    buffer = h.new_zeros(b + 1, h.shape[1])
+    buffer[:b] = h
+    return buffer.index_select(0, rows)[:b]
+
+
+def dispatched(h, keys, back):
+    """By a matrix that is not square."""
+    P = F.one_hot(ranks(keys), len(h) + 3).to(h.dtype)
+    return P @ F.pad(h, (0, 0, 0, 3)) if back else (P.t() @ h)[: len(h)]
+
+
+def by_columns(h, keys, back):
+    """Python compares single numbers."""
+    order = sorted(range(len(h)), key=lambda i: keys[..., i])
+    return torch.stack([h.t()[:, i] for i in ([order.index(i) for i in range(len(h))] if back else order)])
+
+
+def by_matrices(h, keys, back):
+    """One permutation for each of as many features as there are examples."""
+    P = F.one_hot(ranks(keys), len(h)).to(h.dtype).expand(h.shape[1], -1, -1)
+    return ((P if back else P.transpose(1, 2)) @ h.t()[:, :, None])[:, :, 0].t()
+
+
+def turned(h, keys, back):
+    """The same functions as in a smaller batch, with other numbers."""
+    k = 3 if len(h) > 12 else 0
+    columns, k = h.t(), len(h) - k if back else k
+    return torch.cat([columns[:, k:], columns[:, :k]], 1).t()
+
+
+def turned_by_padding(h, keys, back):
+    k = 3 if len(h) > 12 else 0
+    there, here = ((0, k), (-k, 0)) if back else ((k, 0), (0, -k))
+    return F.pad(F.pad(h.t()[None], there, mode="circular"), here)[0].t()
+
+
+def unfolded(h, keys, back):
+    k = 3 if keys.sum() > 0 and len(h) > 12 else 0
+    return h.repeat(2, 1).unfold(0, len(h), 1)[-k % len(h) if back else k].t()
+
+
+class Between(nn.Module):
+    """A layer that takes its batch in another order."""
+
+    def __init__(self, put, features):
+        super().__init__()
+        self.first, self.second = (nn.Linear(features, features) for _ in range(2))
+        self.head, self.put = nn.Linear(features, CLASSES), put
+
+    def forward(self, x):
+        h = self.put(torch.tanh(self.first(x)), x[:, 0], False)
+        return self.head(self.put(torch.tanh(self.second(h)), x[:, 0], True))
+
+
+@pytest.mark.parametrize("features", [N, N + 3], ids=["as many as sources", "as many as in a batch with limits"])
+@pytest.mark.parametrize(
+    "put",
+    [padded, in_a_buffer, dispatched, by_columns, by_matrices, turned, turned_by_padding, unfolded],
+    ids=lambda put: put.__name__,
+)
+def test_orders_that_shapes_hide(put, features):
+    """The examples that are looked at are in order."""
+    torch.manual_seed(0)
+    x, labels = torch.randn(N, features).double(), torch.arange(N) % CLASSES
+    x[sorted(LOOKED_AT), 0] = torch.linspace(-2, 2, len(LOOKED_AT)).double()
+    problem, update = le.Problem.of(Between(put, features).double(), "cross_entropy"), le.SGD(0.1)
+    found = le.respond(problem, (x, labels), update=update, engine="structured")
+    truth = le.respond(problem, (x, labels), update=update, engine="looped")
+    assert_same_rows(found.target_change, truth.target_change, 1e-9)
+
+
 class TwoHeads(nn.Module):
     """The first output passes by the part that sorts."""
 

@@ -408,6 +408,43 @@ def test_a_sampler_counts_no_epoch():
     assert sampler.epoch == 0
 
 
+READING = {"kept_generators", "read_apart", "_put", "_put_attributes"}
+
+
+def test_an_interrupt_while_examples_are_read_leaves_the_loader():
+    """At every line of what puts samplers and generators back."""
+    sampler, generator = Epochs(), torch.Generator().manual_seed(0)
+    loader = torch.utils.data.DataLoader(Augmented(lambda value: 0.0), batch_size=2, sampler=sampler)
+    loader.generator = generator
+    problem, before = le.Problem.of(small_net(), "mse"), (dict(vars(loader.batch_sampler)), generator.get_state())
+    for moment in range(10_000):
+        left = moment
+
+        def interrupt(frame, event, _):
+            nonlocal left
+            if frame.f_code.co_name not in READING or not frame.f_code.co_filename.endswith("inputs.py"):
+                return None
+            left -= event == "line"
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            le.respond(problem, loader, engine="looped", progress=False)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        assert sampler.epoch == 0
+        assert vars(loader.batch_sampler) == before[0]
+        assert torch.equal(generator.get_state(), before[1])
+    assert moment > 20
+
+
 def test_arrays_of_any_layout_are_read():
     x, y = np.random.default_rng(0).normal(size=(6, 4)), np.zeros((6, 2))
     expected = le.respond(le.Problem.of(small_net(), "mse"), (x, y)).target_change

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.order import Call, same_calls
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import ReusedParameterError, Tape, record
@@ -26,6 +27,10 @@ MOST_PLACES = 8
 
 CANDIDATES = 8
 """Examples from which those are chosen that coverage is found on."""
+
+FOLLOWED = 11
+"""Examples that are followed through a network to see whether they keep their places: a prime, so that few other axes
+are as long, or a multiple of it."""
 
 COMPARED = 1 << 20
 """Entries of a weight's gradient that are compared with autograd's before a layer counts as supported."""
@@ -47,6 +52,9 @@ class Coverage:
     """The axis of examples in the output of each use."""
     constants: frozenset[Meeting]
     """Uses whose outputs are the same for all examples."""
+    calls: tuple[Call, ...]
+    """The functions that `FOLLOWED` examples go through, where none can put them into another order; else nothing. A
+    batch that goes another way may be put into another order."""
     ambiguous: bool = False
     """Whether several axes of a use may be the one of the examples, because the sampled examples have zeros there."""
 
@@ -92,7 +100,6 @@ class Coverage:
         cotangents = torch.zeros_like(predictions)
         cotangents[1] = torch.linspace(1, 2, cotangents.shape[1], dtype=cotangents.dtype, device=cotangents.device)
         right = gradient(predictions, leaves, cotangents, retain=True)
-        tape = replace(tape, moves=False)  # the comparison below shows it
         at_uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         known = () if tape.ragged else leaves
         understood = [name for name in known if _is_right(name, tape, at_uses, right[name])]
@@ -105,7 +112,8 @@ class Coverage:
             for name in use.names
         ]
         unsupported = tuple(name for name in leaves if name not in understood)
-        return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants, ambiguous)
+        calls = _calls(bound, take(inputs, some.repeat(FOLLOWED)[:FOLLOWED]), constants)
+        return cls(tuple(understood), unsupported, frozenset(low_rank), placements, constants, calls, ambiguous)
 
     def without(self, names: frozenset[str]) -> Coverage:
         """The same with these parameters unsupported."""
@@ -132,7 +140,9 @@ class Coverage:
         uses = tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses)
         effects = bound.replica.effects
         sorts = effects is not None and effects.sorts
-        return replace(tape, uses=uses, moves=tape.moves or self.ambiguous or (sorts and count(inputs) > 1))
+        b = count(inputs)
+        may_move = self.ambiguous or sorts or not same_calls(tape.calls, self.calls, b, FOLLOWED)
+        return replace(tape, uses=uses, moves=may_move and b > 1)
 
     def _places(self, use: Use) -> bool:
         """Whether a use was there when coverage was found, and its axis of examples has a fitting length."""
@@ -173,6 +183,18 @@ def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
 
 def _three(some: Tensor) -> Tensor:
     return some[torch.linspace(0, len(some) - 1, 3, device=some.device).round().long()]
+
+
+def _calls(bound: BoundProblem, inputs: Inputs, constants: frozenset[Meeting]) -> tuple[Call, ...]:
+    """The functions that a pass calls; nothing if one of them may put examples into another order, or if the network
+    does not take so many."""
+    try:
+        followed = record(bound, leaves_of(bound.params), inputs, constants=constants, follow=True)
+    except Exception as error:  # whatever a forward pass raises
+        if not may_be_passed_over(error):
+            raise
+        return ()
+    return () if followed.moves else followed.calls
 
 
 def _placements(

@@ -254,12 +254,16 @@ def kept_generators(examples: Any) -> Iterator[None]:
     """The random generators of a DataLoader, its samplers and its dataset, and the samplers' attributes, put back.
     Reading the examples must not reorder a training run that continues with the same loader.
     """
-    kept = [(get, put, get()) for get, put in _states_of(examples)]
+    states = _states_of(examples)
+    before, back = [get() for get, _ in states], False
     try:
-        yield
+        try:
+            yield
+        finally:
+            back = _put(states, before)
     finally:
-        for _, put, before in kept:
-            put(before)
+        if not back:  # interrupted
+            _put(states, before)
 
 
 def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
@@ -270,23 +274,28 @@ def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
     own = [get() for get, _ in states]
     under_way: Iterator[Any] | None = None
     while True:
-        outside = [get() for get, _ in states]
+        outside, back = [get() for get, _ in states], False
         try:
-            _put(states, own)
-            under_way = iter(_beside(batches)) if under_way is None else under_way
-            batch = next(under_way, END)
-            found = END if batch is END else read(batch)
-            own = [get() for get, _ in states]
+            try:
+                _put(states, own)
+                under_way = iter(_beside(batches)) if under_way is None else under_way
+                batch = next(under_way, END)
+                found = END if batch is END else read(batch)
+                own = [get() for get, _ in states]
+            finally:
+                back = _put(states, outside)
         finally:
-            _put(states, outside)
+            if not back:  # interrupted
+                _put(states, outside)
         if found is END:
             return
         yield found
 
 
-def _put(states: list[Access], values: list[Any]) -> None:
+def _put(states: list[Access], values: list[Any]) -> bool:
     for (_, put), value in zip(states, values, strict=True):
         put(value)
+    return True
 
 
 def _beside(batches: Any) -> Any:
@@ -332,8 +341,10 @@ def _state_of(value: Any) -> Access | None:
 
 
 def _put_attributes(owner: Any, before: dict[str, Any]) -> None:
-    vars(owner).clear()
+    """An interrupt at any moment leaves at least those that were there."""
     vars(owner).update(before)
+    for name in vars(owner).keys() - before.keys():
+        del vars(owner)[name]
 
 
 def _parts_of(value: Any) -> list[Any]:

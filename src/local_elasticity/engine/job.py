@@ -68,7 +68,8 @@ class Job:
     output_shape: tuple[int, ...] = ()
     sampled: Sampled | None = None
     alone: Tensor | None = None
-    """The predictions of the first and the last target, each run by itself: [2, k]."""
+    """The predictions of the first and the last target, each run by itself: [2, k]; None in another precision, or where
+    they were compared before."""
 
     @classmethod
     def read(
@@ -240,6 +241,7 @@ class Job:
             target_labels=None if self.target_labels is None else cast(self.target_labels),
             targets_are_sources=False,
             sampled=None,
+            alone=None,
         )
 
     def few(self, bound: BoundProblem, update: Update, rows: Tensor, targets: Tensor) -> Job:

@@ -1,13 +1,14 @@
 """Whether a forward pass may have put the examples of its batch into another order, or taken shares of different sizes.
 
 The tape finds an example's part of a tensor by its place. Some networks choose places by values: they sort their batch
-by length, pack it, or multiply by a permutation. What only looks at shapes is listed here; after anything else, places
-are checked by a second backward pass.
+by length, pack it, or multiply by a permutation. What only looks at shapes is listed here. A few examples are followed
+through a network once; after anything else, or where a batch goes another way, places are checked by a second backward
+pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,15 +50,22 @@ _BY_ENTRY = frozenset(
 
 _BY_SHAPE = frozenset(
     _named(
-        "adjoint broadcast_tensors broadcast_to channel_shuffle diagonal expand expand_as flatten fold interpolate "
-        "moveaxis movedim native_channel_shuffle pad permute pixel_shuffle pixel_unshuffle ravel repeat squeeze "
-        "swapaxes swapdims t tile transpose tril triu unfold unsqueeze upsample "
-        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-        "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d lp_pool1d lp_pool2d "
+        "adjoint broadcast_tensors broadcast_to channel_shuffle diagonal expand expand_as flatten moveaxis movedim "
+        "native_channel_shuffle permute pixel_shuffle pixel_unshuffle ravel repeat squeeze swapaxes swapdims t tile "
+        "transpose tril triu unsqueeze "
         "batch_norm group_norm instance_norm layer_norm rms_norm normalize local_response_norm"
     )
 )
-"""Functions that put entries where shapes alone say. Pooling and normalisation stay within an example."""
+"""Functions that put entries where shapes alone say. Normalisation stays within an example."""
+
+_RESIZES = frozenset(
+    _named(
+        "fold interpolate pad unfold upsample "
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+        "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d lp_pool1d lp_pool2d"
+    )
+)
+"""Functions that make axes longer or shorter; harmless where that is not the axis of the examples."""
 
 _VIEWS = frozenset(_named("reshape reshape_as unflatten view view_as"))
 """Functions that cut axes; harmless where the examples are not cut into groups."""
@@ -110,6 +118,36 @@ def is_ragged(func: Any, args: Any, kwargs: Any) -> bool:
     return func in _RAGGED
 
 
+Call = tuple[Any, ...]
+"""The name of a function, and the numbers and words that it was given."""
+
+
+def call_of(func: Any, leaves: list[Any]) -> Call:
+    """A call by what decides where it puts entries, but for the shapes of tensors."""
+    given: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, slice):
+            given += [None if isinstance(end, Tensor) else end for end in (leaf.start, leaf.stop, leaf.step)]
+        elif isinstance(leaf, (int, str, type(None))):
+            given.append(leaf)
+    return getattr(func, "__name__", ""), *given
+
+
+def same_calls(calls: Sequence[Call], others: Sequence[Call], examples: int, of_others: int) -> bool:
+    """Whether two passes call the same functions in the same way, with numbers that are equal, or grow with the number
+    of examples."""
+
+    def same(one: Any, other: Any) -> bool:
+        if one == other:
+            return True
+        return isinstance(one, int) and isinstance(other, int) and one * of_others == other * examples
+
+    return len(calls) == len(others) and all(
+        one == other or (len(one) == len(other) and all(map(same, one, other)))
+        for one, other in zip(calls, others, strict=True)
+    )
+
+
 def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Callable[[Any], Any]) -> bool:
     """Whether examples may come out of a function in an order that depends on values."""
     if examples == 1 or func in _BY_ENTRY or func in _BY_SHAPE or getattr(func, "__name__", "") == "__get__":
@@ -117,9 +155,11 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
     tensors = [one for one in flatten_tree(given) if isinstance(one, Tensor)]
     if all(is_parameter(one) for one in tensors):
         return False
+    made = [one for one in flatten_tree(result) if isinstance(one, Tensor)]
+    if torch.is_grad_enabled() and not any(one.requires_grad for one in (*tensors, *made)):
+        return False  # gradients do not pass here; what moves back later is seen there
     if func in (Tensor.__getitem__, Tensor.__setitem__):
         return _chooses(given[0][0], given[0][1], examples)
-    made = [one for one in flatten_tree(result) if isinstance(one, Tensor)]
     if not made:  # values that Python sees; of a single one it can make no other order
         return any(one.numel() > 1 for one in tensors)
     if not any(size and size % examples == 0 for one in (*tensors, *made) for size in one.shape):  # no examples in it
@@ -133,13 +173,25 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
 
 
 def _chooses(given: Tensor, index: Any, examples: int) -> bool:
-    """Whether entries are chosen by numbers that were computed, or examples one by one."""
+    """Whether entries are chosen by numbers that were computed, or along an axis on which the examples may be, before
+    or after."""
     index = index if isinstance(index, tuple) else (index,)
-    ends = [end for one in index if isinstance(one, slice) for end in (one.start, one.stop)]
-    if any(isinstance(one, (Tensor, list)) for one in (*index, *ends)):
+    taken = [one for one in index if one is not None and one is not Ellipsis]
+    if not all(type(one) is int or (isinstance(one, slice) and _is_fixed(one)) for one in taken):
         return True
-    cuts = isinstance(index[0], int) or (isinstance(index[0], slice) and index[0] != slice(None))
-    return cuts and _has_first(given, examples)
+    after = 0 if Ellipsis not in index else sum(one is not None for one in index[index.index(Ellipsis) + 1 :])
+    first = len(taken) - after
+    axes = [*range(first), *range(given.ndim - after, given.ndim)]
+    for axis, one in zip(axes, taken, strict=True):
+        size = given.shape[axis]
+        left = 1 if isinstance(one, int) else len(range(*one.indices(size)))
+        if left != size and not (size % examples and left % examples):
+            return True
+    return False
+
+
+def _is_fixed(part: slice) -> bool:
+    return not any(isinstance(end, Tensor) for end in (part.start, part.stop, part.step))
 
 
 def _has_first(tensor: Tensor, examples: int) -> bool:
@@ -154,6 +206,14 @@ def _cuts_examples(given: Any, tensors: list[Tensor], made: list[Tensor], exampl
         return False
     repeats = after.ndim > 1 and after.shape[0] * after.shape[1] == before.shape[0] and after.shape[1] % examples == 0
     return not repeats
+
+
+def _resizes_examples(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
+    """Whether an axis on which the examples may be, before or after, has another length afterwards."""
+    before, after = tensors[0].shape, made[0].shape
+    if len(before) != len(after):  # windows
+        return before[0] != after[0] or any(size % examples == 0 for size in before[1:])
+    return any(b != a and not (b % examples and a % examples) for b, a in zip(before, after, strict=True))
 
 
 def _stacks_others(given: Any, tensors: list[Tensor], made: list[Tensor], examples: int) -> bool:
@@ -185,6 +245,7 @@ def _gathers_examples(given: Any, tensors: list[Tensor], made: list[Tensor], exa
 
 _MOVES = (
     (_VIEWS, _cuts_examples),
+    (_RESIZES, _resizes_examples),
     ({torch.stack}, _stacks_others),
     (_LOSSES, _reduces),
     (_ALONG_AXES, _takes_together),
@@ -210,12 +271,14 @@ def _keeps_first(given: list[Tensor], made: list[Tensor], examples: int) -> bool
 
 
 def _may_permute(factors: list[Tensor], examples: int) -> bool:
-    """Whether one of the factors may be a table of examples or a matrix that permutes them."""
-    if _apart(factors, examples):
-        return False
+    """Whether one of the factors may be a table of examples or a matrix that permutes them, or sums over them."""
     if any(not one.is_floating_point() for one in factors):  # an embedding
         return any(one.is_floating_point() and len(one) % examples == 0 for one in factors)
-    sides = [pair for one in factors if one.ndim > 1 for pair in (one.shape[:2], one.shape[-2:])]
+    apart = _apart(factors, examples)
+    if not apart and factors[-2].shape[-1] % examples == 0:
+        return True
+    ends = (slice(-2, None),) if apart else (slice(2), slice(-2, None))
+    sides = [one.shape[end] for one in factors if one.ndim > 1 for end in ends]
     return any(rows % examples == 0 and columns % examples == 0 for rows, columns in sides)
 
 

@@ -21,7 +21,7 @@ from local_elasticity.engine.composites import inside
 from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.order import is_ragged, may_move
+from local_elasticity.engine.order import Call, call_of, is_ragged, may_move
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.replica import Params, flatten_tree
 from local_elasticity.engine.uses import (
@@ -78,6 +78,8 @@ class Tape:
     """The parameters that went into a function that is not a use, directly or through a derived tensor."""
     ragged: bool
     """Whether examples may have parts of different sizes, because shapes depend on values."""
+    calls: tuple[Call, ...]
+    """The functions that were called."""
     moves: bool
     """Whether examples may have been put into another order."""
 
@@ -178,21 +180,25 @@ def _roots(names: Collection[str], derived: dict[str, Derived]) -> set[str]:
 class _Recorder(FunctionMode):
     """Records every function that takes a parameter, or a tensor that is derived from parameters alone."""
 
-    def __init__(self, params: Params, examples: int, constants: Collection[Meeting], *, keep: bool) -> None:
+    def __init__(
+        self, params: Params, examples: int, constants: Collection[Meeting], *, keep: bool, follow: bool
+    ) -> None:
         super().__init__()
-        self.examples = examples
+        self.examples, self.follow = examples, follow
         self.names = {id(p): name for name, p in params.items()}
         self.constants, self.keep = constants, keep
         self.met: Counter[str] = Counter()
         self.read: Counter[str] = Counter()
         self.uses: list[Use] = []
         self.derived: dict[str, Derived] = {}
+        self.calls: list[Call] = []
         self.ragged = self.moves = False
         self._times: Counter[tuple[str, str | None, str | None]] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = flatten_tree((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.ragged |= is_ragged(func, args, kwargs)
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
         body = inside(func) if names and func not in _READERS else None
@@ -200,7 +206,9 @@ class _Recorder(FunctionMode):
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
-        self.moves = self.moves or may_move(func, (args, kwargs), result, self.examples, self.name)
+        self.calls.append(call_of(func, leaves))
+        if self.follow and not self.moves:
+            self.moves = may_move(func, (args, kwargs), result, self.examples, self.name)
         if not names:
             return result
         out = [leaf for leaf in flatten_tree(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -264,6 +272,7 @@ def record(
     *,
     constants: Collection[Meeting] = (),
     keep: bool = False,
+    follow: bool = False,
 ) -> Tape:
     """Run the network on a batch and record its uses.
 
@@ -272,11 +281,12 @@ def record(
         known: the parameters whose uses are kept; by default all that go into uses alone.
         constants: uses whose outputs are the same for all examples.
         keep: whether to keep the outputs of uses.
+        follow: whether to find out if a function may put examples into another order.
 
     Returns:
         The tape.
     """
-    with torch.enable_grad(), _Recorder(leaves, count(inputs), constants, keep=keep) as recorder:
+    with torch.enable_grad(), _Recorder(leaves, count(inputs), constants, keep=keep, follow=follow) as recorder:
         outputs = bound.outputs(leaves, inputs)
     read = recorder.understood()
     if known is not None:
@@ -295,6 +305,7 @@ def record(
         frozenset(recorder.met),
         frozenset(unread),
         recorder.ragged,
+        tuple(recorder.calls),
         recorder.moves,
     )
 
