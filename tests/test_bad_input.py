@@ -339,7 +339,7 @@ def test_classes_are_checked_and_may_be_of_any_whole_number_type():
     assert torch.equal(le.relative(le.respond(problem, (x, y.int()), engine="looped")), wanted)
     with pytest.raises(ValueError, match="sources: label 3 is outside the model's 3 outputs"):
         le.respond(problem, (x, y + 1))
-    with pytest.raises(ValueError, match="sources: cross_entropy wants one class for each example"):
+    with pytest.raises(ValueError, match="sources: cross_entropy expects one class for each example"):
         le.respond(problem, (x, torch.nn.functional.one_hot(y)))
 
 
@@ -401,3 +401,11 @@ def test_classes_of_places_are_checked():
     labels[2] = -100
     with pytest.raises(ValueError, match="sources: an example has the label -100 at every place"):
         le.respond(*by_place(labels))
+
+
+def test_probabilities_in_place_of_logits_are_warned_of():
+    logits = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5))
+    classes = torch.arange(6) % 5
+    le.respond(logits, (x, classes), loss="cross_entropy")
+    with pytest.warns(UserWarning, match="model: its outputs are probabilities, which sum to 1, but the loss takes"):
+        le.respond(nn.Sequential(logits, nn.Softmax(1)), (x, classes), loss="cross_entropy")

@@ -23,11 +23,15 @@ from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import SGD, FromOptimizer, Rule, Update, check_update, is_plain, rule_of, stepped_by
 from local_elasticity.shapes import Float
+from local_elasticity.warn import warn
 
 DEPENDS_ON_BATCH = (
     "model: the prediction for one of the {} changes with the other examples in its batch, as it does with batch norm "
     "without running statistics or with a mean over the first axis; a prediction must depend on one example alone"
 )
+
+SUM_OF_PROBABILITIES = 1e-4
+"""How close to 1 outputs sum that are probabilities."""
 
 COMPANY = 4
 """Examples among which a prediction is compared with the one alone."""
@@ -96,6 +100,7 @@ class Job:
         check_batches(count(inputs), batch)
         outputs, footprint_of_one, alone = check_network(bound, inputs, None if shared else target_inputs)
         check_labels(bound, labels, outputs)
+        _warn_of_probabilities(bound, alone)
         if check_targets and target_labels is not None and not shared:
             check_labels(bound, target_labels, outputs, "targets")
         job = cls(
@@ -466,7 +471,7 @@ def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: s
     k, places = outputs.shape[1], outputs.shape[2:]
     if labels.shape[1:] != places:
         raise ValueError(
-            f"{name}: cross_entropy wants one class for each example{' and place' if places else ''}, not labels of "
+            f"{name}: cross_entropy expects one class for each example{' and place' if places else ''}, not labels of "
             f"shape {tuple(labels.shape)}; one-hot labels are read as probabilities where they are floats"
         )
     labels = labels.long()
@@ -476,6 +481,19 @@ def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: s
         raise ValueError(f"{name}: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}")
     if bool(left_out.reshape(len(labels), -1).all(1).any()):
         raise ValueError(f"{name}: an example has the label {IGNORED} at every place, hence no loss; leave it out")
+
+
+def _warn_of_probabilities(bound: BoundProblem, outputs: Float[Tensor, "2 k"]) -> None:
+    """Warn where what should be logits are probabilities, of which the loss takes the softmax a second time."""
+    if bound.problem.kind != "logits" or outputs.shape[1] < 2:
+        return
+    sums = outputs.sum(1)
+    if bool(((outputs >= 0).all(1) & ((sums - 1).abs() < SUM_OF_PROBABILITIES)).all()):
+        warn(
+            "model: its outputs are probabilities, which sum to 1, but the loss takes the softmax itself; return "
+            "logits, without a softmax at the end",
+            UserWarning,
+        )
 
 
 def _kind(bound: BoundProblem, outputs: Tensor) -> Kind:

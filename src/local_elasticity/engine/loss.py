@@ -46,7 +46,7 @@ def half_mse(outputs: Tensor, labels: Tensor) -> Tensor:
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point() and labels.shape != outputs.shape:
         raise TypeError(
-            f"sources: cross_entropy wants whole-number class labels, not {labels.dtype}; pass labels.long()"
+            f"sources: cross_entropy expects whole-number class labels, not {labels.dtype}; pass labels.long()"
         )
     labels = labels if labels.is_floating_point() else labels.long()
     if labels.is_floating_point() or outputs.shape[1] == 1:
@@ -207,6 +207,6 @@ def _like(labels: Tensor, outputs: Tensor) -> Tensor:
     if labels.numel() != outputs.numel():
         raise ValueError(
             f"sources: labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(outputs.shape)}; "
-            "this loss wants one number for every output"
+            "this loss expects one number for every output"
         )
     return labels.reshape(outputs.shape).to(outputs.dtype)
