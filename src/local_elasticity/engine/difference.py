@@ -74,7 +74,7 @@ class Pending:
     def of(cls, kernel: Kernel, reads: Tensor) -> Pending:
         return cls(kernel, reads, _times_written(reads))
 
-    def and_plus(self, other: Tensor) -> Pending:
+    def adding(self, other: Tensor) -> Pending:
         """The sum with another difference."""
         return replace(self, plus=other if self.plus is None else self.plus + other)
 

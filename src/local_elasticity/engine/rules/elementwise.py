@@ -225,7 +225,7 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
         pending = pending_of(one)
         if pending is not None and alpha == 1 and isinstance(other, Tensor) and one.shape == other.shape:
             plus = delta_of(other)
-            together = pending if plus is None else pending.and_plus(plus)
+            together = pending if plus is None else pending.adding(plus)
             return Difference.of(base, None, pending=together)
     dx, dy = _aligned(x, base), _aligned(y, base)
     if dx is None or dy is None:
