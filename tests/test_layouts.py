@@ -444,3 +444,26 @@ def test_a_layout_is_found_for_each_precision():
     kernels = [le.ntk(one, ids).double() for one in (problem, problem.to(torch.float64), problem)]
     assert (kernels[0] - kernels[1]).norm() < 1e-5 * kernels[1].norm()
     assert torch.equal(kernels[0], kernels[2])
+
+
+class Ranked(nn.Module):
+    """Puts its batch into the order of its first feature. Equal examples have the same rank, and are added up."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        ranks = (x[:, :1] > x[:, 0]).sum(1)
+        permutation = F.one_hot(ranks, len(x)).to(x.dtype)
+        return permutation @ self.head(torch.tanh(self.hidden(permutation.T @ x)))
+
+
+@pytest.mark.parametrize("engine", ["auto", "structured"])
+def test_no_source_is_twice_in_a_batch_that_is_ordered_by_values(engine):
+    torch.manual_seed(0)
+    sources = torch.randn(N, 5, dtype=torch.float64), torch.arange(N) % CLASSES
+    problem = le.Problem.of(Ranked().double(), "cross_entropy")
+    found = le.respond(problem, sources, update=le.SGD(0.1), engine=engine)
+    oracle = le.respond(problem, sources, update=le.SGD(0.1), engine="looped")
+    assert_same_rows(found.target_change, oracle.target_change, 1e-9)

@@ -138,11 +138,14 @@ class Coverage:
         if otherwise:
             raise ReusedParameterError(frozenset(otherwise))
         uses = tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses)
-        effects = bound.replica.effects
-        sorts = effects is not None and effects.sorts
         b = count(inputs)
-        may_move = self.ambiguous or sorts or not same_calls(tape.calls, self.calls, b, FOLLOWED)
+        may_move = self.may_order(bound) or not same_calls(tape.calls, self.calls, b, FOLLOWED)
         return replace(tape, uses=uses, moves=may_move and b > 1)
+
+    def may_order(self, bound: BoundProblem) -> bool:
+        """Whether the network may put the examples of any batch into another order."""
+        effects = bound.replica.effects
+        return self.ambiguous or not self.calls or (effects is not None and effects.sorts)
 
     def _places(self, use: Use) -> bool:
         """Whether a use was there when coverage was found, and its axis of examples has a fitting length."""

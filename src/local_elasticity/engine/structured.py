@@ -236,9 +236,12 @@ class StructuredRunner(Runner):
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
 
     def _sampled(self, start: int, stop: int) -> list[int]:
-        """The sources among these whose limits are computed beside their rows, if that adds little work."""
+        """The sources among these whose limits are computed beside their rows, if that adds little work. They are twice
+        in the batch then, which a network that orders its batch by values may not take."""
         job = self.job
-        if job.sampled is None or not job.plain or self.share != 1 or job.n < LIMITS_SHARE * len(job.sampled.sources):
+        if job.sampled is None or not job.plain or self.share != 1 or self.coverage.may_order(job.bound):
+            return []
+        if job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []
         found = [row for row in job.sampled.sources if start <= row < stop]
         return found if stop - start + len(found) <= self.room else []
