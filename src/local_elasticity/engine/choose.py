@@ -116,7 +116,7 @@ class Race:
         if self.best.seconds < float("inf"):
             against = f" against {self.loser}" if self.loser is not None else ""
             self.say(f"auto: {self.best}{against}")
-            remember(self.job, Choice(self.best.engine, f"auto: {self.best}{against}", self.best.seconds))
+            remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds))
         return self.best
 
     def say(self, note: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -80,6 +81,9 @@ LIMITS_SHARE = 10
 
 MOST_OUTPUTS = 256
 """The most outputs for which split products can distinguish a change from its rounding."""
+
+TORCHS = os.path.dirname(torch.__file__) + os.sep
+"""The folder of torch's own code."""
 
 PROOF_SOURCES, PROOF_TARGETS, PROOF_STEP = 4, 8, 0.1
 """The spot check compares a few pairs with `Looped` in float64, for a step that flips units. Its sources and targets
@@ -362,11 +366,14 @@ def _tile_bytes(job: Job) -> int:
 
 
 def _where(job: Job, trace: TracebackType | None) -> str:
-    """The innermost module in a traceback, by its name in the model."""
+    """The innermost module in a traceback by its name in the model, and the line in its code unless it is of torch."""
     names, found = job.bound.replica.module_names(), ""
     while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+        code = trace.tb_frame.f_code
+        module = trace.tb_frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(module, nn.Module) and id(module) in names:
             found = f" in {names[id(module)] or 'the model'} ({type(module).__name__})"
+            if not code.co_filename.startswith(TORCHS):
+                found += f", {os.path.basename(code.co_filename)} line {trace.tb_lineno}"
         trace = trace.tb_next
     return found
