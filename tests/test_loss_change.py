@@ -68,6 +68,46 @@ def test_its_limit_is_the_product_of_gradients(case):
     assert np.abs(small.values / 1e-7 * rate - expected.numpy()).max() < SAME_AT_SMALL_STEPS * scale
 
 
+def digits_and_net():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3)
+    )
+    return net, torch.randn(12, 1, 8, 8), torch.arange(12) % 3
+
+
+@pytest.mark.parametrize("memory", [None, 40_000], ids=["at once", "in blocks"])
+@pytest.mark.parametrize("square", [True, False])
+def test_its_limit_from_gradients_is_that_of_responses(square, memory):
+    """Alone it takes one gradient of each example; beside another measure it is read from the response."""
+    net, x, y = digits_and_net()
+    targets = None if square else (x[:5], y[:5])
+    options = {"loss": "cross_entropy", "update": le.SGD(0.1), "approximate": True, "memory": memory}
+    alone = le.similarity(net, (x, y), targets, measure="loss", **options)
+    beside = le.similarity(net, (x, y), targets, measure=["loss", "kl"], **options)["loss"]
+    np.testing.assert_allclose(alone, beside, rtol=1e-4, atol=1e-7)
+    same = {"engine", "nonlinearity", "unresolved", "step_size", "update"}
+    assert {name: alone.attrs[name] for name in same} == {name: beside.attrs[name] for name in same}
+
+
+def test_its_limit_knows_what_an_optimizer_holds_and_what_rounding_hides():
+    net, x, y = digits_and_net()
+    head = torch.optim.SGD(net[3].parameters(), lr=0.1)
+    options = {"loss": "cross_entropy", "approximate": True}
+    found = le.similarity(net, (x, y), measure="loss", update=le.FromOptimizer(head), **options)
+    of_head = le.Problem.of(net, "cross_entropy", params="^3")
+    expected = le.similarity(of_head, (x, y), measure=["loss", "kl"], update=le.SGD(0.1), approximate=True)["loss"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    adam = le.FromOptimizer(torch.optim.Adam(net.parameters(), lr=1e-3))
+    expected = le.similarity(net, (x, y), measure=["loss", "kl"], update=adam, **options)["loss"]
+    np.testing.assert_allclose(le.similarity(net, (x, y), measure="loss", update=adam, **options), expected)
+    with torch.no_grad():  # residuals of single examples are rounding: 1e6 + 1 against 1e6
+        net[3].weight[0], net[3].bias[0] = 0, 1e6 + 1
+    first = le.Problem.of(net, "mse", output=lambda out: out[:, :1])
+    hidden = le.similarity(first, (x, torch.full((12, 1), 1e6)), measure="loss", approximate=True)
+    assert hidden.isnull().all()
+
+
 OUTPUTS = {
     "mse": [(4,), (4, 3), (4, 2, 3)],
     "half_mse": [(4,), (4, 3)],

@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
 from local_elasticity.engine.causes import MOSTLY, cause_of_rest, cause_of_unresolved
+from local_elasticity.engine.choose import name_of
 from local_elasticity.engine.inputs import check_sources, count, given_twice, read_sources, read_targets
 from local_elasticity.engine.job import Engine, Job, check_batches
+from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.progress import ProgressOption
@@ -277,12 +279,32 @@ class Measurement:
 
     def run(self, progress: ProgressOption = False) -> Measured:
         """Take every measure; those that need the response share one."""
+        limits = self._limits(progress)
+        if limits is not None:
+            return limits
         response = self.respond(progress) if self.takes_steps else None
         scores = {measure.name: self.score(measure, response, progress) for measure in self.measures}
         if response is None:
             return Measured(scores, self.measures[0].needs, tuple(self.problem.notes()))
         causes = causes_of(response, self.measures, {name: one.values for name, one in scores.items()})
         return Measured(scores, response.engine, response.notes, cause_of_rest(response), causes, response.nonlinearity)
+
+    def _limits(self, progress: ProgressOption) -> Measured | None:
+        """The first order of the measure without a response, which has every output of every target. None if this was
+        not asked for, if the measure has no such form, or if most pairs are unresolved: a response tells why."""
+        first = self.measures[0] if self.measures else None
+        if not isinstance(self.engine, Linearized) or first is None or first.limits is None or len(self.measures) > 1:
+            return None
+        if self.source_batch_size is not None:
+            return None
+        found = first.limits(
+            self.problem, self.sources, self.pair_of_targets, update=self.update, memory=self.memory, progress=progress
+        )
+        if found is None or unresolved_share(found.scores.values) > MOSTLY:
+            return None
+        scores = replace(found.scores, values=found.scores.values.to(self.dtype))
+        notes = (*self.problem.notes(), *found.notes)
+        return Measured({first.name: scores}, name_of(self.engine), notes, nonlinearity=0.0)
 
     def _targets(self, measure: Measure) -> Any:
         if self.targets is None:

@@ -59,19 +59,26 @@ class Linearized:
         return False
 
     def runner(self, job: Job) -> Runner:
-        if job.bound.alters_gradients:
-            raise UnsupportedModelError("engine: Linearized cannot follow backward hooks of modules; use engine='auto'")
-        off = deviation_from_the_limit(job)
-        runner = _forwards(job) if off <= ALLOWED else None
+        notes = notes_on_the_limit(job)
+        runner = None if notes else _forwards(job)
         if runner is not None:
             return runner
         backwards = LinearizedRunner(job)
-        if off > ALLOWED:
-            backwards.notes = (
-                f"linearized: {off:.0%} off the limit of small steps on a few pairs; gradients are not the derivative "
-                "of what the model computes (detach, hooks, straight-through), or units are exactly at a kink",
-            )
+        backwards.notes = notes
         return backwards
+
+
+def notes_on_the_limit(job: Job) -> tuple[str, ...]:
+    """A note if products of gradients are not the limit of small steps; an UnsupportedModelError if they cannot be."""
+    if job.bound.alters_gradients:
+        raise UnsupportedModelError("engine: Linearized cannot follow backward hooks of modules; use engine='auto'")
+    off = deviation_from_the_limit(job)
+    if off <= ALLOWED:
+        return ()
+    return (
+        f"linearized: {off:.0%} off the limit of small steps on a few pairs; gradients are not the derivative "
+        "of what the model computes (detach, hooks, straight-through), or units are exactly at a kink",
+    )
 
 
 def _forwards(job: Job) -> LimitRunner | None:

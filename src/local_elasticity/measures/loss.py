@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.guard import untouched
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.linearized import notes_on_the_limit
 from local_elasticity.engine.loss import (
     IGNORED,
     NAMED,
@@ -36,8 +38,12 @@ from local_elasticity.engine.loss import (
     half_mse,
 )
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response
-from local_elasticity.measures.measure import Measure, Scores
+from local_elasticity.engine.update import Update
+from local_elasticity.measures.loss_gradients import gradient_products, rounded
+from local_elasticity.measures.measure import Limits, Measure, Scores
 from local_elasticity.measures.relative import expm1_minus
 from local_elasticity.shapes import Float
 
@@ -105,6 +111,35 @@ def _scores(response: Response) -> Scores:
     return Scores(torch.where(clear, change, torch.nan))
 
 
+@untouched
+def _limits(
+    problem: Problem,
+    sources: Any,
+    targets: Any,
+    *,
+    update: Update,
+    memory: int | None = None,
+    progress: ProgressOption = None,
+) -> Limits | None:
+    """The first order of the change for a plain step, −η⟨∇ℓ(x), ∇ℓ(x′)⟩, from one gradient of each example; None for
+    other steps. The error of a pair is at most η‖∇ℓ(x)‖ times what rounding changes in ∇ℓ(x′)."""
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, targets, update, memory=memory, check_targets=True)
+        if not job.plain:
+            return None
+        notes = notes_on_the_limit(job)
+        found = gradient_products(
+            job.bound, sources, targets, job.footprint, rounding=True, memory=memory, progress=progress
+        )
+        job.check_company(found.targets.predictions)
+    norm, known = found.sources.gradient, KNOWN_TO / STANDARD_DEVIATIONS
+    at_source = (norm > 0) & (found.sources.rounding <= known * norm)
+    error = norm[:, None] * found.targets.rounding
+    clear = at_source[:, None] & (error <= known * torch.maximum(norm.square()[:, None], found.products.abs()))
+    change = -job.update.step_size * found.products
+    return Limits(Scores(torch.where(clear & change.isfinite(), change, torch.nan)), notes)
+
+
 def _at_sources(response: Response, size: Moments) -> tuple[Tensor, Tensor]:
     """The change of each source's own loss, [n], and its noise; the means over a minibatch that was stepped on."""
     assert response.source_labels is not None
@@ -164,7 +199,7 @@ def _moments(response: Response, losses: _Losses) -> Moments:
         before, d, noise = (part.reshape(shaped) for part in (before, d, noise))
         labels = labels.reshape(-1, *labels.shape[len(lead) :])
         slope = losses.gradient(before, labels)
-        turned = losses.gradient(_rounded(before), labels) - slope
+        turned = losses.gradient(rounded(before), labels) - slope
         if response.exact:
             change, rounding = losses.change(before, d, labels)
             steepest = torch.maximum(slope.abs(), losses.gradient(before + d, labels).abs())
@@ -234,7 +269,7 @@ class _Own:
         after = higher + d.to(higher.dtype)
         one, other = self._values(higher, labels), self._values(after, labels)
         eps = torch.finfo(higher.dtype).eps
-        null = torch.stack([self._values(_rounded(higher, seed), labels) - one for seed in range(PATTERNS)])
+        null = torch.stack([self._values(rounded(higher, seed), labels) - one for seed in range(PATTERNS)])
         rounding = null.abs().amax(0).clamp_min(null.square().mean().sqrt()) + eps * (one.abs() + other.abs())
         return (other - one).to(before.dtype), rounding.to(before.dtype)
 
@@ -348,20 +383,6 @@ def _share(known: Tensor, like: Tensor) -> Tensor:
     return known.to(like) / known.sum(-1, keepdim=True)
 
 
-def _rounded(outputs: Tensor, seed: int = 0) -> Tensor:
-    """Outputs that differ by one unit in the last place of the largest, up or down."""
-    signs = _signs(tuple(outputs.shape[1:]), seed, outputs.dtype, outputs.device)
-    largest = outputs.reshape(len(outputs), -1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs + torch.finfo(outputs.dtype).eps * largest * signs
-
-
-@cache
-def _signs(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random signs; cached, since a GPU would have to wait for them."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(device, dtype)
-
-
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:
     return labels.to(outputs.dtype) if labels.is_floating_point() else labels
 
@@ -381,5 +402,6 @@ LOSS = Measure(
     target_labels=True,
     signed=True,
     axis="change of the target's loss",
+    limits=_limits,
 )
 """The change of the target's loss."""

@@ -31,6 +31,14 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Scores in the limit of small steps, and notes on them."""
+
+    scores: Scores
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Measure:
     """A measure of how a step on one example moves the prediction at another.
 
@@ -50,6 +58,8 @@ class Measure:
         axis: a few words for the axis of a figure; without them, the name.
         normalize: (values, own of the sources, own of the targets) → values. Such a measure needs the targets to be
             the sources.
+        limits: (problem, sources, targets, update=, memory=, progress=) → `Limits`: the first order of a plain step
+            without a response, where that takes less time; None for a step that it does not support.
 
     >>> import torch, local_elasticity as le
     >>> largest = le.Measure("largest", "the largest change of an output", lambda r: r.target_change.abs().amax(-1))
@@ -70,6 +80,7 @@ class Measure:
     order: int = 1
     axis: str = ""
     normalize: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    limits: Callable[..., Limits | None] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.inputs import count, read_sources, take
-from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
+from local_elasticity.engine.inputs import read_sources
 from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.memory import examples_at_once
 from local_elasticity.engine.problem import Problem, as_problem
-from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.engine.progress import ProgressOption
+from local_elasticity.measures.loss_gradients import gradient_products
 from local_elasticity.measures.measure import Measure
 from local_elasticity.shapes import Float
 
@@ -63,31 +60,11 @@ def stiffness(
         check_labels(bound, left[1], outputs)
         check_labels(bound, right[1], outputs, "targets")
 
-        def cosine_with(coverage: Coverage) -> Tensor:
-            columns = explicit_columns(bound, coverage)
-            rows = examples_at_once(bound, left[0], size, memory, gradients=1, columns=columns)
-
-            def gradients(pair: tuple[Any, Tensor], start: int) -> Factors:
-                inputs, labels = (take(part, slice(start, start + rows)) for part in pair)
-                tape = coverage.record(bound, inputs)
-                cotangents = bound.loss_gradients(tape.outputs, labels[:, None])
-                return factors_along(bound, coverage, tape, inputs, cotangents)
-
-            strips = []
-            with Progress(count(left[0]), "rows", progress) as bar:
-                for i in range(0, count(left[0]), rows):
-                    one = gradients(left, i)
-                    blocks = [_cosine(one, gradients(right, j)) for j in range(0, count(right[0]), rows)]
-                    strips.append(torch.cat(blocks, dim=1))
-                    bar.advance(len(strips[-1]))
-            return torch.cat(strips)
-
-        cosine = with_coverage(bound, left[0], cosine_with)
+        found = gradient_products(
+            bound, left, None if targets is None else right, size, memory=memory, progress=progress
+        )
+    cosine = found.products / found.sources.gradient[:, None] / found.targets.gradient
     return cosine if form == "cos" else cosine.sign()
-
-
-def _cosine(one: Factors, other: Factors) -> Tensor:
-    return inner_trace(one, other) / one.squares().sqrt() / other.squares()[:, 0].sqrt()
 
 
 _GRADIENTS: dict[str, Any] = {
