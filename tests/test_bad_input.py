@@ -34,7 +34,7 @@ BAD_MEASUREMENTS = {
     "an empty list of targets": ((x, y), [], {}, ValueError, "targets: there are no examples"),
     "a source short": ((x, y[:5]), None, {}, ValueError, "sources: 6 inputs but labels"),
     "not a pair": (x, None, {}, TypeError, "sources: expected a pair"),
-    "strings": ((["a"], y), None, {}, TypeError, "sources: inputs must be"),
+    "strings": ((["a"], y), None, {}, TypeError, "sources: expected inputs that are a tensor.*got a str"),
     "no label tensor": ((x, [1, 2, 3]), None, {}, TypeError, "labels must be a tensor"),
     "uneven pytree": (((x, x[:3]), y), None, {}, ValueError, "sources: inputs of shapes"),
     "not finite": ((with_nan(x), y), None, {}, ValueError, "sources: inputs contain NaN"),
@@ -125,6 +125,7 @@ def test_measures_of_the_network_say_what_is_wrong(name):
 
 
 BAD_PROBLEMS = {
+    "its constructor": (lambda: le.Problem(net(), "mse"), TypeError, "le.Problem.of.model, loss."),
     "unknown loss": (lambda: le.Problem.of(net(), "hinge"), ValueError, "loss: 'hinge'"),
     "no loss": (lambda: le.Problem.of(net(), 3), TypeError, "loss: expected a name"),
     "no model": (lambda: le.Problem.of("net", "mse"), TypeError, "model: expected an nn.Module"),

@@ -70,9 +70,7 @@ def test_its_limit_is_the_product_of_gradients(case):
 
 def digits_and_net():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3)
-    )
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3))
     return net, torch.randn(12, 1, 8, 8), torch.arange(12) % 3
 
 

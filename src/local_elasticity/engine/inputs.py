@@ -164,7 +164,11 @@ def _checked(inputs: Inputs, name: str, device: torch.device, dtype: torch.dtype
     if not leaves:
         raise ValueError(f"{name}: {NO_EXAMPLES}")
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise TypeError(f"{name}: inputs must be a tensor or a pytree of tensors")
+        strange = next(type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor))
+        raise TypeError(
+            f"{name}: expected inputs that are a tensor, an array, or a dict or tuple of those, got a {strange} in "
+            "them; for a list of numbers pass torch.tensor(inputs)"
+        )
     if any(leaf.is_nested for leaf in leaves):
         raise TypeError(f"{name}: inputs are nested; pass a dense tensor, torch.nested.to_padded_tensor(x, 0.0)")
     if any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:

@@ -30,6 +30,9 @@ tuple as positional ones."""
 Selector = str | Callable[[str, Tensor], bool] | Mapping[str, Tensor]
 Mode = Literal["eval", "train"]
 
+REQUIRED_FIELDS = 5
+"""The fields of a Problem without a default."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -60,6 +63,11 @@ class Problem:
     weights: Mapping[str, Tensor] | None = None
     by_default: bool = False
     """Whether nobody selected the parameters that step: they are those that require a gradient."""
+
+    def __new__(cls, *args: Any, **fields: Any) -> Problem:
+        if 0 < len(args) + len(fields) < REQUIRED_FIELDS:
+            raise TypeError("problem: build one with le.Problem.of(model, loss)")
+        return super().__new__(cls)
 
     @classmethod
     def of(
