@@ -115,6 +115,30 @@ def test_virtual_steps_then_one_that_is_extrapolated_are_exact(update, name, bat
     same(found, fine_tuned(net, OPTIMIZERS[name](net.parameters()), new, virtual + 1, batch_size), old)
 
 
+def of_the_hardest(outputs, labels):
+    each = F.cross_entropy(outputs, labels, reduction="none")
+    return each.topk(min(2, len(each))).values.mean()
+
+
+@pytest.mark.parametrize("n", [5, 70], ids=["rows of examples", "rows of batches"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0, 0.1], dtype=torch.float64)),
+        of_the_hardest,
+    ],
+    ids=["sum", "weights", "hardest"],
+)
+def test_the_loss_of_a_batch_need_not_be_the_mean_over_its_examples(loss, n):
+    net = network()
+    new, old = examples(net, n)
+    problem, options = le.Problem.of(net, loss, kind="logits"), {"update": le.SGD(1e-4), "batch_size": 3, "steps": 6}
+    found = le.forecast(problem, new, old, **options, simulate=True)
+    moved, real = (part.old.after - part.old.before for part in (found, found.simulated))
+    assert np.linalg.norm(moved - real) < 0.01 * np.linalg.norm(real)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_step_is_exact(name):
     net = network()

@@ -180,6 +180,24 @@ def chosen_by_script(h, rows):
     return h[rows]
 
 
+class ScriptedRanks(Sorted):
+    """The same by ranks, without a function that sorts."""
+
+    def forward(self, ids, lengths):
+        rows, back = (order(-lengths.double(), way) for way in (False, True))
+        return self.chosen(self.body(ids[rows], lengths[rows]), back)
+
+    def chosen(self, h, rows):
+        return chosen_by_script(h, rows)
+
+
+class Mapped(ScriptedRanks):
+    """Inside torch.func, where tensors do not say that gradients pass."""
+
+    def chosen(self, h, rows):
+        return torch.func.vmap(lambda column: column[rows], in_dims=1, out_dims=1)(h)
+
+
 class SortedPieces(Sorted):
     """Python compares tensors of one length each."""
 
@@ -211,7 +229,7 @@ class Rotated(Sorted):
         return torch.cat([out[k:], out[:k]])
 
 
-@pytest.mark.parametrize("net", [Scripted, SortedPieces, ExchangedHalves, Rotated])
+@pytest.mark.parametrize("net", [Scripted, ScriptedRanks, Mapped, SortedPieces, ExchangedHalves, Rotated])
 def test_batches_that_are_ordered_out_of_sight(net):
     torch.manual_seed(0)
     problem = le.Problem.of(net().double(), "cross_entropy")
@@ -277,13 +295,30 @@ def unfolded(h, keys, back):
     return h.repeat(2, 1).unfold(0, len(h), 1)[-k % len(h) if back else k].t()
 
 
+def order(keys, back):
+    rank = ranks(keys)
+    return rank if back else torch.zeros_like(rank).scatter(0, rank, torch.arange(len(rank)))
+
+
+class BesideABias(nn.Module):
+    """A product in which a parameter is added and not multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, h, keys, back):
+        bias, rows = self.bias.expand(h.shape[1]), F.one_hot(order(keys, back), len(h)).to(h.dtype)
+        return torch.addmm(bias, rows, h) if back else F.linear(rows, h.t(), bias=bias)
+
+
 class Between(nn.Module):
     """A layer that takes its batch in another order."""
 
     def __init__(self, put, features):
         super().__init__()
         self.first, self.second = (nn.Linear(features, features) for _ in range(2))
-        self.head, self.put = nn.Linear(features, CLASSES), put
+        self.head, self.put = nn.Linear(features, CLASSES), put() if isinstance(put, type) else put
 
     def forward(self, x):
         h = self.put(torch.tanh(self.first(x)), x[:, 0], False)
@@ -293,7 +328,17 @@ class Between(nn.Module):
 @pytest.mark.parametrize("features", [N, N + 3], ids=["as many as sources", "as many as in a batch with limits"])
 @pytest.mark.parametrize(
     "put",
-    [padded, in_a_buffer, dispatched, by_columns, by_matrices, turned, turned_by_padding, unfolded],
+    [
+        padded,
+        in_a_buffer,
+        dispatched,
+        by_columns,
+        by_matrices,
+        turned,
+        turned_by_padding,
+        unfolded,
+        BesideABias,
+    ],
     ids=lambda put: put.__name__,
 )
 def test_orders_that_shapes_hide(put, features):

@@ -372,6 +372,16 @@ class Noise:
         return value + self.rng.normal()
 
 
+class Composed:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+    def __call__(self, value):
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
 HOLDERS = {
     "a closure": lambda rng: lambda value: value + rng.normal(),
     "a default argument": lambda rng: lambda value, rng=rng: value + rng.normal(),
@@ -388,6 +398,33 @@ def test_generators_of_a_dataset_stay(holder):
     before = rng.bit_generator.state
     le.respond(le.Problem.of(small_net(), "mse"), Augmented(HOLDERS[holder](rng)))
     assert rng.bit_generator.state == before
+
+
+def test_generators_of_nested_datasets_stay():
+    """Of transforms in transforms, reached through the sampler of a loader first."""
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    data = Augmented(Composed(Composed(Composed(Noise(rng).of))))
+    parts = torch.utils.data.ConcatDataset([torch.utils.data.Subset(data, [0, 2]), data])
+    le.respond(le.Problem.of(small_net(), "mse"), torch.utils.data.DataLoader(parts, batch_size=2, shuffle=True))
+    assert rng.bit_generator.state == before
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Examples in another order in every epoch."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        for i in np.random.default_rng(self.epoch).permutation(6):
+            yield torch.full((4,), float(i)).double(), torch.zeros(2).double()
+
+
+def test_an_iterable_dataset_counts_no_epoch():
+    stream = Stream()
+    le.respond(le.Problem.of(small_net(), "mse"), torch.utils.data.DataLoader(stream, batch_size=2))
+    assert stream.epoch == 0
 
 
 class Epochs(torch.utils.data.Sampler):

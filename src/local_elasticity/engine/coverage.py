@@ -139,13 +139,13 @@ class Coverage:
             raise ReusedParameterError(frozenset(otherwise))
         uses = tuple(replace(use, placement=self.placements[use.meeting]) for use in tape.uses)
         b = count(inputs)
-        may_move = self.may_order(bound) or not same_calls(tape.calls, self.calls, b, FOLLOWED)
+        may_move = self.may_order or not same_calls(tape.calls, self.calls, b, FOLLOWED)
         return replace(tape, uses=uses, moves=may_move and b > 1)
 
-    def may_order(self, bound: BoundProblem) -> bool:
+    @property
+    def may_order(self) -> bool:
         """Whether the network may put the examples of any batch into another order."""
-        effects = bound.replica.effects
-        return self.ambiguous or not self.calls or (effects is not None and effects.sorts)
+        return self.ambiguous or not self.calls
 
     def _places(self, use: Use) -> bool:
         """Whether a use was there when coverage was found, and its axis of examples has a fitting length."""

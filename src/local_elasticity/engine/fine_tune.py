@@ -89,10 +89,11 @@ class FineTune:
         weights.
 
         Row r is one such step, with displacement Δ_r and response R_r at the examples. The steps that remain are walked
-        in the space of outputs: f = f₀ + Σ_r c_r R_r. A step on row r adds to c_r the share that is left of its
-        gradient ∂ℓ/∂f, its projection on the one that was measured. Learned examples therefore stop moving the
-        weights. The displacement is Σ_r c_r Δ_r. Rules whose displacement is linear in the gradient have rows of
-        examples and a momentum that c_r follows; what they move without a gradient is a row of its own.
+        in the space of outputs: f = f₀ + Σ_r c_r R_r. A step adds to c_r what its gradient ∂ℓ/∂f has of row r, its
+        projection on the gradient that was measured there; the loss of a batch need not be the mean over its examples.
+        Learned examples therefore stop moving the weights. The displacement is Σ_r c_r Δ_r. Rules whose displacement is
+        linear in the gradient have rows of examples and a momentum that c_r follows; what they move without a gradient
+        is a row of its own.
         """
         n = count(inputs)
         size = n if batch_size is None else min(batch_size, n)
@@ -100,23 +101,26 @@ class FineTune:
         by_example = linear is not None and n <= ROWS_BY_EXAMPLE
         rows = [slice(i, i + 1) for i in range(n)] if by_example else batches(n, batch_size, -(-n // size))
         drift = self._drift() if linear is not None else {}
-        scale = 1 / size if by_example else 1.0
 
         def moved_by(row: slice) -> Params:
             moved = self.displacement(take(inputs, row), labels[row])
-            return {name: scale * (m - drift[name]) if name in drift else scale * m for name, m in moved.items()}
+            return {name: m - drift[name] if name in drift else m for name, m in moved.items()}
 
         before = self.predict(inputs)
         responses = torch.stack([self.predict(inputs, moved_by(row)) - before for row in rows])
         linear = linear or _Linear()
-        plan = _Plan(rows, steps, size if by_example else None, linear)
         drifts = self.predict(inputs, drift) - before
-        measured = self._loss_gradients(before, labels)
+        measured = torch.cat([self._loss_gradient(before, labels, row) for row in rows])
+
+        def shares(step: slice, outputs: Tensor) -> Tensor:
+            return _shares(self._loss_gradient(outputs, labels, step), measured, step, rows)
+
+        first = {step.start: shares(step, before) for step in steps[: len(rows)]}
         weights, of_drift = before.new_zeros(len(rows)), 0.0
         velocity = torch.zeros_like(weights)
         for t, step in enumerate(steps):
             outputs = before + torch.einsum("r,rnk->nk", weights, responses) + of_drift * drifts
-            added = plan.shares(step, self._loss_gradients(outputs, labels), measured)
+            added = linear.bounded(shares(step, outputs), first[step.start])
             velocity = linear.momentum * velocity + added
             weights = weights + linear.moved(added, velocity)
             of_drift += linear.drift(t)
@@ -132,39 +136,24 @@ class FineTune:
         with torch.no_grad():
             return self._rule.ahead(self.params, {name: torch.zeros_like(p) for name, p in self.params.items()})
 
-    def _loss_gradients(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        """∂ℓ/∂f of every example on its own, [n, k]."""
-        outputs = predictions.reshape(len(predictions), *self.output_shape)
-        return self.bound.loss_gradients(outputs, labels[:, None])[:, 0]
+    def _loss_gradient(self, predictions: Tensor, labels: Tensor, rows: slice) -> Tensor:
+        """∂ℓ/∂f of the loss of a batch of these, [b, k]."""
+        outputs = predictions[rows].reshape(-1, *self.output_shape)
+        return self.bound.loss_gradients(outputs, labels[rows][None])[0]
 
     def _gradient(self, inputs: Inputs, labels: Tensor) -> Params:
         return self.bound.step_gradient(leaves_of(self.params), inputs, labels, reached=self._reached)[2]
 
 
-def _share(now: Tensor, measured: Tensor) -> Tensor:
-    """How much of a gradient is left: its projection on the one that was measured, as a share of that."""
-    size = measured.square().sum()
-    return torch.where(size > 0, (now * measured).sum() / size, torch.zeros_like(size))
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which rows each step is taken on. `whole` is the size of a batch where rows are examples."""
-
-    rows: list[slice]
-    steps: list[slice]
-    whole: int | None
-    linear: _Linear
-
-    def shares(self, step: slice, now: Tensor, measured: Tensor) -> Tensor:
-        """What a step adds to every row, [r]: the share of its gradient that is left, 0 for rows not in the step."""
-        scale = 1 if self.whole is None else self.whole / (step.stop - step.start)
-        least = -LARGEST_SHARE if self.linear.momentum else 0.0
-        found = now.new_zeros(len(self.rows))
-        for r, row in enumerate(self.rows):
-            if step.start <= row.start and row.stop <= step.stop:
-                found[r] = scale * _share(now[row], measured[row]).clamp(least, LARGEST_SHARE)
-        return found
+def _shares(now: Tensor, measured: Tensor, step: slice, rows: list[slice]) -> Tensor:
+    """What the gradient of a step has of every row, [r]: its projection on the gradient that was measured there, as a
+    share of that; 0 for rows not in the step."""
+    found = now.new_zeros(len(rows))
+    for r, row in enumerate(rows):
+        if step.start <= row.start and row.stop <= step.stop:
+            there, here = measured[row], now[row.start - step.start : row.stop - step.start]
+            found[r] = (here * there).sum() / there.square().sum()
+    return found.nan_to_num(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -188,6 +177,11 @@ class _Linear:
             return None
         momentum, nesterov, _ = options.pop()
         return cls(momentum, nesterov, carries_moments(update) or (taken > 0 and momentum > 0))
+
+    def bounded(self, shares: Tensor, first: Tensor) -> Tensor:
+        """Shares of gradients, at most a multiple of those at first."""
+        least = -LARGEST_SHARE if self.momentum else 0.0
+        return first * (shares / first).clamp(least, LARGEST_SHARE).nan_to_num(0.0)
 
     def moved(self, added: Tensor, velocity: Tensor) -> Tensor:
         """How far a step moves along each row."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from local_elasticity.engine.copying import cell_contents
 from local_elasticity.engine.guard import Access, random_states
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 LOADED_AT_ONCE = 256
 
-MOST_NESTED, MOST_TRANSFORMS = 5, 32
-"""How deep, and in lists of what length, the generators of a loader are looked for."""
+MOST_PARTS, MOST_TRANSFORMS = 5000, 32
+"""In how many parts of a loader, the nearest first, and in lists of what length its generators are looked for."""
 
 END: Any = object()
 """What comes after the last batch."""
@@ -255,7 +255,8 @@ def _joined(*leaves: Tensor) -> Tensor:
 
 @contextmanager
 def kept_generators(examples: Any) -> Iterator[None]:
-    """The random generators of a DataLoader, its samplers and its dataset, and the samplers' attributes, put back.
+    """The random generators of a DataLoader, its samplers and its dataset put back, and the attributes of samplers and
+    of an iterable dataset.
     Reading the examples must not reorder a training run that continues with the same loader.
     """
     states = _states_of(examples)
@@ -312,23 +313,22 @@ def _beside(batches: Any) -> Any:
 
 
 def _states_of(examples: Any) -> list[Access]:
-    found: dict[int, Access] = {}
-    waiting, seen = [(examples, 0)], set()
-    while waiting:
-        value, depth = waiting.pop()
+    found, waiting = [], deque([examples])
+    seen: dict[int, Any] = {}  # with what they are the ids of, so that none is used again
+    while waiting and len(seen) < MOST_PARTS:
+        value = waiting.popleft()
         if id(value) in seen:
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         state = _state_of(value)
         if state is not None:
-            found[id(value)] = state
-        if depth < MOST_NESTED:
-            waiting += [(part, depth + 1) for part in _parts_of(value)]
-    return list(found.values())
+            found.append(state)
+        waiting += _parts_of(value)
+    return found
 
 
 def _state_of(value: Any) -> Access | None:
-    """The state of a random generator, or of a sampler, which may count its epochs."""
+    """The state of a random generator, or of a sampler or an iterable dataset, which may count its epochs."""
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
@@ -339,7 +339,7 @@ def _state_of(value: Any) -> Access | None:
         value = value.bit_generator
     if isinstance(value, np.random.BitGenerator):
         return partial(getattr, value, "state"), partial(setattr, value, "state")
-    if isinstance(value, Sampler):
+    if isinstance(value, (Sampler, IterableDataset)):
         return vars(value).copy, partial(_put_attributes, value)
     return None
 
@@ -353,7 +353,7 @@ def _put_attributes(owner: Any, before: dict[str, Any]) -> None:
 
 def _parts_of(value: Any) -> list[Any]:
     """What an object, a container or a function holds, where a generator may be."""
-    if isinstance(value, (type, Tensor, np.ndarray, str, bytes)):
+    if isinstance(value, (type, ModuleType, Tensor, np.ndarray, str, bytes)):
         return []
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]

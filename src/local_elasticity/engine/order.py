@@ -2,8 +2,8 @@
 
 The tape finds an example's part of a tensor by its place. Some networks choose places by values: they sort their batch
 by length, pack it, or multiply by a permutation. What only looks at shapes is listed here. A few examples are followed
-through a network once; after anything else, or where a batch goes another way, places are checked by a second backward
-pass.
+through a network once; after anything else, code that cannot be seen, or where a batch goes another way, places are
+checked by a second backward pass.
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ _WITH_WEIGHTS = frozenset(
 """Products, which are a layer where one of the factors is a parameter. With another matrix that is as long as there are
 examples they may be a permutation."""
 
+_ADDING = frozenset(_named("addmm baddbmm"))
+"""Those among them whose first argument is added to the product of the others."""
+
 _RAGGED = frozenset(
     _named(
         "argwhere array bincount float index int item masked_select nonzero numpy tolist unique unique_consecutive "
@@ -156,7 +159,7 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
     if all(is_parameter(one) for one in tensors):
         return False
     made = [one for one in flatten_tree(result) if isinstance(one, Tensor)]
-    if torch.is_grad_enabled() and not any(one.requires_grad for one in (*tensors, *made)):
+    if _shows_gradients() and not any(one.requires_grad for one in (*tensors, *made)):
         return False  # gradients do not pass here; what moves back later is seen there
     if func in (Tensor.__getitem__, Tensor.__setitem__):
         return _chooses(given[0][0], given[0][1], examples)
@@ -168,8 +171,14 @@ def may_move(func: Any, given: Any, result: Any, examples: int, is_parameter: Ca
         if func in functions:
             return moves(given, tensors, made, examples)
     if func in _WITH_WEIGHTS:
-        return not any(is_parameter(one) for one in tensors) and _may_permute(tensors, examples)
+        factors = _factors(func, *given)
+        return not any(is_parameter(one) for one in factors) and _may_permute(factors, examples)
     return func is not F.scaled_dot_product_attention or not _apart(tensors[:3], examples)
+
+
+def _shows_gradients() -> bool:
+    """Whether tensors say if gradients pass through them; inside torch.func they do not."""
+    return torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _chooses(given: Tensor, index: Any, examples: int) -> bool:
@@ -268,6 +277,14 @@ def _keeps_first(given: list[Tensor], made: list[Tensor], examples: int) -> bool
     return all(size % examples for one in given for size in one.shape[1:]) or [g.shape for g in given] == [
         m.shape for m in made
     ]
+
+
+def _factors(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a product multiplies, without the one that it adds."""
+    adds = func in _ADDING
+    places = args[1:] if adds else args[: 3 if func is F.bilinear else 2]
+    named = [one for name, one in kwargs.items() if name != ("input" if adds else "bias")]
+    return [one for one in (*places, *named) if isinstance(one, Tensor)]
 
 
 def _may_permute(factors: list[Tensor], examples: int) -> bool:

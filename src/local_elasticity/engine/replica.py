@@ -31,23 +31,18 @@ OUT_OF_REACH = (
 )
 
 
-SORTING = {torch.ops.aten.sort, torch.ops.aten.argsort, torch.ops.aten.topk, torch.ops.aten.msort}
-"""Operations that find an order among numbers."""
-
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
-    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has. `sorts` says
-    whether it orders numbers, also in code that only the dispatcher sees, such as TorchScript."""
+    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
     attributes: bool = False
     coarsest: float = 0.0
-    sorts: bool = False
 
     @property
     def writes(self) -> bool:
@@ -59,7 +54,6 @@ class Effects:
             self.tensors | other.tensors,
             self.attributes or other.attributes,
             max(self.coarsest, other.coarsest),
-            self.sorts or other.sorts,
         )
 
 
@@ -169,7 +163,7 @@ class Replica:
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
         in_inputs = not writes.seen.isdisjoint(of_inputs)
-        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.sorts)
+        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -254,7 +248,6 @@ class _Writes(TorchDispatchMode):
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()
         self.cast: set[torch.dtype] = set()
-        self.sorts = False
 
     @property
     def coarsest(self) -> float:
@@ -266,7 +259,6 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.sorts = self.sorts or func.overloadpacket in SORTING
         places = _written_arguments(func)
         if places:
             args = [self._instead(one) if i in places else one for i, one in enumerate(args)]

@@ -243,7 +243,7 @@ class StructuredRunner(Runner):
         """The sources among these whose limits are computed beside their rows, if that adds little work. They are twice
         in the batch then, which a network that orders its batch by values may not take."""
         job = self.job
-        if job.sampled is None or not job.plain or self.share != 1 or self.coverage.may_order(job.bound):
+        if job.sampled is None or not job.plain or self.share != 1 or self.coverage.may_order:
             return []
         if job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []

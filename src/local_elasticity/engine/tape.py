@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.composites import inside
 from local_elasticity.engine.guard import FunctionMode
@@ -192,17 +194,24 @@ class _Recorder(FunctionMode):
         self.uses: list[Use] = []
         self.derived: dict[str, Derived] = {}
         self.calls: list[Call] = []
-        self.ragged = self.moves = False
+        self.ragged = self.moves = self.calling = False
         self._times: Counter[tuple[str, str | None, str | None]] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        self.calling = True
+        try:
+            return self._recorded(func, args, kwargs or {})
+        finally:
+            self.calling = False
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         leaves = flatten_tree((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.ragged |= is_ragged(func, args, kwargs)
         names = [self.names[id(leaf)] for leaf in tensors if id(leaf) in self.names]
         body = inside(func) if names and func not in _READERS else None
         if body is not None:
+            self.calling = False
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -264,6 +273,19 @@ class _Recorder(FunctionMode):
         return {"edge": get_gradient_edge(result), "output": output, "shape": result.shape}
 
 
+class _Unseen(TorchDispatchMode):
+    """Finds operations that come from no function that a recorder saw, as those of TorchScript, which may put examples
+    into another order."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.recorder.moves |= not self.recorder.calling
+        return func(*args, **(kwargs or {}))
+
+
 def record(
     bound: BoundProblem,
     leaves: Params,
@@ -286,7 +308,8 @@ def record(
     Returns:
         The tape.
     """
-    with torch.enable_grad(), _Recorder(leaves, count(inputs), constants, keep=keep, follow=follow) as recorder:
+    recorder = _Recorder(leaves, count(inputs), constants, keep=keep, follow=follow)
+    with torch.enable_grad(), recorder, _Unseen(recorder) if follow else nullcontext():
         outputs = bound.outputs(leaves, inputs)
     read = recorder.understood()
     if known is not None:
