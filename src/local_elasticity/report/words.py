@@ -41,11 +41,11 @@ def evidence(claim: Mapping[str, Any]) -> str:
     if claim["verdict"] == "not measured" or decisive is None:
         return claim["reason"] or "no values"
     side = {"above": "above", "below": "below", "within": "within ±"}[claim["direction"]]
-    said = [f"{claim['statistic']}; {side} {number(claim['bound'])}?"]
+    said = [f"{claim['statistic']}; claimed: {side} {number(claim['bound'])}"]
     name = decisive["name"] or claim["statistic"]
     said.append(f"weakest of {count} comparisons: {name}" if count > 1 else name)
     if claim["kind"] == "exact":
         return "; ".join([*said, "no chance involved"])
-    said.append(f"{len(decisive['values'])} seeds")
-    said.append(f"p for {number(claim['p_for'])}, against {number(claim['p_against'])}")
+    said.append(f"{len(decisive['values'])} units")
+    said.append(f"p = {number(claim['p_for'])} for, {number(claim['p_against'])} against")
     return "; ".join(filter(None, said)) + (f". {claim['reason']}" if claim["reason"] else "")
