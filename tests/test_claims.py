@@ -137,7 +137,7 @@ def test_choices_are_exchanged_within_units_only():
 def test_a_missing_or_diverged_unit_is_never_a_zero_and_never_dropped(missing):
     judged = judge([claim()], [5.0, 5.1, missing, 5.2, 4.9])[0]
     assert judged.verdict == "not measured"
-    assert "1 of 5 units missing or diverged" in judged.reason
+    assert "1 of 5 units missing, diverged or not resolved" in judged.reason
     assert judged.alternatives[0][0].values[2] is None
     two = claim(lambda rows: [dict(enumerate(rows))])
     rows = [[5.0, 5.1, 5.2, 4.9], [missing, 5.0, 5.0, 5.0]]

@@ -675,8 +675,9 @@ def test_a_claim_shows_the_papers_value_the_interval_and_the_test():
     shown = _claim({**a_claim(), "paper": [0.97, 0.2]}, [])
     assert (shown["text"], shown["verdict"], shown["paper"]) == ("It falls. (§1)", "supported", "0.97")
     assert shown["measured"] == "0.8 (0.552 … 1.05)"
-    assert shown["evidence"] == "statistic; above 0?; a − b; 3 seeds; p for 0.00258, against 0.997"
-    assert _claim(a_claim(kind="exact"), [])["evidence"] == "statistic; above 0?; a − b; no chance involved"
+    tested = "p before correction 0.00258 for, 0.997 against"
+    assert shown["evidence"] == f"statistic; claimed: above 0; a − b; 3 units; {tested}"
+    assert _claim(a_claim(kind="exact"), [])["evidence"] == "statistic; claimed: above 0; a − b; no chance involved"
 
 
 def test_a_result_of_another_schema_says_how_to_read_it(tmp_path):

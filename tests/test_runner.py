@@ -19,7 +19,7 @@ from local_elasticity.papers.experiment import Cell, Curve, Experiment, Findings
 from local_elasticity.papers.runner import EXPERIMENTS, conclude, find_experiment, measure_units, run_experiment
 from local_elasticity.report.figures import figure
 from local_elasticity.report.page import results_page, write_page
-from local_elasticity.report.scoreboard import power_of_agreement
+from local_elasticity.report.scoreboard import power_of_agreement, scoreboard
 from local_elasticity.statistics.claims import Claim
 
 ROOT = Path(__file__).parent.parent
@@ -267,9 +267,9 @@ def test_a_page_holds_what_the_results_hold(tmp_path):
     assert "| b | value |  | not measured |  |  |" in page
     assert "| sentence | verdict | paper | measured (unadjusted 95 % interval) | evidence |" in page
     assert "| it rises (§1) | **not measured** | 2 | – | end − start: 2 units, 3 needed |" in page
-    assert "| of the paper, as defined | 0 | 0 | 0 | 1 |" in page
+    assert "| of the paper, as defined at smoke scale | 0 | 0 | 0 | 1 |" in page
     assert "| c | value | 1 | not measured (it exploded) |  | not measured |" in page
-    assert "![toy](toy/one/figures/toy.png)" in page
+    assert "![toy](toy/one/figures/toy.png)\n\n<details><summary>All 3 numbers</summary>\n\n| row | column |" in page
     with pytest.raises(ValueError, match="no result.json"):
         write_page(tmp_path / "toy" / "one" / "units")
 
@@ -293,8 +293,28 @@ def test_cells_with_too_few_seeds_for_a_verdict_do_not_count_as_measured():
         Cell("BCE", "a vs b", 60.0, (), 2.0, least=3, reason="diverged"),
     ]
     run = {"experiment": "paper/table1", "reading": "as_defined", "cells": [cell.as_json() for cell in cells]}
-    *_, row = power_of_agreement([run]).splitlines()
-    assert row == "| as defined | 3 | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 0 |"
+    head, _, *rows = power_of_agreement([run]).splitlines()
+    assert head == "| cells of the tables | as defined |"
+    assert [row.split(" | ")[-1] for row in rows] == [f"{count} |" for count in (3, 3, 1, 1, 1, 0, 0, 0, 0, 0)]
+
+
+def test_the_scoreboard_has_a_line_for_each_sentence_and_counts_other_scales_by_themselves():
+    def run(name, scale, verdict, ours=False):
+        claim = {"id": "x", "sentence": "It rises", "place": "§1", "ours": ours, "verdict": verdict}
+        return {"experiment": f"paper/{name}", "reading": "as_defined", "scale": scale, "claims": [claim]}
+
+    runs = [run("one", "paper", "supported"), run("two", "paper", "undecided"), run("two", "small", "supported")]
+    made = scoreboard([*runs, run("three", "paper", "contradicted", ours=True)])
+    assert "| of the paper, as defined | 1 | 0 | 1 | 0 |" in made
+    assert "| of the paper, as defined at small scale | 1 | 0 | 0 | 0 |" in made
+    assert "| our own: variants and controls, as defined | 0 | 1 | 0 | 0 |" in made
+    visible, _, below = made.partition("<details>")
+    line = "| It rises (§1) | supported (one, two at small scale), undecided (two) | one, two, two at small scale |"
+    assert line in visible
+    assert line in below
+    assert "| It rises (§1; ours) | contradicted | three |" not in visible
+    assert "| It rises (§1; ours) | contradicted | three |" in below
+    assert "<details>" not in scoreboard(runs)  # nothing of ours to add
 
 
 def test_a_cell_with_a_scale_has_its_interval_over_seeds_on_the_page(tmp_path):
@@ -310,8 +330,8 @@ def test_a_cell_with_a_scale_has_its_interval_over_seeds_on_the_page(tmp_path):
     assert result["cells"][0]["interval"] == pytest.approx([low, 1.0, high])
     assert "interval" not in result["cells"][1]  # a seed is missing: the others alone are another statistic
     page = write_page(tmp_path / "toy").read_text()
-    assert f"| ratio | end |  | 1.167 ± 0.76 | 0.5 … 2 | 1 ({low:.4g} … {high:.4g}) |  |" in page
-    assert "| plain | end |  | 1.167 ± 0.76 | 0.5 … 2 |  |  |" in page
+    assert f"| ratio | end | 1.167 ± 0.76 | 0.5 … 2 | 1 ({low:.4g} … {high:.4g}) |" in page
+    assert "| plain | end | 1.167 ± 0.76 | 0.5 … 2 |  |" in page
 
 
 def test_the_pages_in_docs_are_made_from_their_results():

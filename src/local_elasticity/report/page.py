@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from local_elasticity.report.paper import MARKS
-from local_elasticity.report.scoreboard import plain, power_of_agreement, scoreboard, sentence
+from local_elasticity.report.scoreboard import opened, plain, power_of_agreement, scoreboard, sentence
 from local_elasticity.report.words import effect, evidence, printed
 from local_elasticity.store.atomic import write_whole
 
@@ -39,7 +39,7 @@ def results_page(folder: Path) -> str:
     five, _, rest = rest.strip().partition("\n\n")
     found = list(runs.values())
     sections = [title, five, "## Scoreboard", scoreboard(found), power_of_agreement(found), rest.strip()]
-    sections += [_section(run, place.relative_to(folder.parent)) for place, run in runs.items()]
+    sections += ["## The runs", *(_section(run, place.relative_to(folder.parent)) for place, run in runs.items())]
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
@@ -55,9 +55,11 @@ def _reading(run: Mapping[str, Any]) -> str:
 
 
 def _section(run: Mapping[str, Any], place: Path) -> str:
-    title = f"## {run['experiment']}, {_reading(run)}, {run['scale']} scale"
-    parts = [title, _provenance(run), _claims(run["claims"]), _cells(run["cells"])]
+    """A run: how it was made, its sentences, its figures, and its numbers below a line that opens."""
+    title = f"### {Path(run['experiment']).name}, {_reading(run)}, {run['scale']} scale"
+    parts = [title, _provenance(run), _claims(run["claims"])]
     parts += [f"![{Path(file).stem}]({quote(str(place / file))})" for file in run["figures"] if file.endswith(".png")]
+    parts.append(opened(f"All {len(run['cells'])} numbers", _cells(run["cells"])))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -66,26 +68,35 @@ def _provenance(run: Mapping[str, Any]) -> str:
     commits = run["commit"] if isinstance(run["commit"], list) else [run["commit"]]
     machines = " and ".join(f"{one['device']} (torch {one['torch']})" for one in environments)
     named = ", ".join(f"`{str(commit)[:10]}`" for commit in commits)
-    return (
-        f"Seeds {', '.join(map(str, run['seeds']))}; {machines}; commit {named}; {run['seconds']:.0f} s of measuring."
-    )
+    return f"Seeds {_counted(run['seeds'])}; {machines}; commit {named}; {run['seconds']:.0f} s of measuring."
+
+
+def _counted(seeds: Sequence[int]) -> str:
+    """
+    >>> _counted([0, 1, 2, 3, 4]), _counted([0, 2])
+    ('0 to 4', '0, 2')
+    """
+    whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
+    """The sentences with their verdicts; the paper's own numbers where it prints them."""
     if not claims:
         return ""
+    heads = ["sentence", "verdict", "paper", "measured (unadjusted 95 % interval)", "evidence"]
     rows = [
-        f"| {plain(sentence(claim))} | **{claim['verdict']}** | {printed(claim)} "
-        f"| {effect(claim)} | {plain(evidence(claim))} |"
+        [plain(sentence(claim)), f"**{claim['verdict']}**", printed(claim), effect(claim), plain(evidence(claim))]
         for claim in claims
     ]
-    return "\n".join(
-        [
-            "| sentence | verdict | paper | measured (unadjusted 95 % interval) | evidence |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+    return _table(heads, rows, left_out=() if any(claim["paper"] for claim in claims) else ("paper",))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left_out: Sequence[str] = ()) -> str:
+    """A Markdown table without the columns that are left out."""
+    shown = [place for place, head in enumerate(heads) if head not in left_out]
+    lines = [" | ".join(row[place] for place in shown) for row in (heads, *rows)]
+    return "\n".join([f"| {lines[0]} |", "|---" * len(shown) + "|", *(f"| {line} |" for line in lines[1:])])
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -118,22 +129,24 @@ def _beside(cell: Mapping[str, Any]) -> str:
 
 
 def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each cell; the interval over seeds where some cell has one."""
-    with_interval = any("interval" in cell for cell in cells)
-    heads = ["row", "column", "paper", "measured, mean ± sd", "range over seeds"]
-    heads += ["unadjusted 95 % interval over seeds", "verdict"] if with_interval else ["verdict"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for cell in cells:
-        words = [
+    """A line for each cell; the paper's value, the verdict and the interval over seeds where some cell has one."""
+    interval = "unadjusted 95 % interval over seeds"
+    heads = ["row", "column", "paper", "measured, mean ± sd", "range over seeds", interval, "verdict"]
+    rows = [
+        [
             plain(cell["row"]),
             plain(cell["column"]),
             _number(cell["paper"]),
             _measured(cell),
             _range(_known(cell)),
+            _interval(cell),
+            cell["verdict"] or "",
         ]
-        words += [_interval(cell), cell["verdict"] or ""] if with_interval else [cell["verdict"] or ""]
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines)
+        for cell in cells
+    ]
+    left_out = [] if any("interval" in cell for cell in cells) else [interval]
+    left_out += [] if any(cell["paper"] is not None for cell in cells) else ["paper", "verdict"]
+    return _table(heads, rows, left_out)
 
 
 def _interval(cell: Mapping[str, Any]) -> str:

@@ -36,16 +36,30 @@ def printed(claim: Mapping[str, Any]) -> str:
 
 
 def evidence(claim: Mapping[str, Any]) -> str:
-    """What was tested, on how many units, against which bound, and both p-values; or why there is none."""
+    """What was tested, against which bound, on how many units, and both p-values; or why there is none."""
     decisive, count = claim["decisive"], sum(map(len, claim["alternatives"]))
     if claim["verdict"] == "not measured" or decisive is None:
         return claim["reason"] or "no values"
-    side = {"above": "above", "below": "below", "within": "within ±"}[claim["direction"]]
-    said = [f"{claim['statistic']}; {side} {number(claim['bound'])}?"]
+    said = [f"{claim['statistic']}; claimed: {claimed(claim)}"]
     name = decisive["name"] or claim["statistic"]
     said.append(f"weakest of {count} comparisons: {name}" if count > 1 else name)
     if claim["kind"] == "exact":
         return "; ".join([*said, "no chance involved"])
-    said.append(f"{len(decisive['values'])} seeds")
-    said.append(f"p for {number(claim['p_for'])}, against {number(claim['p_against'])}")
+    said.append(f"{len(decisive['values'])} units")
+    said.append(f"p before correction {number(claim['p_for'])} for, {number(claim['p_against'])} against")
     return "; ".join(filter(None, said)) + (f". {claim['reason']}" if claim["reason"] else "")
+
+
+def claimed(claim: Mapping[str, Any]) -> str:
+    """On which side of the bound the sentence puts the statistic.
+
+    >>> claimed({"direction": "within", "bound": 1.25, "scale": "log"})
+    'within a factor of 1.25'
+    >>> claimed({"direction": "within", "bound": 2.0, "scale": "linear"})
+    'within ± 2'
+    >>> claimed({"direction": "below", "bound": -0.8, "scale": "fisher"})
+    'below -0.8'
+    """
+    of_ratios = claim["direction"] == "within" and claim["scale"] == "log"
+    side = "within a factor of" if of_ratios else {"within": "within ±"}.get(claim["direction"], claim["direction"])
+    return f"{side} {number(claim['bound'])}"

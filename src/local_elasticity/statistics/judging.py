@@ -162,7 +162,7 @@ def _missing(compared: Sequence[Sequence[ClaimComparison]]) -> str:
     for one in (c for alternative in compared for c in alternative):
         absent = sum(value is None for value in one.values)
         if absent:
-            said.append(f"{one.name}: {absent} of {len(one.values)} units missing or diverged")
+            said.append(f"{one.name}: {absent} of {len(one.values)} units missing, diverged or not resolved")
         elif one.estimate is None:
             said.append(f"{one.name}: {len(one.values)} units, {FEWEST_UNITS} needed")
     more = f" and {len(said) - 3} more" if len(said) > 3 else ""

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from local_elasticity.papers.dan2021dynamics.claims import POINTS, Runs
 from local_elasticity.report.figures import COLOURS, ONE_COLUMN, STYLE, TWO_COLUMNS, figure
@@ -52,9 +53,13 @@ def draw_locality(runs: Runs) -> Figure:
                 axes.plot(runs.steps[best], curve[best], ".", color=line.get_color(), markersize=5)
             axes.axvline(runs.found[0]["arms"]["epochs"], color="0.6", linewidth=0.6)
             axes.set(title=title, xlabel="step")
+        panels[1].sharey(panels[0])
         for axes in panels[:2]:
             axes.axhline(1, color="0.4", linewidth=0.6)
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
     return made
 
 
