@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import local_elasticity as le
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.linearized import LinearizedRunner
+from local_elasticity.engine.structured import LimitRunner
 from tests.cases import CASE_OF, CASES
 from tests.oracles.loop import looped_response
 from tests.tolerances import SAME_IN_FLOAT64, SLOPE
@@ -102,6 +105,19 @@ def test_linearized_follows_any_rule():
     exact = le.respond(case.problem(), case.sources, (case.targets, None), update=le.Adam(1e-7))
     limit = le.respond(case.problem(), case.sources, (case.targets, None), update=le.Adam(1e-7), engine="linearized")
     assert_same_rows(limit.target_change, exact.target_change, 1e-4)
+
+
+@pytest.mark.parametrize(("n", "kind"), [(6, LimitRunner), (7, LinearizedRunner)])
+def test_linearized_propagates_differences_for_many_outputs(n, kind):
+    """In float32, where sources are fewer than twice the outputs, and backward passes hence more than pairs."""
+    net, x = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), torch.randn(n, 4)
+    problem, sources = le.Problem.of(net, "cross_entropy"), (x, torch.arange(n) % 3)
+    with problem.bound() as bound:
+        assert type(le.Linearized().runner(Job.read(bound, sources, None, le.SGD(1e-3)))) is kind
+    found = le.respond(problem, sources, update=le.SGD(1e-3), engine="linearized")
+    wanted = le.respond(problem.to(torch.float64), sources, update=le.SGD(1e-3), engine="linearized").target_change
+    assert found.engine == "linearized"
+    assert_same_rows(found.target_change, wanted, 1e-5)
 
 
 @pytest.mark.parametrize("engine", [*EXACT, "linearized"])

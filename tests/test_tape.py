@@ -6,10 +6,12 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine.coverage import Coverage
-from local_elasticity.engine.jacobian import explicit_columns
+from local_elasticity.engine.jacobian import every_output, explicit_columns
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.memory import Live
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.uses import joined
 from tests.cases import CASE_OF, CASES, Attention, Recurrent, TokenModel
 from tests.test_engines import assert_same_rows
 
@@ -174,6 +176,50 @@ def test_linear_layers_are_never_multiplied_out():
     with case.problem().bound() as bound:
         coverage = Coverage.of(bound, case.targets)
         assert explicit_columns(bound, coverage) == 4 * 9 + 4 + 4 + 4
+
+
+def test_steps_of_a_recurrent_layer_are_one_product():
+    """Their gradients are summed in one product, and not multiplied out for every output before they meet others."""
+    net, x = Recurrent().double(), torch.randn(6, 5, 4).double()
+    problem, sources = le.Problem.of(net, "cross_entropy"), (x, torch.arange(6) % 2)
+    with problem.bound() as bound:
+        tape = Coverage.of(bound, x).record(bound, x)
+        uses = list(zip(tape.uses, tape.gradients_at_uses(every_output(tape)), strict=True))
+        recurrent = [(use, q) for use, q in uses if any("weight_hh" in name for name in use.names)]
+        (one,) = joined(recurrent)
+        assert len(recurrent) == 5
+        for name, part in one[0].gradients(one[1]).items():
+            assert torch.allclose(part, sum(use.gradients(q)[name] for use, q in recurrent), rtol=1e-12)
+        runner = LinearizedRunner(Job.read(bound, sources, None, le.SGD(1e-7)))
+        found = runner.rows(0, 6).target_change
+        assert not any("weight" in name for name in runner.kept.explicit)
+    assert_same_rows(found, le.respond(problem, sources, update=le.SGD(1e-7), engine="looped").target_change, 1e-4)
+
+
+class Transposed(nn.Module):
+    """Weights that have their inputs on the first axis, as those of GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x):
+        return torch.tanh(x @ self.first) @ self.last
+
+
+def test_an_optimizer_steps_transposed_weights_entry_by_entry():
+    net, x, y = Transposed().double(), torch.randn(5, 8).double(), torch.randn(5, 3).double()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    for update in (le.FromOptimizer(optimizer), le.SGD(1e-7, weight_decay=0.1)):
+        found, wanted = (
+            le.respond(le.Problem.of(net, "mse"), (x, y), update=update, engine=engine).target_change
+            for engine in ("linearized", "looped")
+        )
+        assert_same_rows(found, wanted, 1e-4)
 
 
 def test_frozen_parts_of_a_layer_do_not_count():

@@ -57,6 +57,8 @@ class Coverage:
     batch that goes another way may be put into another order."""
     ambiguous: bool = False
     """Whether several axes of a use may be the one of the examples, because the sampled examples have zeros there."""
+    keeps_vectors: bool = False
+    """Whether the gradients of all linear layers are kept as vectors, and multiplied out when products are taken."""
 
     @classmethod
     def of(cls, bound: BoundProblem, inputs: Inputs) -> Coverage:

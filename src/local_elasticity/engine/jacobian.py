@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -25,7 +25,7 @@ from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Tape
-from local_elasticity.engine.uses import Matrices, outer_sums
+from local_elasticity.engine.uses import LinearUse, Matrices, Use, joined, outer_sums
 from local_elasticity.shapes import Float
 
 WORTH_HALVING = 256
@@ -33,6 +33,9 @@ WORTH_HALVING = 256
 
 SYMMETRIC_BLOCKS = 4
 """Strips into which a symmetric product is cut, so that only 10 of 16 blocks are computed."""
+
+UNITS_BYTES = {"cpu": 1 << 22}
+"""Bytes of the matrices that are multiplied out at a time on devices with small caches."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,43 @@ class Outer:
     bias: str | None
     a: Float[Tensor, "b l d"]
     q: Float[Tensor, "b r l o"]
+    transposed: bool = False
+    """Whether the weight has its inputs on the first axis."""
+    many_places: bool = False
+    """Whether products are those of the multiplied matrices, instead of sums over pairs of places."""
 
     def inner(self, other: Outer) -> Float[Tensor, "bl rl br rr"]:
         """Σ_ll′ (a_l·a′_l′)(q_l·q′_l′) between every example and cotangent of both."""
         (bl, rl, l1, _), (br, rr, l2, _) = self.q.shape, other.q.shape
+        if self.many_places:
+            return self._by_units(other, 2).reshape(bl, rl, br, rr)
         products = _products(self.q, other.q).reshape(bl, rl, l1, br, rr, l2)
         return (products * self._meets(other)[:, None, :, :, None]).sum((2, 5))
 
     def inner_trace(self, other: Outer) -> Float[Tensor, "bl br"]:
         """The same, summed over equal cotangents."""
+        if self.many_places:
+            return self._by_units(other, 1)
         one, two = (part.q.transpose(1, 2).flatten(2) for part in (self, other))
         (bl, l1), (br, l2) = one.shape[:2], two.shape[:2]
         return (_products(one, two).reshape(bl, l1, br, l2) * self._meets(other)).sum((1, 3))
+
+    def _by_units(self, other: Outer, axes: int) -> Tensor:
+        """Products of the matrices, with those of some output units multiplied out at a time: all of them take k times
+        the memory of a gradient for each example. The first axes, of examples and perhaps of cotangents, are kept."""
+
+        def rows(part: Tensor) -> Tensor:
+            return part.flatten(axes).flatten(0, axes - 1)
+
+        d, o = self.a.shape[2], self.q.shape[3]
+        each = max(part.q.shape[0] * part.q.shape[1] for part in (self, other)) * d * self.a.element_size()
+        some = max(1, UNITS_BYTES.get(self.a.device.type, 1 << 28) // each)
+        sums = [rows(part.q.sum(2)) for part in (self, other)]
+        total = sums[0] @ sums[1].T if self.bias else sums[0].new_zeros(len(sums[0]), len(sums[1]))
+        for i in range(0, o if self.weight else 0, some):
+            one, two = (rows(outer_sums(part.a, part.q[..., i : i + some])) for part in (self, other))
+            total.addmm_(one, two.T)
+        return total
 
     def squares(self) -> Float[Tensor, "b r"]:
         """‖∇‖² of every example and cotangent."""
@@ -64,14 +92,19 @@ class Outer:
 
     def along(self, cotangents: Float[Tensor, "b r"]) -> Outer:
         """The gradients combined with one weight for each cotangent."""
-        return Outer(self.weight, self.bias, self.a, torch.einsum("brlo,br->blo", self.q, cotangents)[:, None])
+        return replace(self, q=torch.bmm(cotangents[:, None], self.q.flatten(2)).view_as(self.q[:, :1]))
 
     def take(self, rows: slice) -> Outer:
-        return Outer(self.weight, self.bias, self.a[rows], self.q[rows])
+        return replace(self, a=self.a[rows], q=self.q[rows])
 
     def matrices(self) -> Matrices:
-        found = {self.weight: outer_sums(self.a, self.q).flatten(2), self.bias: self.q.sum(2)}
-        return {name: part for name, part in found.items() if name is not None}
+        found = {}
+        if self.weight is not None:
+            weight = outer_sums(self.a, self.q)
+            found[self.weight] = (weight.transpose(2, 3) if self.transposed else weight).flatten(2)
+        if self.bias is not None:
+            found[self.bias] = self.q.sum(2)
+        return found
 
     def _meets(self, other: Outer) -> Tensor:
         """a_l·a′_l′ where the weight steps, and 1 more where the bias does: [b, l, b′, l′]."""
@@ -118,7 +151,7 @@ class Factors:
 
     def along(self, cotangents: Float[Tensor, "b r"]) -> Factors:
         """One gradient for each example, combined of its r with these weights."""
-        explicit = {name: torch.einsum("brp,br->bp", part, cotangents)[:, None] for name, part in self.explicit.items()}
+        explicit = {name: torch.bmm(cotangents[:, None], part) for name, part in self.explicit.items()}
         return Factors(tuple(layer.along(cotangents) for layer in self.outer), explicit)
 
     def squares(self) -> Float[Tensor, "b r"]:
@@ -158,20 +191,30 @@ def _understood(coverage: Coverage, tape: Tape, cotangents: Float[Tensor, "b r k
     their gradients summed."""
     times = Counter(root for use in tape.uses for root in tape.roots(use.names))
     summed: Matrices = {}
+    again: list[tuple[Use, Tensor]] = []
     for use, q in zip(tape.uses, tape.gradients_at_uses(cotangents), strict=True):
         if coverage.low_rank.issuperset(use.names):
-            yield Factors((Outer(use.weight, use.bias, *use.places(q)),), {})
+            yield Factors((_outer(use, q),), {})
+        elif any(times[name] != 1 for name in use.names):
+            again.append((use, q))
+        elif coverage.keeps_vectors and isinstance(use, LinearUse):
+            yield Factors((_outer(use, q, many_places=True),), {})
+        else:
+            yield Factors((), use.gradients(q))
+    together = joined(again)
+    parts = Counter(root for use, _ in together for root in tape.roots(use.names))
+    for use, q in together:
+        if coverage.keeps_vectors and isinstance(use, LinearUse) and all(parts[name] == 1 for name in use.names):
+            yield Factors((_outer(use, q, many_places=True),), {})
             continue
-        once: Matrices = {}
         for name, part in use.gradients(q).items():
-            if times[name] == 1:
-                once[name] = part
-            else:
-                summed[name] = summed[name] + part if name in summed else part
-        if once:
-            yield Factors((), once)
+            summed[name] = summed[name].add_(part) if name in summed else part
     if summed:
         yield Factors((), tape.pulled_back(summed))
+
+
+def _outer(use: Use, q: Tensor, *, many_places: bool = False) -> Outer:
+    return Outer(use.weight, use.bias, *use.places(q), use.transposed, many_places)
 
 
 def _left_over(

@@ -40,8 +40,10 @@ from local_elasticity.engine.uses import Matrices
 FEW_SOURCES, FEW_TARGETS, SMALL_STEP = 2, 8, 1e-6
 """The pairs on which it is compared with a loop in float64, for steps that change predictions by so much."""
 
-SOURCES_AN_OUTPUT = 10
-"""Sources for each output, up to which differences on a GPU take less time than Jacobians."""
+SOURCES_AN_OUTPUT = {"cpu": 2, "cuda": 10}
+"""Sources for each output, up to which differences take less time than Jacobians. Both take the same time at 1.3 to 3.2
+sources on a CPU (five networks, benchmarks/linear.py). The figure for a GPU is an estimate: a pass of a pair on tensor
+cores costs about as much as a backward pass of a target along four outputs."""
 
 ALLOWED = 0.01
 """Deviations above this share are reported in the notes."""
@@ -82,10 +84,10 @@ def notes_on_the_limit(job: Job) -> tuple[str, ...]:
 
 
 def _forwards(job: Job) -> LimitRunner | None:
-    """Differences of a small share of each step, where a GPU has fewer of those to compute than Jacobians: a pass of a
-    pair costs about as much as one backward pass of a target along four outputs."""
-    on_gpu = job.bound.device.type == "cuda" and job.bound.dtype == torch.float32
-    if not on_gpu or job.n * job.batch > SOURCES_AN_OUTPUT * job.k:
+    """Differences of a small share of each step, in float32, where outputs are so many that these are faster than
+    Jacobians: they take a pass for each pair, and Jacobians a backward pass for each target and output."""
+    most = SOURCES_AN_OUTPUT.get(job.bound.device.type, 0) * job.k
+    if job.bound.dtype != torch.float32 or job.n * job.batch > most:
         return None
     try:
         runner = LimitRunner(job)
@@ -110,7 +112,8 @@ class LinearizedRunner(Runner):
         if job.bound.replica.effects is not None and job.bound.replica.effects.tensors & set(job.bound.params):
             raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
-        self.coverage = Coverage.of(job.bound, job.target_inputs)
+        coverage = Coverage.of(job.bound, job.target_inputs)
+        self.coverage = replace(coverage, keeps_vectors=job.plain and job.k > 1)
         size = torch.finfo(job.bound.dtype).bits // 8
         columns = size * explicit_columns(job.bound, self.coverage) if job.plain else job.footprint.parameters
         passes = job.footprint.backward() + job.k * job.footprint.activations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +113,9 @@ class Use(ABC):
     outer = False
     """Whether its gradients are sums of outer products, `places`."""
 
+    transposed = False
+    """Whether the weight has its inputs on the first axis."""
+
     @property
     def names(self) -> list[str]:
         return [name for name in (self.weight, self.bias) if name is not None]
@@ -171,6 +175,26 @@ class LinearUse(Use):
 
     def _of_bias(self, q: Tensor) -> Tensor:
         return self.places(q)[1].sum(2)
+
+
+def joined(uses: Sequence[tuple[Use, Tensor]]) -> list[tuple[Use, Tensor]]:
+    """Uses with their gradients q. Linear layers with the same parameters, such as the steps of a recurrent net, become
+    one with the places of all: the sum of their gradients is then one product, instead of a large matrix for each.
+    """
+    rest: list[tuple[Use, Tensor]] = []
+    linear: dict[Any, list[tuple[LinearUse, Tensor]]] = {}
+    for use, q in uses:
+        if isinstance(use, LinearUse):
+            linear.setdefault((use.weight, use.bias, use.transposed), []).append((use, q))
+        else:
+            rest.append((use, q))
+    return rest + [_as_one(same) for same in linear.values()]
+
+
+def _as_one(uses: list[tuple[LinearUse, Tensor]]) -> tuple[Use, Tensor]:
+    inputs, gradients = zip(*(use.places(q) for use, q in uses), strict=True)
+    one = replace(uses[0][0], a=torch.cat(inputs, dim=1), placement=Placement())
+    return one, torch.cat(gradients, dim=2).transpose(0, 1)
 
 
 @dataclass(frozen=True)
