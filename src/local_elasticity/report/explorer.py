@@ -42,6 +42,7 @@ SCRIPTS = (
     "charts.js",
     "choice.js",
     "front.js",
+    "tokens.js",
     "views.js",
     "compare.js",
     "tools.js",

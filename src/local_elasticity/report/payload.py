@@ -71,6 +71,7 @@ def run_payload(
         "numbers": [{"name": shown(name), "values": values} for name, values in run.numbers.items()],
         "state": {shown(name): values for name, values in run.state.items()},
         "scatter": None if (pairs_of_dots := dots(run)) is None else vars(pairs_of_dots),
+        "marked": [vars(one) for one in run.marked],
         "match": None if match is None else {"names": match.names, "wrong": match.wrong, "accuracy": match.accuracy},
     }
 

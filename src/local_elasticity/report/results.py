@@ -14,6 +14,7 @@ import xarray as xr
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.foreseen import Foreseen, foreseen
+from local_elasticity.report.marked import ATTRIBUTE, read_marked
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
 from local_elasticity.statistics.class_pairs import carried
@@ -145,9 +146,10 @@ def _of_similarity(name: str, several: Sequence[xr.DataArray], notes: Sequence[s
         sources,
         targets,
         bool(S.attrs.get("targets_are_sources", False)),
-        {str(key): value for key, value in S.attrs.items()},
+        {str(key): value for key, value in S.attrs.items() if key != ATTRIBUTE},
         tuple(notes),
         apart=carried(S, "distance"),
+        marked=next((found for one in several if (found := read_marked(one.attrs))), ()),
     )
 
 
@@ -268,7 +270,7 @@ def without_examples(run: Run | Foreseen) -> Run | Foreseen:
     if isinstance(run, Foreseen):
         return run.without_examples()
     sources, targets = (replace(side, examples=None) for side in (run.sources, run.targets))
-    return replace(run, sources=sources, targets=targets)
+    return replace(run, sources=sources, targets=targets, marked=())
 
 
 def with_examples(run: Run | Foreseen, examples: Any) -> Run | Foreseen:

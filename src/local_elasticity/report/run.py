@@ -10,6 +10,8 @@ from unicodedata import category
 
 import numpy as np
 
+from local_elasticity.report.marked import Marked
+
 LARGEST_SIDE = 1000
 """Examples shown on a side of a matrix."""
 
@@ -76,7 +78,7 @@ class Panel:
 class Run:
     """What was measured, of which examples, and how. `square` says that the targets are the sources; `numbers` are
     the measures of features, [t] each; `state` is the loss and the accuracy of the sources, [t] each; `apart` are the
-    distances between the examples, [n, m], where they are known."""
+    distances between the examples, [n, m], where they are known; `marked` are texts with a mark on each token."""
 
     name: str
     kind: str
@@ -89,6 +91,7 @@ class Run:
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
     state: Mapping[str, np.ndarray] = field(default_factory=dict)
     apart: np.ndarray | None = None
+    marked: tuple[Marked, ...] = ()
 
     @property
     def classes(self) -> list[str] | None:

@@ -29,6 +29,11 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
         sentences.append(
             f"{panel.measure} grows with the square of a change, so its root is used wherever the page says how far."
         )
+    if run.marked:
+        sentences.append(
+            f"For {len(run.marked)} {'pair' if len(run.marked) == 1 else 'pairs'}, the change of each token's "
+            "log-probability was measured: see Tokens."
+        )
     coupled = [f"{one['words']} That is {one['coupling']}." for one in front.coupled]
     return [*sentences, front.headline, *front.evidence, *coupled, *([front.coupled_words] * bool(front.coupled_words))]
 
@@ -62,6 +67,8 @@ def tell_content(run: Run) -> str:
     vectors = sum(one.startswith("[") for one in kept)
     counts = {"pictures": pictures, "vectors": vectors, "texts": len(kept) - pictures - vectors}
     named = [f"{count:,} {word}" for word, count in counts.items() if count]
+    marked = len({one.target for one in run.marked})
+    named += [f"the tokens of {marked} {'text' if marked == 1 else 'texts'}"] * bool(marked)
     classes = run.classes
     labels = "no class labels" if classes is None else f"the labels of {len(classes):,} classes"
     return f"{' and '.join(named) or 'no examples'}, {labels}, {len(run.sources):,} × {len(run.targets):,} similarities"

@@ -8,10 +8,11 @@
 /** @typedef {{measure: string, title: string, kind: string, order: number, steps: number[], matrices: Stored[],
  *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
- *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any}} Run */
+ *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any,
+ *             marked: Marked[]}} Run */
 /** @typedef {{view: string, run: number, measure: number, when: number, order: string, source: number, target: number,
  *             curves: string, colours: string, first: number, second: number, first_step: number,
- *             second_step: number, per: string, cell: string}} Chosen */
+ *             second_step: number, per: string, cell: string, marked: number}} Chosen */
 
 /** @param {string} text gzip in base64 @returns {Promise<ArrayBuffer>} */
 async function unpacked(text) {

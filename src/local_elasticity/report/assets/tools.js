@@ -185,6 +185,7 @@ function addTools() {
   const both = (/** @type {string} */ format) => () => svgs().forEach((svg, i) => saveDrawing(["locality", "loss-and-accuracy"][i], svg, format));
   addButtons(byId("curve"), { PNG: both("png"), SVG: both("svg"), CSV: () => saveRows("locality", curveRows()) }, "locality over training");
   byId("curve").append(byId("curve").previousElementSibling);
+  addButtons(byId("marked-pair"), { CSV: () => saveRows("tokens", tokenRows()) }, "tokens");
   addButtons(byId("class-scale"), { CSV: () => saveRows("classes", classRows()) }, "class matrix");
   document.querySelectorAll(".scroll > table:not(.class-table)").forEach((table, i) => addButtons(/** @type {HTMLElement} */ (table.parentElement), {
     CSV: () => saveRows(`table-${i + 1}`, [...table.querySelectorAll("tr")].map((row) => [...row.querySelectorAll("th, td")].map((cell) => (cell.textContent || "").trim().replace(/\s+/g, " ")))) }, "table"));

@@ -115,6 +115,9 @@ function showPair(source, target) {
   const { sources, targets, square } = run();
   const two = element("div", undefined, "two");
   two.append(shownExample(sources, source, "source"), shownExample(targets, target, "target"));
+  const marks = marksOf(source, target);
+  const text = two.querySelector(":scope > div:last-child > .text");
+  if (marks && text) text.replaceChildren(markedText(marks));
   const words = element("div");
   if (seen.stored.exact) {
     const value = seen.values[source * seen.m + target];
@@ -197,6 +200,7 @@ function rankedSources(values, width, target, square) {
 const VIEWS = /** @type {Record<string, () => any>} */ ({
   matrix: () => drawMatrix(),
   moved: () => showMoved(),
+  tokens: () => drawTokens(),
   time: () => (byId("time").hidden ? null : drawTime(run(), panel(), byId("curves").value, chosen.when)),
   distance: () => (run().scatter ? distance() : null),
   map: () => (placesNow() ? map() : null),
