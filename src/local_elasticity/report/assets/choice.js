@@ -30,12 +30,15 @@ function exactPlace() {
 /** The map at the exact matrix nearest to the chosen time. */
 const placesNow = () => panel().places && panel().places[exactPlace()];
 
+/** The measure that a run opens with: what changed, where two models are compared. */
+const firstMeasure = () => (run().kind === "comparison" ? run().panels.length - 1 : 0);
+
 /** @param {any} asked */
 function choose(asked) {
   const r = within(asked.run, data.runs.length, chosen.run);
   const changed = r !== chosen.run;
   chosen.run = r;
-  const measure = within(asked.measure, run().panels.length, changed ? 0 : chosen.measure);
+  const measure = within(asked.measure, run().panels.length, changed ? firstMeasure() : chosen.measure);
   const last = run().panels[measure].matrices.length - 1;
   const again = changed || measure !== chosen.measure;
   chosen.measure = measure;

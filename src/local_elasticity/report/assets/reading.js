@@ -6,7 +6,8 @@
  *             cluster: number[]|null, examples: string[]|null}} Side */
 /** @typedef {{block: number, exact: boolean, shape?: [number, number]}} Stored */
 /** @typedef {{measure: string, title: string, kind: string, order: number, steps: number[], matrices: Stored[],
- *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any}} Panel */
+ *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any,
+ *             listed: {sources: Side, helps: [number, number][][], harms: [number, number][][]}|null}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
  *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any,
  *             marked: Marked[]}} Run */

@@ -13,7 +13,7 @@ const TOKENS_NAMED = 3;
 const tint = (change, top) => mixed(theme().card, change < 0 ? LESS_LIKELY : MORE_LIKELY, Math.min(1, Math.abs(change) / top));
 
 /** With a sign. @param {number} value */
-const signed = (value) => (value > 0 ? "+" : "") + digits(value).replace("-", "−");
+const signed = (value) => (value > 0 ? "+" : "") + digits(value);
 
 /** @param {Marked} one */
 const largestChange = (one) => Math.max(...one.changes.map((change) => Math.abs(change || 0))) || 1;
