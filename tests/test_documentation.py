@@ -250,6 +250,7 @@ ELSEWHERE = [
     *(f"training.{place}.MonitorCallback" for place in ("lightning", "transformers")),
     *(f"training.language.{name}" for name in ("sequences", "sequence_problem", "token_problem", "token_kl")),
     "training.checkpoints.watch",
+    "training.token_changes.token_changes",
 ]
 """What users import from where it is."""
 

@@ -2,12 +2,15 @@
 
 import csv
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 import local_elasticity as le
 from local_elasticity.training.history import History, Probe
+from local_elasticity.words import percent, times
+from tests.test_front import tall
 from tests.test_report_browser import PHONE, WIDE, Reader
 
 pytestmark = pytest.mark.browser
@@ -82,7 +85,8 @@ def test_the_first_screen_holds_the_answer_without_scrolling(reader):
             assert right <= WIDE["width"], selector
             assert bottom <= WIDE["height"], selector
     assert len(boxes(reader, ".class-table button")) == 100
-    assert "A step on one example moves other examples of its class 4." in reader.text(".front:not([hidden]) .headline")
+    said = reader.text(".front:not([hidden]) .headline")
+    assert said.startswith("At training step 320, a step on one example moves other examples of its class 4.")
     assert "change point between steps 20 and 40" in reader.text(".front:not([hidden]) .evidence")
     (pair,) = reader.page.locator(".coupled").all()
     assert "1 → 3: " in pair.text_content()
@@ -280,6 +284,92 @@ def test_the_slider_moves_the_first_screen(reader):
     shown = reader.page.locator(".class-table button[data-a='0'][data-b='1']").text_content()
     expected = reader.page.evaluate("panel().pairs.median[0][0][1]")
     assert int(shown) == round(100 * expected**0.5)
+    times = reader.page.evaluate("panel().front.curve.times[0]")
+    said = reader.text(".front:not([hidden]) .headline")
+    assert said.startswith("At training step 0, a step on one example moves other examples of its class ")
+    assert f"{times:.2f}×" in said or f"{times:.1f}×" in said
+    assert reader.text(".front:not([hidden]) .evidence").startswith("At the last step, 320: Baseline")
+    assert "at the last step, 320" in reader.text("#coupled")
+    reader.page.select_option("#measure", "1")
+    reader.settle("panel().measure === 'relative_l1'")
+    assert reader.text(".front:not([hidden]) .headline").startswith("At training step 320, a step on one example")
+    assert reader.text(".front:not([hidden]) .evidence").startswith("Baseline")
+
+
+def test_sentences_write_times_as_the_library_does(reader):
+    for value, low, high in ((3.501, 3.23, 3.82), (12.3, 9.2, 16.1), (1.262, 1.254, 1.281), (0.3, 0.2, 1234.0)):
+        assert reader.page.evaluate(f"timesWords({value}, {low}, {high})") == times(value, low, high)
+    assert reader.page.evaluate("timesWords(1, null, null)") == times(1.0)
+    for share in (0.4612, 0.0123, 12.34, 0.1):
+        assert reader.page.evaluate(f"percentOf({share} ** panel().order)") == percent(share)
+
+
+def test_lists_beside_percentages_are_in_percent(reader):
+    reader.page.click(".class-table button[data-a='1'][data-b='3']")
+    reader.settle("!byId('behind').hidden")
+    said = reader.page.locator("#behind .behind button").all_text_contents()
+    values = [float(re.search(r": ([\d.,]+) %$", one)[1].replace(",", "")) for one in said]
+    assert values == sorted(values, reverse=True)
+    median = reader.page.evaluate("panel().pairs.median.at(-1)[1][3]")
+    assert f"median {percent(median**0.5)} (how far" in reader.text("#behind h3")
+    reader.settle("byId('moved').textContent.includes('in percent of its own change')")
+    assert all(one.count(" %") == 1 for one in reader.page.locator("#moved li").all_text_contents())
+    assert "as far as the source itself" in reader.text("#pair")
+
+
+def test_labels_of_classes_that_coincide_stand_apart(browser, tmp_path):
+    rng = np.random.default_rng(0)
+    names = np.repeat([f"class name {i}" for i in range(12)], 4)
+    S = le.as_similarity(np.exp(0.01 * rng.normal(size=(48, 48))), source_labels=names, measure="kl")
+    reader = Reader(browser, le.write_report(S, tmp_path / "page.html"))
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("document.querySelectorAll('#map-plot .annotation').length === 12")
+    apart(boxes(reader, "#map-plot .annotation-text-g rect.bg"))
+    assert reader.page.evaluate(
+        "movesApart([{left: 0, right: 9, top: 0, bottom: 9}, {left: 20, right: 29, top: 0, bottom: 9}])"
+    ) == [0, 0]
+    reader.close()
+
+
+def test_one_target_has_its_helpers_and_harmers_on_the_first_screen(browser, tmp_path):
+    values, left_out = tall()
+    pictures = np.random.default_rng(0).random((len(values), 8, 8))
+    labels = np.arange(len(values)) % 4
+    S = le.as_similarity(
+        values, source_labels=labels, target_labels=[1], examples=(pictures, pictures[:1]), measure="loss"
+    )
+    reader, told = headline(browser, tmp_path, S)
+    assert "lower the loss of the target." in told
+    lists = reader.page.locator("#influences ul")
+    for place, rows in enumerate((left_out[:3], left_out[3:])):
+        items = lists.nth(place).locator("li").all_text_contents()
+        assert [f"#{row}" in one for row, one in zip(rows, items, strict=True)] == [True] * 3
+    assert reader.page.locator("#influences img").count() == 6
+    for left, top, right, bottom in boxes(reader, "#influences li"):
+        assert left >= 0
+        assert top >= 0
+        assert right <= WIDE["width"]
+        assert bottom <= WIDE["height"]
+    assert reader.page.locator(".class-table th.column").all_text_contents() == ["1"]
+    assert reader.page.locator(".class-table th.row").count() == 4
+    reader.page.locator(".class-table button").first.focus()
+    reader.page.keyboard.press("ArrowDown")
+    assert reader.page.evaluate("[document.activeElement.dataset.a, document.activeElement.dataset.b]") == ["1", "1"]
+    assert reader.page.locator("#run-label").is_hidden()
+    assert reader.page.locator("#measure-label").is_hidden()
+    reader.close()
+
+
+def test_small_changes_have_one_unit_and_fit_their_cells(browser, tmp_path):
+    rng, kinds = np.random.default_rng(0), np.repeat(np.arange(10), 3)
+    values = 10.0 ** rng.uniform(-9, -3, size=(30, 30)) * rng.choice([-1, 1], size=(30, 30))
+    reader, _ = headline(browser, tmp_path, le.as_similarity(values, source_labels=kinds, measure="loss"))
+    assert re.search(r"in units of 10⁻[⁴⁵]\. Click", reader.text("#classes-title"))
+    words = reader.page.locator(".class-table button").all_text_contents()
+    assert all(re.fullmatch(r"0|-?\d(\.\d)?", one) for one in words)
+    wide = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert reader.page.locator(".class-table button").evaluate_all(wide) == 0
+    reader.close()
 
 
 def headline(browser, tmp_path, S, **options):

@@ -1,5 +1,8 @@
 """What the page's first screen says: one sentence per kind of quantity, and only what the data support."""
 
+import base64
+import gzip
+import json
 import re
 
 import numpy as np
@@ -11,10 +14,10 @@ import local_elasticity as le
 from local_elasticity.report.front import NO_STRUCTURE, front_of
 from local_elasticity.report.kinds import kind_of
 from local_elasticity.report.pairs import pairs_of
-from local_elasticity.report.run import Panel, Run, Side
+from local_elasticity.report.run import Panel, Run, Side, chosen_rows
 from local_elasticity.statistics.confusion import confusion, rank_agreement
 from local_elasticity.training.history import History, Probe
-from local_elasticity.words import times
+from local_elasticity.words import number, times
 
 KINDS = np.repeat(["cat", "dog", "fox", "owl", "pig"], 8)
 SAME = KINDS[:, None] == KINDS
@@ -104,6 +107,89 @@ def test_the_coupled_pairs_keep_their_direction():
     assert "from 4 classes on" in front(values, "relative", classes=three).coupled_words
 
 
+def test_a_card_points_in_the_stronger_direction():
+    """Foxes move cats more than the rest of both suggests, but a step on a cat moves every class far."""
+    values = np.where(SAME, 1.0, 0.05) * noise(sigma=0.1)
+    values[KINDS == "cat"] *= 14
+    values[np.ix_(KINDS == "fox", KINDS == "cat")] *= 12
+    (pair,) = front(values, "relative").coupled
+    cats, foxes = KINDS == "cat", KINDS == "fox"
+    there, back = (np.median(values[np.ix_(*one)]) for one in ((cats, foxes), (foxes, cats)))
+    assert there > back
+    assert (pair["from"], pair["to"], pair["clear"]) == (0, 2, [[2, 0]])
+    assert pair["words"].startswith(f"cat → fox: {100 * there:.0f} %, to its own class ")
+    assert f"Back, fox → cat: {100 * back:.0f} %" in pair["words"]
+    assert pair["coupling"].startswith("fox → cat is ")
+    long = {kind: f"{kind}, which has a name that is far too long for a card" for kind in np.unique(KINDS)}
+    (pair,) = front(values, "relative", classes=np.array([long[kind] for kind in KINDS])).coupled
+    assert len(pair["words"]) < 150
+
+
+def test_the_headline_of_a_history_says_its_step():
+    values = np.where(SAME, 1.0, 0.16) * noise(0, 0.3, (2, *SAME.shape))
+    assert front(values, "kl", [3, 70]).headline.startswith("At training step 70, a step on one example moves other")
+    signed = np.where(SAME, 0.4, 0.0) + 0.1 * np.random.default_rng(0).normal(size=values.shape)
+    assert front(signed, "stiffness_cos", [3, 70]).headline.startswith("At training step 70, the median of stiffness")
+    assert front(values[:1], "kl", [3]).headline.startswith("A step on one example moves")
+
+
+def tall(n=1300):
+    """A change of loss for one target whose three strongest helpers and harmers the page's sample leaves out."""
+    values = np.random.default_rng(0).normal(scale=0.01, size=(n, 1))
+    left_out = np.setdiff1d(np.arange(n), chosen_rows(np.arange(n) % 4, n, 1000))[:6]
+    values[left_out, 0] = [-3, -2, -1, 3, 2, 1]
+    return values, left_out
+
+
+def hidden(page):
+    text = page.read_text(encoding="utf-8")
+    return text, json.loads(gzip.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', text)[1])))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_helpers_and_harmers_are_those_of_all_sources(tmp_path, stored):
+    """Also of a store, of which the page reads a part."""
+    values, left_out = tall()
+    texts = [f"text {i}" for i in range(len(values))]
+    S = le.as_similarity(
+        values, source_labels=np.arange(len(values)) % 4, target_labels=[1], examples=(texts, ["it"]), measure="loss"
+    )
+    results = S.le.save(tmp_path / "run.zarr") if stored else {"run": S}
+    text, payload = hidden(le.write_report(results, tmp_path / "page.html"))
+    (run,) = payload["runs"]
+    assert len(run["sources"]["places"]) == 1000
+    listed = run["panels"][0]["listed"]
+    for end, rows in (("helps", left_out[:3]), ("harms", left_out[3:])):
+        found = listed[end][0]
+        assert [listed["sources"]["places"][k] for k, _ in found[:3]] == rows.tolist()
+        assert [listed["sources"]["examples"][k] for k, _ in found[:3]] == [texts[row] for row in rows]
+        assert [value for _, value in found[:3]] == pytest.approx(values[rows, 0].tolist())
+        assert len(found) == 10
+    lowered = int((values < 0).sum())
+    assert f"Steps on {lowered} of 1,300 examples ({100 * lowered / 1300:.0f} %) lower the loss of the target." in text
+    assert f"It is helped most by a step on {left_out[0] % 4} · #{left_out[0]}: -3." in text
+    assert "The page shows 1,000 of 1,300 sources and 1 target, drawn at random." in text
+    assert "helpers and harmers are listed of all sources" in text
+    assert "up to 20 more in the lists of helpers and harmers" in text
+    text, payload = hidden(le.write_report(results, tmp_path / "page.html", examples=False))
+    assert payload["runs"][0]["panels"][0]["listed"]["sources"]["examples"] is None
+
+
+def test_an_example_is_not_its_own_helper(tmp_path):
+    """Square, with targets in the order of the sample."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(scale=0.01, size=(1100, 1100))
+    np.fill_diagonal(values, -5)
+    S = le.as_similarity(values, source_labels=np.arange(1100) % 4, measure="loss")
+    _, payload = hidden(le.write_report(S, tmp_path / "page.html"))
+    run = payload["runs"][0]
+    listed, targets = run["panels"][0]["listed"], run["targets"]["places"]
+    np.fill_diagonal(values, 0)
+    for place in (0, 517, 999):
+        best = [listed["sources"]["places"][k] for k, _ in listed["helps"][place]]
+        assert best == np.argsort(values[:, targets[place]])[:10].tolist()
+
+
 def test_the_development_names_the_change_point_that_phases_gives():
     levels = np.array([0.9, 0.9, 0.88, 0.9, 0.4, 0.3, 0.3, 0.32, 0.3, 0.3])
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -142,6 +228,8 @@ def test_a_comparison_and_a_forecast_have_their_places(tmp_path):
     page = le.write_report({"two nets": found}, tmp_path / "page.html", examples=x).read_text(encoding="utf-8")
     for words in ("kl before", "kl after", "change of kl", "median difference"):
         assert words in page
+    before, after = (float(np.median(one.values[~np.eye(24, dtype=bool)])) for one in (found.before, found.after))
+    assert f"Over all pairs, the median of kl is {number(before)} before and {number(after)} after; a pair" in page
     assert "how much kl differs, after − before" in page
     assert page.count("Every pair was resolved") == 3  # an example with itself is left out, not unresolved
     forecast = le.forecast(young, (x[:6], (y[:6] + 1) % 3), (x, y), loss="cross_entropy", update=le.SGD(0.1), steps=3)
@@ -150,6 +238,8 @@ def test_a_comparison_and_a_forecast_have_their_places(tmp_path):
         encoding="utf-8"
     )
     assert "a fine-tune: who is at risk" in page
+    lost = int((forecast.old.right & (forecast.old.margin_after <= 0)).sum())
+    assert f"{lost} of {int(forecast.old.right.sum())} examples that are right now" in page
     assert "What came true" in page
     assert f"AUROC {check.auroc:.3f}" in page
     assert page.count('class="kept"') + page.count('class="lost"') == int(forecast.old.right.sum())
@@ -162,12 +252,8 @@ def test_examples_can_be_left_out(tmp_path):
     page = le.write_report({"run": S}, tmp_path / "page.html", examples=False).read_text(encoding="utf-8")
     assert "Examples are left out of this page on request." in page
     assert "run: no examples, the labels of 5 classes" in page
-    import base64
-    import gzip
-    import re
-
-    hidden = gzip.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', page)[1])).decode()
-    assert "secret" not in hidden
+    kept = gzip.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', page)[1])).decode()
+    assert "secret" not in kept
 
 
 def test_confusions_are_compared_with_similarities(tmp_path):

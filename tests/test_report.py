@@ -39,6 +39,7 @@ from local_elasticity.report.write import read_examples
 from local_elasticity.statistics.claims import Claim
 from local_elasticity.statistics.judging import judge
 from local_elasticity.statistics.locality import quartiles
+from local_elasticity.words import percent
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "\"'`;--", "</script><script>alert(2)</script>", "日本語 ‮abc", "a" * 10_000]
 
@@ -584,9 +585,9 @@ def test_health_says_what_to_be_careful_with():
     assert findings["Some denominators are small"].level == "careful"
     assert findings["A few pairs are extreme"].level == "careful"
     assert findings["All sources are above the noise floor"].level == "good"
-    assert findings[f"{share:.1%} of the pairs are unresolved"].level == "careful"
+    assert findings[f"{percent(share)} of the pairs are unresolved"].level == "careful"
     below = {f.title: f.level for f in examine(run, Panel("kl", values, (), own, own * 10))}
-    assert below["100.0% of the sources are below the noise floor"] == "careful"
+    assert below["100 % of the sources are below the noise floor"] == "careful"
     words = findings["Some denominators are small"].words
     assert "so their rows are not larger" in words
     values[0, 3] *= 1e4

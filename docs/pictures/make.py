@@ -1,15 +1,18 @@
 """Make the pictures of the documentation, beside this file.
 
-    python docs/pictures/make.py [decisions] [demo] [page]
+    python docs/pictures/make.py [decisions] [demo] [page] [tokens]
 
 `decisions` are those of the home page, `demo` the figures of the demo's nets, `page` the first screen of the demo's
-report, which needs Chromium and Playwright. Without a word, all of them.
+report, `tokens` the marked text of how-to/language.md. The last two need Chromium and Playwright. Without a word, all
+of them.
 """
 
+import contextlib
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -27,7 +30,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["decisions", "demo", "page"]
+    chosen = sys.argv[1:] or ["decisions", "demo", "page", "tokens"]
     console = Console(quiet=True)
     if "decisions" in chosen:
         draw_decisions()
@@ -46,6 +49,14 @@ def main() -> None:
                 keep(results["kernel"].le.plot(), "kernel")
             if "page" in chosen:
                 photograph(Path(folder) / "report.html", HERE / "report.png")
+    if "tokens" in chosen:
+        sys.path.insert(0, str(HERE.parent))
+        from outputs import run
+
+        names: dict[str, Any] = {}
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            list(run((HERE.parent / "how-to" / "language.md").read_text(), names))
+            photograph(names["page"].resolve(), HERE / "tokens.png", "#tokens")
 
 
 def draw_decisions() -> None:
@@ -94,7 +105,8 @@ def keep(made: Figure, name: str) -> None:
     (HERE / f"{name}.svg").unlink()
 
 
-def photograph(page: Path, out: Path) -> None:
+def photograph(page: Path, out: Path, part: str | None = None) -> None:
+    """The first screen of a page, or a part of it."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -106,7 +118,10 @@ def photograph(page: Path, out: Path) -> None:
         view.goto(f"file://{page}")
         view.wait_for_selector("html[data-ready]", timeout=60_000)
         view.wait_for_timeout(1000)
-        view.screenshot(path=out)
+        if part is None:
+            view.screenshot(path=out)
+        else:
+            view.locator(part).screenshot(path=out)
         browser.close()
 
 

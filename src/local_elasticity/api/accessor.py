@@ -143,6 +143,29 @@ class SimilarityAccessor:
             raise ValueError(f"predictions: shape {values.shape} does not fit {self._S.sizes['target']} targets")
         return self._S.assign_coords(target_prediction=("target", values))
 
+    def with_token_changes(self, changes: pd.DataFrame) -> xr.DataArray:
+        """The same, with the changes of single tokens for some pairs, which the page shows as marked text.
+
+        Args:
+            changes: from `local_elasticity.training.token_changes.token_changes`: a row for each token.
+
+        Returns:
+            The similarity with these pairs in its attributes, which are saved with it.
+
+        Raises:
+            ValueError: if a column is missing or a pair is not in this similarity.
+
+        >>> import local_elasticity as le, pandas as pd
+        >>> S = le.as_similarity([[1.0, 0.2], [0.4, 1.0]], examples=["a cat", "a dog"])
+        >>> tokens = {"place": [0, 1], "token": ["a", "dog"], "change": [None, -0.1]}
+        >>> changes = pd.DataFrame({"source": 0, "target": 1, **tokens})
+        >>> S.le.with_token_changes(changes).attrs["token_changes"]
+        [{'source': 0, 'target': 1, 'tokens': ['a', 'dog'], 'changes': [None, -0.1]}]
+        """
+        from local_elasticity.report.marked import as_attribute
+
+        return self._S.assign_attrs(token_changes=as_attribute(changes, self._S))
+
     def with_clusters(self, clusters: Any) -> xr.DataArray:
         """The same, with the cluster of each example, where the targets are the sources."""
         if not self._S.attrs.get("targets_are_sources"):

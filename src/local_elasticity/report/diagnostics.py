@@ -61,7 +61,7 @@ def _unresolved(run: Run, panel: Panel) -> Finding:
         known = known[:, ~np.eye(known.shape[1], dtype=bool)][:, None]  # le.compare leaves out an example with itself
     shares = 1 - known.mean((1, 2)) if known.size else np.ones(1)
     share, worst = float(shares[-1]), float(shares.max())
-    over_time = f" At the worst of {len(shares)} times it was {worst:.1%}." if len(shares) > 1 and worst > share else ""
+    over_time = f" At the worst of {len(shares)} times it was {percent(worst)}." if worst > share else ""
     if share == 1:
         return Finding(
             "bad",
@@ -74,7 +74,7 @@ def _unresolved(run: Run, panel: Panel) -> Finding:
     level = "good" if share < UNRESOLVED_CAREFUL_SHARE else level
     return Finding(
         level,
-        f"{share:.1%} of the pairs are unresolved",
+        f"{percent(share)} of the pairs are unresolved",
         "Their source moved by less than what rounding would do, so they have no value (grey in the matrix) and "
         "summaries leave them out." + over_time,
     )
@@ -91,7 +91,8 @@ def _denominators(panel: Panel) -> Finding:
         f"{number(float(own.min()))} to {number(float(own.max()))}. "
     )
     if small.any():
-        words += f"{small.mean():.1%} of the sources moved less than {SMALL_DENOMINATOR_SHARE:.0%} of the median; "
+        share = percent(float(small.mean()))
+        words += f"{share} of the sources moved less than {percent(SMALL_DENOMINATOR_SHARE)} of the median; "
         words += f"{_rows(panel, small)}."
         return Finding("careful", "Some denominators are small", words)
     return Finding("good", "Denominators are of one size", words + "None is far below the rest.")
@@ -123,7 +124,8 @@ def _noise(panel: Panel) -> Finding:
         f"{number(float(np.median(margin)))} times above that floor, the closest {number(float(margin.min()))} times."
     )
     if float(margin.min()) < 1:
-        return Finding("careful", f"{(margin < 1).mean():.1%} of the sources are below the noise floor", words)
+        share = percent(float((margin < 1).mean()))
+        return Finding("careful", f"{share} of the sources are below the noise floor", words)
     return Finding("good", "All sources are above the noise floor", words)
 
 
@@ -135,7 +137,7 @@ def _extremes(panel: Panel) -> Finding:
     words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
     if times > EXTREME_TIMES_MEDIAN:
         share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
-        words += f" {share:.1%} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
+        words += f" {percent(share)} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
         words += " They would dominate a mean, so the page shows medians."
         return Finding(
             "careful", "Many pairs are extreme" if share > MANY_EXTREMES_SHARE else "A few pairs are extreme", words

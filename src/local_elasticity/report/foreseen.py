@@ -64,6 +64,15 @@ class Foreseen:
         return f"{shown or 'no'} examples, margins of {len(self.margins):,} examples"
 
     @property
+    def headline(self) -> str:
+        """What the forecast says, in one sentence."""
+        known = self.right & np.isfinite(self.margins).all(1)
+        lost, count = int((self.margins[known, 1] <= 0).sum()), int(known.sum())
+        if not count:
+            return "No old example is right now, so none can be lost."
+        return f"{lost:,} of {count:,} examples that are right now ({percent(lost / count)}) are forecast to be lost."
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """The examples at risk as the page prints them."""
         found = []

@@ -14,7 +14,7 @@ import numpy as np
 from local_elasticity.measures.registry import order_of
 from local_elasticity.report.kinds import Kind, kind_of
 from local_elasticity.report.pairs import MOST_CLASSES, Pairs, read_last
-from local_elasticity.report.run import Panel, Run
+from local_elasticity.report.run import Listed, Panel, Run, shown
 from local_elasticity.statistics.change_point import FEWEST, half_life
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import FEWEST_CLASSES, Coupling, coupling
@@ -25,6 +25,9 @@ from local_elasticity.words import number, p_value, percent, times
 
 PAIRS_NAMED, ALSO_NAMED = 3, 6
 """Coupled pairs that are shown, and more of them that are named."""
+
+LONGEST_NAME = 16
+"""Characters of a class in the sentence of a pair."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,25 @@ def front_of(run: Run, panel: Panel, pairs: Pairs | None) -> Front:
         words = f"The page does not know the measure {panel.measure}, so it draws no conclusion from it."
         return Front(kind, order, words, ("Register it with le.measure to say whether it is a ratio or has signs.",))
     read = read_last(run, panel)
-    named, words = _coupled(coupling(read, signed=kind != "ratio"), pairs, panel, kind, order)
+    named, words = _coupled(coupling(read, signed=kind != "ratio"), pairs, kind, order)
+    if len(set(read[2])) < 2:
+        words = ""  # of targets of one class, no pair can be coupled
     if kind != "ratio":
-        headline, evidence = _contrast(contrast(read), kind, panel.measure)
-        return Front(kind, order, headline, evidence, named, words)
+        headline, evidence = _contrast(contrast(read), kind, panel)
+        return Front(kind, order, _at_last(headline, panel), evidence, named, words)
     found = locality(read, measure=panel.measure)
     developed = None
     if len(panel.steps) > 1:
         developed = development(panel.steps, pairs.ratio, panel.values, *read[1:3], square=run.square)
     headline, evidence = _locality(found, order, developed, panel)
-    return Front(kind, order, headline, evidence, named, words, _curve(developed, order))
+    return Front(kind, order, _at_last(headline, panel), evidence, named, words, _curve(developed, order))
+
+
+def _at_last(headline: str, panel: Panel) -> str:
+    """The headline of a history says which step it speaks of."""
+    if len(panel.steps) < 2:
+        return headline
+    return f"At training step {panel.steps[-1]}, {headline[0].lower()}{headline[1:]}"
 
 
 def _unable(run: Run, panel: Panel, pairs: Pairs | None) -> str:
@@ -114,10 +126,13 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
     return f"{text}."
 
 
-def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str, ...]]:
+def _contrast(found: Contrast, kind: Kind, panel: Panel) -> tuple[str, tuple[str, ...]]:
+    measure = "the change of the loss" if kind == "loss" else panel.measure
     apart = f"{number(found.difference)} ({number(found.low)} to {number(found.high)})"
     medians = f"{number(found.within)} within a class and {number(found.between)} between classes"
     evidence = (f"With permuted class labels p {p_value(found.p_value, found.p_floor)}; intervals are 95 %.",)
+    if not np.isfinite(found.difference) and panel.listed is not None:
+        return _influences(panel.listed)
     if not np.isfinite(found.difference):
         return f"The median of {measure} is {medians}.", ()
     if not found.found:
@@ -134,10 +149,25 @@ def _contrast(found: Contrast, kind: Kind, measure: str) -> tuple[str, tuple[str
     return f"The median of {measure} is {medians}: a difference of {apart}.", evidence
 
 
-def _coupled(
-    found: Coupling | None, pairs: Pairs, panel: Panel, kind: Kind, order: int
-) -> tuple[tuple[dict[str, Any], ...], str]:
-    """The most coupled pairs of classes, each once; of two directions that clear the baseline, the stronger first."""
+def _influences(found: Listed) -> tuple[str, tuple[str, ...]]:
+    """How many steps help, and of a single target the strongest."""
+    lowered, raised = found.counts.sum(1)
+    share = percent(float(lowered / max(1, lowered + raised)))
+    if found.counts.shape[1] > 1:
+        return f"A step on one example lowers the loss of a target in {share} of the {lowered + raised:,} pairs.", ()
+    headline = f"Steps on {lowered:,} of {lowered + raised:,} examples ({share}) lower the loss of the target."
+    ends = []
+    for end, verb in enumerate(("helped", "harmed")):
+        row = found.rows[end, 0, 0] if found.rows.shape[1] else -1
+        if row >= 0:
+            name = f"#{found.sources.places[row]}"
+            name = name if found.sources.classes is None else f"{shown(found.sources.classes[row])} · {name}"
+            ends.append(f"It is {verb} most by a step on {name}: {number(float(found.values[end, 0, 0]))}.")
+    return headline, tuple(ends)
+
+
+def _coupled(found: Coupling | None, pairs: Pairs, kind: Kind, order: int) -> tuple[tuple[dict[str, Any], ...], str]:
+    """The most coupled pairs of classes, each once, in its stronger direction."""
     if found is None:
         return (), f"Coupled pairs are looked for from {FEWEST_CLASSES} classes on; the matrix shows all pairs."
     clear = [(str(found.classes[a]), str(found.classes[b]), (a, b)) for a, b in found.clear()]
@@ -146,12 +176,13 @@ def _coupled(
     several: dict[frozenset[str], list[tuple[str, str, tuple[int, int]]]] = {}
     for one in clear:
         several.setdefault(frozenset(one[:2]), []).append(one)
-    strongest = [max(directions, key=lambda one: _share(pairs, *one[:2])) for directions in several.values()]
+    strongest = [max(directions, key=lambda one: _median(pairs, *one[:2])) for directions in several.values()]
     named = []
     for a, b, at in strongest[:PAIRS_NAMED]:
         value = [float(_in_order(part[at], kind, order)) for part in (found.value, found.low, found.high)]
-        named.append(_shown(pairs, panel, a, b, value, kind, order))
-    return tuple(named), _also([f"{a} → {b}" for a, b, _ in strongest[PAIRS_NAMED:]])
+        cells = [[pairs.classes.index(name) for name in one[:2]] for one in several[frozenset((a, b))]]
+        named.append(_shown(pairs, a, b, value, kind, order) | {"clear": cells})
+    return tuple(named), _also([f"{_clipped(a)} → {_clipped(b)}" for a, b, _ in strongest[PAIRS_NAMED:]])
 
 
 def _also(more: list[str]) -> str:
@@ -164,28 +195,43 @@ def _also(more: list[str]) -> str:
     return f"Also coupled: {', '.join(more[:ALSO_NAMED])}{rest}." if more else ""
 
 
-def _share(pairs: Pairs, a: str, b: str) -> float:
-    """How far a step on a moves b, as a share of how far it moves a."""
-    i, j = pairs.classes.index(a), pairs.classes.index(b)
-    return float(pairs.median[-1, i, j] / abs(pairs.median[-1, i, i]))
+def _median(pairs: Pairs, a: str, b: str) -> float:
+    """The number of the cell of a and b."""
+    return float(pairs.median[-1, pairs.classes.index(a), pairs.classes.index(b)])
+
+
+def _clipped(name: str) -> str:
+    """A name without its middle where it is long: names often differ at the end.
+
+    >>> _clipped("a rather long name of class number 7")
+    'a rather…umber 7'
+    """
+    tail = (LONGEST_NAME - 1) // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1 - tail]}…{name[-tail:]}"
 
 
 def _in_order(value: Any, kind: Kind, order: int) -> Any:
     return value ** (1 / order) if kind == "ratio" else value
 
 
-def _shown(pairs: Pairs, panel: Panel, a: str, b: str, value: list[float], kind: Kind, order: int) -> dict[str, Any]:
-    i, j = pairs.classes.index(a), pairs.classes.index(b)
+def _shown(pairs: Pairs, a: str, b: str, value: list[float], kind: Kind, order: int) -> dict[str, Any]:
+    """A pair as the page shows it: from the class whose step moves the other further. `value` is the coupling a → b."""
+    back = _median(pairs, b, a) > _median(pairs, a, b)
+    first, second = (b, a) if back else (a, b)
+    i, j = pairs.classes.index(first), pairs.classes.index(second)
+    one, other, x, y = map(_clipped, (first, second, a, b))
     median = pairs.median[-1]
     if kind == "ratio":
-        there, own, back, other = (percent(median[at] ** (1 / order)) for at in ((i, j), (i, i), (j, i), (j, j)))
-        words = f"{a} → {b}: {there}, to its own class {own}. Back, {b} → {a}: {back}, to its own class {other}."
-        usual = percent(float(median[i, j]) ** (1 / order) / value[0])
-        extra = f"{times(*value)} the {usual} that the other pairs of {a} and {b} suggest"
+        there, own, again, its = (percent(median[at] ** (1 / order)) for at in ((i, j), (i, i), (j, i), (j, j)))
+        words = f"{one} → {other}: {there}, to its own class {own}."
+        words += f" Back, {other} → {one}: {again}, to its own class {its}."
+        usual = percent(_median(pairs, a, b) ** (1 / order) / value[0])
+        extra = f"{x} → {y} is {times(*value)} the {usual} that the other pairs of {x} and {y} suggest"
     else:
-        words = f"{a} → {b}: {number(median[i, j])}; {b} → {a}: {number(median[j, i])} (medians of {panel.measure})."
+        what = "median changes of the loss" if kind == "loss" else "medians"
+        words = f"{one} → {other}: {number(median[i, j])}; {other} → {one}: {number(median[j, i])} ({what})."
         middle, low, high = map(number, value)
-        extra = f"{middle} ({low} to {high}) above what the other pairs of {a} and {b} suggest"
+        extra = f"{x} → {y} is {middle} ({low} to {high}) above what the other pairs of {x} and {y} suggest"
     return {"from": i, "to": j, "words": words, "coupling": extra}
 
 

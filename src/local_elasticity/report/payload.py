@@ -13,6 +13,7 @@ from local_elasticity.measures.registry import is_ratio
 from local_elasticity.report.distance import distance_correlation, dots
 from local_elasticity.report.embedding import Matched, Places, principal_places
 from local_elasticity.report.front import Front
+from local_elasticity.report.listed import as_payload
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run, Side, as_text, in_order, shown
 from local_elasticity.statistics.locality import quartiles
@@ -71,6 +72,7 @@ def run_payload(
         "numbers": [{"name": shown(name), "values": values} for name, values in run.numbers.items()],
         "state": {shown(name): values for name, values in run.state.items()},
         "scatter": None if (pairs_of_dots := dots(run)) is None else vars(pairs_of_dots),
+        "marked": [vars(one) for one in run.marked],
         "match": None if match is None else {"names": match.names, "wrong": match.wrong, "accuracy": match.accuracy},
     }
 
@@ -136,6 +138,7 @@ def _panel(run: Run, panel: Panel, pack: Pack, exact: int, pairs: Pairs | None, 
         "matrices": matrices,
         "scale": colour_scale(panel, front.kind),
         "own": panel.own,
+        "listed": None if panel.listed is None or len(panel.listed.sources) == n else as_payload(panel.listed, _side),
         "pairs": _pairs(pairs),
         "front": {"coupled": front.coupled, "words": front.coupled_words, "curve": front.curve},
         "places": {place: _places(principal_places(panel.values[place])) for place in whole} if run.square else None,
@@ -232,18 +235,18 @@ def _pairs(pairs: Pairs | None) -> dict[str, Any] | None:
         "within": pairs.within,
         "between": pairs.between,
         **pairs.bands,
-        **{name: _digits(values) for name, values in every.items()},
+        **{name: _digits(values, 6) for name, values in every.items()},
     }
 
 
 def _places(places: Places | None) -> dict[str, Any] | None:
-    return None if places is None else {"points": _digits(places.points), "share": places.share}
+    return None if places is None else {"points": _digits(places.points, 4), "share": places.share}
 
 
-def _digits(values: np.ndarray) -> np.ndarray:
-    """Four significant digits."""
+def _digits(values: np.ndarray, count: int) -> np.ndarray:
+    """So many significant digits."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        scale = 10.0 ** (3 - np.floor(np.log10(np.abs(values))))
+        scale = 10.0 ** (count - 1 - np.floor(np.log10(np.abs(values))))
         return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
 
 

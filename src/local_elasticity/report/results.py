@@ -11,17 +11,24 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from local_elasticity.measures.loss import LOSS
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.foreseen import Foreseen, foreseen
+from local_elasticity.report.listed import listed_in
+from local_elasticity.report.marked import ATTRIBUTE, read_marked
 from local_elasticity.report.paper import Paper, read_paper
-from local_elasticity.report.run import LARGEST_SIDE, Panel, Run, Side, Unshown, chosen_rows
+from local_elasticity.report.run import LARGEST_SIDE, Listed, Panel, Run, Side, Unshown, chosen_rows, share_words
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
 from local_elasticity.store.provenance import versions
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import read_json
+from local_elasticity.words import number
+
+LISTED_PAIRS = 100_000_000
+"""Up to so many pairs of a store are read for the lists of helpers and harmers."""
 
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
@@ -108,12 +115,16 @@ def _read_store(name: str, path: Path) -> Run:
     if "history" in str(attributes.get("format", "")):
         return _of_stored_history(name, HistoryStore.open(path))
     notes: list[str] = []
-    S = read(path, part=lambda several: _part(several, notes))
-    return _of_similarity(name, [S] if isinstance(S, xr.DataArray) else list(S.data_vars.values()), notes)
+    lists: dict[str, Listed] = {}
+    S = read(path, part=lambda several: _part(several, notes, lists))
+    run = _of_similarity(name, [S] if isinstance(S, xr.DataArray) else list(S.data_vars.values()), notes[:1])
+    panels = tuple(replace(panel, listed=lists.get(panel.measure)) for panel in run.panels)
+    return replace(run, panels=panels, drawn="".join(notes[1:]))
 
 
-def _part(S: xr.Dataset, notes: list[str]) -> xr.Dataset:
-    """At most LARGEST_SIDE rows and columns, before a large store is read."""
+def _part(S: xr.Dataset, notes: list[str], lists: dict[str, Listed]) -> xr.Dataset:
+    """At most LARGEST_SIDE rows and columns, before a large store is read; helpers and harmers are listed of all rows
+    where those are not too many."""
     square = any(one.attrs.get("targets_are_sources") is True for one in S.data_vars.values())
     chosen: dict[str, np.ndarray] = {}
     for axis in ("source", "target"):
@@ -123,12 +134,29 @@ def _part(S: xr.Dataset, notes: list[str]) -> xr.Dataset:
         chosen["target"] = chosen["source"]
     if any(len(chosen[axis]) < S.sizes[axis] for axis in chosen):
         n, m = S.sizes["source"], S.sizes["target"]
+        if n * len(chosen["target"]) <= LISTED_PAIRS:
+            lists.update(_lists(S, chosen["target"], square=square))
         notes.append(
             f"The store holds {n:,} sources and {m:,} targets. The page shows {len(chosen['source']):,} and "
             f"{len(chosen['target']):,} of them, drawn at random (seed 0) with every class in its share; every number "
-            "on this page is of those."
+            "on this page is of those" + (", but helpers and harmers are listed of all sources." if lists else ".")
         )
+        notes.append(share_words(len(chosen["source"]), n, len(chosen["target"]), m))
     return S.isel(chosen)
+
+
+def _lists(S: xr.Dataset, columns: np.ndarray, *, square: bool) -> dict[str, Listed]:
+    """The helpers and harmers of some targets, for the measures that are changes of the loss."""
+    found = {}
+    for one in S.data_vars.values():
+        if one.attrs.get("measure") == LOSS.name:
+            some = one.isel(target=columns)
+
+            def rows(which: slice, some: xr.DataArray = some) -> np.ndarray:
+                return np.asarray(some.isel(source=which).values)
+
+            found[LOSS.name] = listed_in(rows, some.shape, _side(one, "source"), square=square, columns=columns)
+    return found
 
 
 def _of_similarity(name: str, several: Sequence[xr.DataArray], notes: Sequence[str] = ()) -> Run:
@@ -145,9 +173,10 @@ def _of_similarity(name: str, several: Sequence[xr.DataArray], notes: Sequence[s
         sources,
         targets,
         bool(S.attrs.get("targets_are_sources", False)),
-        {str(key): value for key, value in S.attrs.items()},
+        {str(key): value for key, value in S.attrs.items() if key != ATTRIBUTE},
         tuple(notes),
         apart=carried(S, "distance"),
+        marked=next((found for one in several if (found := read_marked(one.attrs))), ()),
     )
 
 
@@ -174,7 +203,20 @@ def _of_comparison(name: str, found: Any) -> Run:
     run = _of_similarity(name, [found.before, found.after, found.difference], str(found).splitlines())
     titles = (f"{found.measure} before", f"{found.measure} after", found.difference.attrs["measure"])
     panels = tuple(replace(panel, title=title) for panel, title in zip(run.panels, titles, strict=True))
-    return replace(run, kind="comparison", panels=panels, about={"measure": found.measure})
+    return replace(
+        run, kind="comparison", panels=panels, about={"measure": found.measure}, headline=_compared_words(found)
+    )
+
+
+def _compared_words(found: Any) -> str:
+    """What changed over all pairs, with its interval."""
+    overall, known = found.overall, np.isfinite(found.difference.values)
+    if not known.any():
+        return "No pair has a value in both models."
+    before, after = (number(float(np.median(one.values[known]))) for one in (found.before, found.after))
+    change = f"{number(overall.difference)} ({number(overall.low)} to {number(overall.high)})"
+    medians = f"the median of {found.measure} is {before} before and {after} after"
+    return f"Over all pairs, {medians}; a pair changes by {change} in the median."
 
 
 def _of_clustering(name: str, model: Any) -> Run:
@@ -268,7 +310,8 @@ def without_examples(run: Run | Foreseen) -> Run | Foreseen:
     if isinstance(run, Foreseen):
         return run.without_examples()
     sources, targets = (replace(side, examples=None) for side in (run.sources, run.targets))
-    return replace(run, sources=sources, targets=targets)
+    panels = tuple(_with_listed_examples(panel, None) for panel in run.panels)
+    return replace(run, sources=sources, targets=targets, panels=panels, marked=())
 
 
 def with_examples(run: Run | Foreseen, examples: Any) -> Run | Foreseen:
@@ -284,11 +327,28 @@ def with_examples(run: Run | Foreseen, examples: Any) -> Run | Foreseen:
             chosen = _chosen(these, side)
             sides[place] = replace(side, examples=kept_examples(chosen, len(side)).tolist())
             fitting.append(chosen)
+            if place == 0:
+                run = replace(run, panels=tuple(_with_listed_examples(panel, these) for panel in run.panels))
         except ValueError as error:
             word = "targets" if place else "sources"
             notes.append(f"The given examples are not shown for the {word} of this run: {error}.")
     apart = distances(*fitting) if len(fitting) == 2 and run.apart is None else run.apart
     return replace(run, sources=sides[0], targets=sides[1], notes=(*run.notes, *notes), apart=apart)
+
+
+def _with_listed_examples(panel: Panel, examples: Any) -> Panel:
+    """The same with examples for the sources that are listed; without any if they are None."""
+    if panel.listed is None:
+        return panel
+    side, kept = panel.listed.sources, None
+    if examples is not None:
+        used, values = panel.listed.used, as_given(examples)
+        if len(used) and int(side.places[used].max()) >= len(values):
+            raise ValueError(f"examples: {len(values)} do not fit {len(side)} sources; give one for each")
+        kept = np.full(len(side), "", dtype=object)
+        kept[used] = kept_examples(values[side.places[used]], len(used))
+    side = replace(side, examples=None if kept is None else kept.tolist())
+    return replace(panel, listed=replace(panel.listed, sources=side))
 
 
 def _chosen(examples: Any, side: Side) -> np.ndarray:

@@ -10,6 +10,8 @@ from unicodedata import category
 
 import numpy as np
 
+from local_elasticity.report.marked import Marked
+
 LARGEST_SIDE = 1000
 """Examples shown on a side of a matrix."""
 
@@ -50,6 +52,34 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """The sources that help and harm each target most, of all sources of a result, also those that a page does not
+    show.
+
+    Attributes:
+        sources: all of them.
+        rows: which of them, [2, k, m]: first those that help, then those that harm, the strongest first; −1 where there
+            are fewer.
+        values: the changes of the target's loss, [2, k, m].
+        counts: how many sources lower and raise the loss of each target, [2, m].
+    """
+
+    sources: Side
+    rows: np.ndarray
+    values: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def used(self) -> np.ndarray:
+        """The rows that are in a list, in rising order."""
+        return np.unique(self.rows[self.rows >= 0])
+
+    def chosen(self, columns: np.ndarray) -> Listed:
+        """Those of some targets."""
+        return Listed(self.sources, self.rows[..., columns], self.values[..., columns], self.counts[:, columns])
+
+
+@dataclass(frozen=True)
 class Panel:
     """One measure: similarities [t, n, m] at the steps; `own` and `floor` are the denominators and what they had to
     clear, [n], where they were kept.
@@ -64,19 +94,20 @@ class Panel:
     """What a number of it says, where the result carries that."""
     title: str = ""
     """What the page calls it, where that is not the measure's name."""
+    listed: Listed | None = None
+    """Helpers and harmers at the last time, where the measure is a change of the loss."""
 
     def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
-        values = self.values[:, rows][:, :, columns]
-        return Panel(
-            self.measure, values, self.steps, _at(self.own, rows), _at(self.floor, rows), self.words, self.title
-        )
+        listed = None if self.listed is None else self.listed.chosen(columns)
+        values, own, floor = self.values[:, rows][:, :, columns], _at(self.own, rows), _at(self.floor, rows)
+        return replace(self, values=values, own=own, floor=floor, listed=listed)
 
 
 @dataclass(frozen=True)
 class Run:
     """What was measured, of which examples, and how. `square` says that the targets are the sources; `numbers` are
     the measures of features, [t] each; `state` is the loss and the accuracy of the sources, [t] each; `apart` are the
-    distances between the examples, [n, m], where they are known."""
+    distances between the examples, [n, m], where they are known; `marked` are texts with a mark on each token."""
 
     name: str
     kind: str
@@ -89,6 +120,11 @@ class Run:
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
     state: Mapping[str, np.ndarray] = field(default_factory=dict)
     apart: np.ndarray | None = None
+    marked: tuple[Marked, ...] = ()
+    drawn: str = ""
+    """How many of all examples these are, where that is not all."""
+    headline: str = ""
+    """What a comparison found over all pairs."""
 
     @property
     def classes(self) -> list[str] | None:
@@ -143,20 +179,23 @@ def in_range(run: Run) -> Run:
 
 def named(run: Run) -> Run:
     """The same with classes and clusters by the names they are shown under; different labels have different names."""
-    sides = (run.sources, run.targets)
+    lists = [panel.listed.sources for panel in run.panels if panel.listed is not None]
+    sides = (run.sources, run.targets, *lists)
     of_classes = [one for side in sides for one in (side.classes, side.predictions) if one is not None]
     classes = names_of([label for one in of_classes for label in one])
     clusters = names_of([label for side in sides if side.clusters is not None for label in side.clusters])
-    sources, targets = (
-        replace(
+
+    def renamed(side: Side) -> Side:
+        return replace(
             side,
             classes=_renamed(side.classes, classes),
             clusters=_renamed(side.clusters, clusters),
             predictions=_renamed(side.predictions, classes),
         )
-        for side in sides
-    )
-    return replace(run, sources=sources, targets=targets)
+
+    listed = [one and replace(one, sources=renamed(one.sources)) for one in (panel.listed for panel in run.panels)]
+    panels = tuple(replace(panel, listed=one) for panel, one in zip(run.panels, listed, strict=True))
+    return replace(run, sources=renamed(run.sources), targets=renamed(run.targets), panels=panels)
 
 
 def names_of(labels: Sequence[Any]) -> dict[str, str]:
@@ -205,7 +244,9 @@ def sampled(run: Run, side: int, *, longest: int = 0) -> Run:
     note = (
         f"{len(run.sources):,} sources and {len(run.targets):,} targets are more than a page can hold. It shows "
         f"{len(rows):,} and {len(columns):,} of them, drawn at random (seed 0) with every class in its share; every "
-        "number on this page is of those. S.le.nearest searches all of them."
+        "number on this page is of those"
+        + (", but helpers and harmers are listed of all sources" if any(one.listed for one in run.panels) else "")
+        + ". S.le.nearest searches all of them."
     )
     return replace(
         run,
@@ -214,7 +255,18 @@ def sampled(run: Run, side: int, *, longest: int = 0) -> Run:
         targets=run.targets.chosen(columns),
         notes=(*run.notes, note),
         apart=None if run.apart is None else run.apart[np.ix_(rows, columns)],
+        drawn=run.drawn or share_words(len(rows), len(run.sources), len(columns), len(run.targets)),
     )
+
+
+def share_words(rows: int, n: int, columns: int, m: int) -> str:
+    """How many sources and targets of all are shown, as the first screen says it.
+
+    >>> share_words(1000, 5000, 3, 3)
+    'The page shows 1,000 of 5,000 sources and 3 targets, drawn at random.'
+    """
+    some = [f"{few:,}" + (f" of {all_:,}" if few < all_ else "") for few, all_ in ((rows, n), (columns, m))]
+    return f"The page shows {some[0]} sources and {some[1]} {'target' if m == 1 else 'targets'}, drawn at random."
 
 
 def side_for(matrices: int) -> int:

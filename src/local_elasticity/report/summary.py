@@ -10,7 +10,9 @@ from local_elasticity.report.embedding import Matched
 from local_elasticity.report.examples import is_picture
 from local_elasticity.report.front import Front
 from local_elasticity.report.kinds import CHANGE
+from local_elasticity.report.listed import LISTED_EXAMPLES
 from local_elasticity.report.run import Panel, Run, Side, in_order
+from local_elasticity.words import percent
 
 CLUSTERS_NAMED = 12
 """Clusters whose sizes are listed."""
@@ -29,7 +31,12 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
         sentences.append(
             f"{panel.measure} grows with the square of a change, so its root is used wherever the page says how far."
         )
-    coupled = [f"{one['words']} That is {one['coupling']}." for one in front.coupled]
+    if run.marked:
+        sentences.append(
+            f"For {len(run.marked)} {'pair' if len(run.marked) == 1 else 'pairs'}, the change of each token's "
+            "log-probability was measured: see Tokens."
+        )
+    coupled = [f"{one['words']} {one['coupling']}." for one in front.coupled]
     return [*sentences, front.headline, *front.evidence, *coupled, *([front.coupled_words] * bool(front.coupled_words))]
 
 
@@ -48,8 +55,8 @@ def tell_clusters(side: Side, match: Matched | None) -> list[str]:
     called = ", ".join(f"cluster {cluster} is {name}" for cluster, name in match.names.items())
     return [
         sizes,
-        f"Clusters found without the classes are right for {match.accuracy:.1%} of the examples once they are named "
-        f"after them ({called}); {wrong} {'is' if wrong == 1 else 'are'} wrong.",
+        f"Clusters found without the classes are right for {percent(match.accuracy)} of the examples once they are "
+        f"named after them ({called}); {wrong} {'is' if wrong == 1 else 'are'} wrong.",
     ]
 
 
@@ -62,6 +69,11 @@ def tell_content(run: Run) -> str:
     vectors = sum(one.startswith("[") for one in kept)
     counts = {"pictures": pictures, "vectors": vectors, "texts": len(kept) - pictures - vectors}
     named = [f"{count:,} {word}" for word, count in counts.items() if count]
+    marked = len({one.target for one in run.marked})
+    named += [f"the tokens of {marked} {'text' if marked == 1 else 'texts'}"] * bool(marked)
+    lists = [panel.listed for panel in run.panels if panel.listed and len(panel.listed.sources) > len(run.sources)]
+    more = max((min(LISTED_EXAMPLES, len(one.used)) for one in lists if one.sources.examples is not None), default=0)
+    named += [f"up to {more} more in the lists of helpers and harmers"] * bool(more)
     classes = run.classes
     labels = "no class labels" if classes is None else f"the labels of {len(classes):,} classes"
     return f"{' and '.join(named) or 'no examples'}, {labels}, {len(run.sources):,} × {len(run.targets):,} similarities"

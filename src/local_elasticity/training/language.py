@@ -51,7 +51,7 @@ def sequences(
         batch = _read_batch(input_ids)
     else:
         batch = _joined(list(read_apart(input_ids, _read_batch)))
-    counted = _predicted(**batch).sum(1).float()
+    counted = predicted_tokens(**batch).sum(1).float()
     if bool((counted == 0).any()):
         row = int((counted == 0).nonzero()[0])
         raise ValueError(f"labels: no token of sequence {row} is predicted; leave it out, or give it a label")
@@ -78,6 +78,23 @@ def token_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] 
     """The outputs are the logits of every next token, [T − 1, V], zero where none is predicted; measure them with
     `token_kl`."""
     return Problem.of(_NextTokens(model), _token_loss, kind="numbers", params=params)
+
+
+def token_log_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] | None = None) -> Problem:
+    """The outputs are the log-probabilities of the tokens, [T − 1], zero where none is predicted. Their sum, the loss
+    and so the step are those of `sequence_problem`.
+
+    `token_changes` measures with it by which tokens a sequence became more or less likely.
+
+    >>> import local_elasticity as le
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
+    >>> sources = sequences(torch.tensor([[0, 1, 2], [0, 1, 3]]))
+    >>> changes = le.respond(token_log_problem(model), sources, update=le.SGD(1e-2)).target_change
+    >>> whole = le.respond(sequence_problem(model), sources, update=le.SGD(1e-2)).target_change
+    >>> torch.allclose(changes.sum(-1), whole[..., 0])
+    True
+    """
+    return Problem.of(_TokenLogProbabilities(model), _mean_over_all_tokens, kind="numbers", params=params)
 
 
 def answer_problem(model: nn.Module, params: str | Callable[[str, Tensor], bool] | None = None) -> Problem:
@@ -130,11 +147,11 @@ def token_sources(inputs: Batch) -> tuple[dict[str, Tensor], Tensor]:
             [   1, -100]])
     """
     batch = dict(inputs) if "predicted" in inputs else _read_batch(inputs)
-    return batch, torch.where(_predicted(**batch), batch["input_ids"][:, 1:], IGNORED)
+    return batch, torch.where(predicted_tokens(**batch), batch["input_ids"][:, 1:], IGNORED)
 
 
-def _predicted(input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
-    """Which of the next tokens [b, T − 1] count."""
+def predicted_tokens(input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+    """Which of the next tokens [b, T − 1] count; the arguments are the inputs of `sequences`."""
     return (attention_mask if predicted is None else predicted)[:, 1:].bool()
 
 
@@ -236,18 +253,27 @@ class _Answers(_NextTokens):
         return super().forward(input_ids, attention_mask, predicted).transpose(1, 2)
 
 
-class _LogProbability(_NextTokens):
+class _TokenLogProbabilities(_NextTokens):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
         counted = attention_mask if predicted is None else predicted
         following = input_ids[:, 1:].masked_fill(counted[:, 1:] == 0, IGNORED)
         following = F.pad(following, (0, 1), value=IGNORED)  # the last token predicts none
         logits = self.logits(input_ids)
         losses = F.cross_entropy(logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="none")
-        return -losses.view_as(following).sum(1, keepdim=True)
+        return -losses.view_as(following)[:, :-1]
+
+
+class _LogProbability(_TokenLogProbabilities):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
+        return super().forward(input_ids, attention_mask, predicted).sum(1, keepdim=True)
 
 
 def _mean_over_tokens(log_probability: Tensor, lengths: Tensor) -> Tensor:
     return -(log_probability[:, 0] / lengths).mean()
+
+
+def _mean_over_all_tokens(log_probabilities: Tensor, lengths: Tensor) -> Tensor:
+    return -(log_probabilities.sum(1) / lengths).mean()
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ function drawDistance(one, shown, values) {
   const [low, high] = endsOf(shown.scale);
   const margin = 0.1 * (high - low);
   return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance between the two examples" } },
-    yaxis: { title: { text: plain(shown.title) }, type: log ? "log" : "linear", range: [low - margin, high + margin] } }), CONFIG);
+    yaxis: { title: { text: plain(shown.title) }, type: log ? "log" : "linear", ...(log ? { dtick: 1 } : {}), range: [low - margin, high + margin] } }), CONFIG);
 }
 
 /** With up to so many examples the map shows their pictures. */
@@ -199,6 +199,39 @@ function drawMap(one, places, by, source, values) {
   });
   return Plotly.react("map-plot", traces, layoutOf({ hovermode: "closest", xaxis: axis, yaxis: { ...axis, scaleanchor: "x" }, margin: { l: 15, r: 15, t: 15, b: 15 },
     images, annotations: labels, legend: { orientation: "h", y: -0.02 } }), CONFIG);
+}
+
+/** How far boxes have to move up or down so that no two overlap. @param {{left: number, top: number, right: number, bottom: number}[]} boxes
+ * @param {number} [gap] pixels between them @returns {number[]} */
+function movesApart(boxes, gap = 2) {
+  const moves = boxes.map(() => 0);
+  const order = boxes.map((_, i) => i).sort((i, j) => boxes[i].top - boxes[j].top);
+  for (let again = true, pass = 0; again && pass < 500; pass++) {
+    again = false;
+    for (const [a, i] of order.entries())
+      for (const j of order.slice(a + 1)) {
+        const [one, other] = [boxes[i], boxes[j]];
+        if (one.left >= other.right + gap || other.left >= one.right + gap) continue;
+        const over = one.bottom + moves[i] + gap - (other.top + moves[j]);
+        if (over <= 0.01) continue;
+        moves[i] -= over / 2;
+        moves[j] += over / 2;
+        again = true;
+      }
+    order.sort((i, j) => boxes[i].top + moves[i] - boxes[j].top - moves[j]);
+  }
+  return moves;
+}
+
+/** The labels of classes that coincide, moved apart, each with a line to where it belongs. @param {any} plot */
+async function spreadLabels(plot) {
+  const labels = plot.layout.annotations || [];
+  const boxes = [...plot.querySelectorAll(".annotation-text-g rect.bg")].map((one) => one.getBoundingClientRect());
+  if (boxes.length !== labels.length) return;
+  const moves = movesApart(boxes);
+  if (moves.every((move) => Math.abs(move) < 1)) return;
+  await Plotly.relayout(plot, { annotations: labels.map((/** @type {any} */ label, /** @type {number} */ i) => (Math.abs(moves[i]) < 1 ? label
+    : { ...label, showarrow: true, arrowhead: 0, arrowwidth: 1, arrowcolor: label.bordercolor, ax: 0, ay: moves[i], xanchor: "center", yanchor: "middle" })) });
 }
 
 /** Two maps, and their difference where they are of one measure.

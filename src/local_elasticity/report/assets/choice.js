@@ -10,7 +10,7 @@ const OF_FEATURES = "features: ";
 const TIMES = "times as far as other classes";
 const PER = ["source", "target"];
 /** @type {Chosen} */
-const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0, first_step: -1, second_step: -1, per: "source", cell: "" };
+const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0, first_step: -1, second_step: -1, per: "source", cell: "", marked: 0 };
 /** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
 let part = null;
 /** What the matrix shows now. @type {any} */
@@ -30,12 +30,15 @@ function exactPlace() {
 /** The map at the exact matrix nearest to the chosen time. */
 const placesNow = () => panel().places && panel().places[exactPlace()];
 
+/** The measure that a run opens with: what changed, where two models are compared. */
+const firstMeasure = () => (run().kind === "comparison" ? run().panels.length - 1 : 0);
+
 /** @param {any} asked */
 function choose(asked) {
   const r = within(asked.run, data.runs.length, chosen.run);
   const changed = r !== chosen.run;
   chosen.run = r;
-  const measure = within(asked.measure, run().panels.length, changed ? 0 : chosen.measure);
+  const measure = within(asked.measure, run().panels.length, changed ? firstMeasure() : chosen.measure);
   const last = run().panels[measure].matrices.length - 1;
   const again = changed || measure !== chosen.measure;
   chosen.measure = measure;
@@ -52,6 +55,8 @@ function choose(asked) {
   chosen.second_step = within(asked.second_step, stepsOf(chosen.second), Math.min(chosen.second_step, stepsOf(chosen.second) - 1));
   if (PER.includes(asked.per)) chosen.per = asked.per;
   if (changed) chosen.cell = "";
+  const marks = run().marked.findIndex((one) => one.source === run().sources.places[chosen.source] && one.target === run().targets.places[chosen.target]);
+  chosen.marked = within(asked.marked, run().marked.length, marks >= 0 && asked.marked === undefined ? marks : changed ? 0 : chosen.marked);
   if (asked.cell !== undefined) chosen.cell = asked.cell === "open" ? "open" : "";
   if (asked.view && byId(asked.view)) chosen.view = asked.view;
   if (changed) part = null;
@@ -99,7 +104,7 @@ function controls() {
   fill("order", ordersOf(run()).map((order) => [order, order]), chosen.order);
   const steps = panel().steps;
   const several = steps.length > 1;
-  const needs = { time: several, distance: Boolean(run().scatter), map: Boolean(placesNow()), compare: comparable().length > 1 || several };
+  const needs = { time: several, distance: Boolean(run().scatter), map: Boolean(placesNow()), compare: comparable().length > 1 || several, tokens: run().marked.length > 0 };
   for (const [name, there] of Object.entries(needs))
     document.querySelectorAll(`[data-needs="${name}"]`).forEach((one) => (/** @type {HTMLElement} */ (one).hidden = !there));
   byId("time").hidden = !several || !panel().pairs;

@@ -41,6 +41,15 @@ function stopsOf(scale) {
   return one >= 0.999 ? even(VIRIDIS, 0, 1) : [...even(VIRIDIS, 0, one), ...even(FURTHER, one, 1).slice(1)];
 }
 
+/** A colour on the way from one to another. @param {string} from @param {string} to @param {number} share */
+function mixed(from, to, share) {
+  const parts = [1, 3, 5].map((k) => {
+    const [a, b] = [parseInt(from.slice(k, k + 2), 16), parseInt(to.slice(k, k + 2), 16)];
+    return Math.round(a + (b - a) * share).toString(16).padStart(2, "0");
+  });
+  return `#${parts.join("")}`;
+}
+
 /** The colour of a value. @param {Scale} scale @param {number|null} value */
 function shade(scale, value) {
   const at = drawn(scale, value);
@@ -50,12 +59,7 @@ function shade(scale, value) {
   const stops = stopsOf(scale);
   const next = Math.max(1, stops.findIndex(([place]) => place >= share - 1e-9));
   const [[from, first], [to, second]] = [stops[next - 1], stops[next]];
-  const mix = to > from ? Math.max(0, Math.min(1, (share - from) / (to - from))) : 0;
-  const parts = [1, 3, 5].map((k) => {
-    const [a, b] = [parseInt(first.slice(k, k + 2), 16), parseInt(second.slice(k, k + 2), 16)];
-    return Math.round(a + (b - a) * mix).toString(16).padStart(2, "0");
-  });
-  return `#${parts.join("")}`;
+  return mixed(first, second, to > from ? Math.max(0, Math.min(1, (share - from) / (to - from))) : 0);
 }
 
 /** How light a colour is, from 0 to 1. @param {string} colour */

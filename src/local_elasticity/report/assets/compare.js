@@ -7,7 +7,7 @@ const BLOCKS = 60;
 
 /** Every measure of every run. */
 function comparable() {
-  return data.runs.flatMap((one) => one.panels.map((p) => ({ name: `${one.name}, ${p.title}`, run: one, panel: p })));
+  return data.runs.flatMap((one) => one.panels.map((p) => ({ name: `${one.name}, ${p.title}`, label: data.runs.length > 1 ? `${p.title}: ${one.name}` : p.title, run: one, panel: p })));
 }
 
 /** The first pair worth comparing: one measure of two runs, or else two measures of one. @param {any[]} all */
@@ -71,7 +71,7 @@ function fillCompare() {
   for (const name of /** @type {("first"|"second")[]} */ (["first", "second"])) {
     const { steps } = all[chosen[name]].panel;
     const id = /** @type {"first_step"|"second_step"} */ (`${name}_step`);
-    fill(name, counted(all.map((one) => one.name)), String(chosen[name]));
+    fill(name, counted(all.map((one) => one.label)), String(chosen[name]));
     fill(id, counted(steps.map(String)), String(timeOf(all[chosen[name]], chosen[id])));
     /** @type {HTMLElement} */ (byId(id).parentElement).hidden = steps.length < 2;
   }

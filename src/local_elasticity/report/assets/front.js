@@ -63,30 +63,80 @@ function ofMedians(values, scale) {
   return { log: false, low: scale.low < 0 ? -top : 0, high: top, beyond: 0 };
 }
 
-/** What a cell says. @param {number|null} value */
-function cellWords(value) {
+/** @typedef {{power: number, places: number}} Unit */
+
+/** What a cell says. @param {number|null} value @param {Unit} unit */
+function cellWords(value, { power, places }) {
   if (value === null) return "–";
-  if (chosen.per === "target") return panel().kind === "ratio" ? short(Number(far(value))) : digits(value);
-  if (panel().kind !== "ratio") return short(value);
-  const percent = 100 * Number(far(value));
-  return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
+  if (panel().kind === "ratio" && chosen.per === "source") {
+    const percent = 100 * Number(far(value));
+    return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
+  }
+  const text = (Number(far(value)) / 10 ** power).toFixed(places);
+  return Number(text) === 0 ? "0" : text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text;
 }
 
-/** Two digits, or one where two would be wider than a cell. @param {number} value */
-function short(value) {
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 0.01 || size >= 1e4)) return value.toExponential(0).replace("+", "");
-  const text = String(Number(value.toPrecision(2)));
-  return text.length > CELL_WIDTH ? String(Number(value.toPrecision(1))) : text;
+/** The power of ten that all cells are in units of, 0 where they need none, and how many digits follow the point.
+ * @param {number[]} values @returns {Unit} */
+function unitOf(values) {
+  const top = Math.max(...values.map((value) => Math.abs(Number(far(value)))), 0);
+  const power = panel().kind === "ratio" || top === 0 || (top >= 0.1 && top < 1000) ? 0 : Math.floor(Math.log10(top));
+  const largest = top / 10 ** power;
+  return { power, places: largest < 1 ? 2 : largest < 10 ? 1 : 0 };
+}
+
+/** A share in percent, as sentences write it. @param {number|null} value of a ratio, of any order */
+function percentOf(value) {
+  const percent = 100 * Number(far(value));
+  return `${percent >= 10 ? Math.round(percent).toLocaleString("en") : digits(Number(percent.toPrecision(2)))} %`;
+}
+
+/** How a list writes a number: ratios in percent of how far the source itself moves. @param {number} value */
+const amount = (value) => (panel().kind === "ratio" && value >= 0 ? percentOf(value) : digits(value));
+
+/** How many times as far, with its interval, as sentences write it. @param {number} value @param {number|null} low @param {number|null} high */
+function timesWords(value, low, high) {
+  const few = (/** @type {number} */ v) => (v < 0.95 ? v.toFixed(2) : v < 9.5 ? v.toFixed(1) : Math.round(v).toLocaleString("en"));
+  if (low === null || high === null) return `${few(value)}×`;
+  const narrow = few(low) === few(high) && high < 9.5;
+  const [middle, from, to] = [value, low, high].map((v) => (narrow ? v.toFixed(2) : few(v)));
+  return `${middle}× (${from}–${to}×)`;
+}
+
+/** The headline at the chosen step, where that is not the last: what is known of it without a test. */
+function headlineNow() {
+  const { front, pairs, steps, title, kind } = panel();
+  const at = `At training step ${steps[chosen.when]}`;
+  const { curve } = front;
+  if (curve) {
+    const value = curve.times[chosen.when];
+    return value === null ? `${at}, classes cannot be compared.`
+      : `${at}, a step on one example moves other examples of its class ${timesWords(value, curve.low[chosen.when], curve.high[chosen.when])} as far as examples of other classes.`;
+  }
+  if (!pairs) return "";
+  const what = kind === "loss" ? "the change of the loss" : title;
+  return `${at}, the median of ${what} is ${digits(pairs.within[chosen.when])} within a class and ${digits(pairs.between[chosen.when])} between classes.`;
+}
+
+/** The headline follows the slider, and the evidence says that it is of the last step. @param {HTMLElement} box */
+function tellStep(box) {
+  const { steps } = panel();
+  const [headline, last] = [/** @type {HTMLElement} */ (box.querySelector(".headline")), /** @type {HTMLElement} */ (box.querySelector(".of-last"))];
+  if (headline.dataset.last === undefined) headline.dataset.last = headline.textContent || "";
+  const now = chosen.when < steps.length - 1 ? headlineNow() : "";
+  headline.textContent = now || headline.dataset.last;
+  last.textContent = now ? `At the last step, ${steps[steps.length - 1]}: ` : "";
 }
 
 function drawFront() {
   document.querySelectorAll(".front").forEach((one) => {
     const { run: r, measure } = /** @type {HTMLElement} */ (one).dataset;
     /** @type {HTMLElement} */ (one).hidden = Number(r) !== chosen.run || Number(measure) !== chosen.measure;
+    if (!(/** @type {HTMLElement} */ (one).hidden)) tellStep(/** @type {HTMLElement} */ (one));
   });
   drawClasses();
   drawCoupled();
+  drawInfluences();
   drawCurve();
 }
 
@@ -94,8 +144,8 @@ function drawClasses() {
   const { pairs, kind, scale, steps, title, order, front } = panel();
   const medians = mediansOf(panel(), chosen.when);
   const [box, caption, legend] = [byId("class-table"), byId("classes-title"), byId("class-scale")];
-  byId("classes").hidden = !pairs;
-  if (!pairs) return;
+  byId("classes").hidden = !pairs || pairs.classes.length < 2;
+  if (byId("classes").hidden) return;
   const when = steps.length > 1 ? ` at step ${steps[chosen.when]}` : "";
   if (!medians) {
     caption.textContent = `${pairs.classes.length} classes are too many for a table of numbers; the matrix below shows all examples.`;
@@ -103,29 +153,38 @@ function drawClasses() {
     legend.replaceChildren();
     return;
   }
-  const unit = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : `median of ${title}`;
+  const what = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
   const relative = chosen.per === "target";
-  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : unit}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
+  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
+  const unit = unitOf(table.flat().filter((/** @type {number|null} */ v) => v !== null));
+  if (unit.power) caption.textContent = caption.textContent.replace(". Click", `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}. Click`);
   const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
   const colours = relative ? relativeScale(every(table), kind === "ratio") : scale.log ? scale : ofMedians(every(pairs.median), scale);
-  box.replaceChildren(classTable(table, colours));
+  box.replaceChildren(classTable(table, colours, unit));
   legend.replaceChildren(...legendOf(colours, !relative && kind === "ratio"));
 }
 
-/** @param {(number|null)[][]} table @param {Scale} colours */
-function classTable(table, colours) {
+/** The classes that a side has, by their places in the panel's. @param {Side} side */
+function classesOf(side) {
+  const there = new Set(side.places.map((_, i) => classOf(side, i)));
+  return panel().pairs.classes.map((/** @type {string} */ name, /** @type {number} */ a) => (there.has(name) ? a : -1)).filter((/** @type {number} */ a) => a >= 0);
+}
+
+/** @param {(number|null)[][]} table @param {Scale} colours @param {Unit} unit */
+function classTable(table, colours, unit) {
   const { classes } = panel().pairs;
+  const [rows, columns] = [classesOf(run().sources), classesOf(run().targets)];
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
   const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
   const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
-  const clear = new Set(last ? panel().front.coupled.map((/** @type {any} */ one) => `${one.from},${one.to}`) : []);
-  const made = element("table", undefined, `class-table${classes.length > 12 ? " many" : ""}`);
-  made.classList.toggle("long", table.flat().some((value) => cellWords(value).length >= CELL_WIDTH));
-  const turned = classes.some((/** @type {string} */ name) => name.length > SHORT_NAME);
+  const clear = new Set(last ? panel().front.coupled.flatMap((/** @type {any} */ one) => one.clear.map(String)) : []);
+  const made = element("table", undefined, `class-table${columns.length > 12 ? " many" : ""}`);
+  made.classList.toggle("long", table.flat().some((value) => cellWords(value, unit).length >= CELL_WIDTH));
+  const turned = columns.some((/** @type {number} */ b) => classes[b].length > SHORT_NAME);
   const head = element("tr");
   head.append(element("th", "↓ step on", "corner"));
-  for (const name of classes) {
+  for (const name of columns.map((/** @type {number} */ b) => classes[b])) {
     const cell = element("th", undefined, `column${turned ? " turned" : ""}`);
     cell.append(element("span", clipped(name, NAME)));
     cell.title = name;
@@ -133,28 +192,29 @@ function classTable(table, colours) {
     head.append(cell);
   }
   made.append(head);
-  table.forEach((row, a) => {
+  for (const a of rows) {
     const line = element("tr");
     const name = element("th", clipped(classes[a], matchMedia("(max-width: 44rem)").matches ? ROW_NAME_ON_PHONES : ROW_NAME), "row");
     name.title = classes[a];
     name.setAttribute("scope", "row");
     line.append(name);
-    row.forEach((value, b) => {
-      const button = element("button", cellWords(value));
+    for (const b of columns) {
+      const value = table[a][b];
+      const button = element("button", cellWords(value, unit));
       const colour = shade(colours, value);
       const here = picked && classes[a] === from && classes[b] === to;
       Object.assign(button.style, { background: colour, color: inkOn(colour) });
       Object.assign(button.dataset, { a: String(a), b: String(b) });
       button.classList.toggle("clear", clear.has(`${a},${b}`));
       button.setAttribute("aria-pressed", String(here));
-      button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value)}`);
+      button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value, unit)}`);
       button.tabIndex = -1;
       const cell = element("td");
       cell.append(button);
       line.append(cell);
-    });
+    }
     made.append(line);
-  });
+  }
   const stop = /** @type {HTMLElement|null} */ (made.querySelector("button[aria-pressed=true]") || made.querySelector("button"));
   if (stop) stop.tabIndex = 0;
   return made;
@@ -209,10 +269,13 @@ function pairsBetween(values, a, b) {
 function drawCoupled() {
   const { front, pairs } = panel();
   const box = byId("coupled");
-  box.hidden = !pairs;
-  if (!pairs) return;
   const { coupled } = front;
-  const title = element("p", coupled.length ? `Most coupled classes${panel().steps.length > 1 ? " at the last step" : ""}: a step on the left moves the right` : "Coupled classes", "coupled-title");
+  box.hidden = !pairs || !(coupled.length || front.words);
+  if (box.hidden) return;
+  const { steps, kind } = panel();
+  const when = steps.length > 1 ? ` at the last step, ${steps[steps.length - 1]}` : "";
+  const does = kind === "ratio" ? "a step on the left moves the right" : kind === "loss" ? "a step on the left raises the loss of the right" : "values above what both classes suggest";
+  const title = element("p", coupled.length ? `Most coupled classes${when}: ${does}` : "Coupled classes", "coupled-title");
   box.replaceChildren(title, ...coupled.map((/** @type {any} */ one) => coupledPair(one)));
   if (front.words) box.append(element("p", front.words, "evidence"));
 }
@@ -260,7 +323,8 @@ async function showBehind() {
   const parts = found.length <= 3 * BEHIND ? [["all", found]]
     : [["largest", found.slice(0, BEHIND)], ["typical", found.slice(middle - (BEHIND >> 1), middle + (BEHIND >> 1))], ["smallest", found.slice(-BEHIND)]];
   const median = medianOf(found.map((p) => p.value));
-  const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} pairs of examples${when}, median ${digits(median)} (${panel().title})${median !== null && panel().order > 1 ? `, its root ${digits(Number((100 * Number(far(median))).toPrecision(2)))} %` : ""}`);
+  const much = panel().kind === "ratio" ? "how far the target moves, in percent of how far the source itself does" : panel().title;
+  const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} ${found.length === 1 ? "pair" : "pairs"} of examples${when}, median ${median === null ? "–" : amount(median)} (${much})`);
   const close = element("button", "Close");
   close.addEventListener("click", () => { choose({ cell: "" }); remember(); box.hidden = true; });
   box.replaceChildren(head, close, ...parts.flatMap(([name, list]) => {
@@ -277,11 +341,67 @@ function behindPair({ source, target, value }) {
   const button = element("button");
   const two = element("div", undefined, "two");
   two.append(exampleOf(sources, source), exampleOf(targets, target));
-  button.append(two, element("div", `${nameOf(sources, source)} → ${nameOf(targets, target)}: ${digits(value)}`));
+  button.append(two, element("div", `${nameOf(sources, source)} → ${nameOf(targets, target)}: ${amount(value)}`));
   button.addEventListener("click", () => pick({ source, target }));
   const item = element("li");
   item.append(button);
   return item;
+}
+
+/** Helpers and harmers that the first screen shows of a target. */
+const ENDS = 3;
+
+/** The sources whose steps lower and raise the loss of the chosen target most: of all sources at the last step, of those
+ * on the page at others. @returns {Promise<{side: Side, helps: {i: number, value: number}[], harms: {i: number, value: number}[]}>} */
+async function influences() {
+  const { listed, matrices } = panel();
+  const place = exactPlace();
+  if (listed && place === matrices.length - 1) {
+    const list = (/** @type {[number, number][][]} */ all) => all[chosen.target].map(([i, value]) => ({ i, value }));
+    return { side: listed.sources, helps: list(listed.helps), harms: list(listed.harms) };
+  }
+  const { sources, targets, square } = run();
+  const found = rankedSources(await numbers(matrices[place].block), targets.places.length, chosen.target, square).map(({ target, value }) => ({ i: target, value }));
+  return { side: sources, helps: found.filter(({ value }) => value < 0).reverse().slice(0, TOP), harms: found.filter(({ value }) => value > 0).slice(0, TOP) };
+}
+
+/** A source of a list: chosen where it is on the page. @param {Side} side @param {{i: number, value: number}} one */
+function influenceItem(side, { i, value }) {
+  const at = run().sources.places.indexOf(side.places[i]);
+  const item = element("li");
+  const button = element(at >= 0 ? "button" : "div", undefined, "influence");
+  button.append(exampleOf(side, i), element("div", signed(Number(value.toPrecision(2)))), element("div", nameOf(side, i)));
+  if (at >= 0) button.addEventListener("click", () => pick({ source: at }));
+  item.append(button);
+  return item;
+}
+
+/** @param {Side} side @param {{i: number, value: number}[]} list @param {string} title */
+function influenceList(side, list, title) {
+  const listed = element("ul", undefined, "examples");
+  listed.append(...list.map((one) => influenceItem(side, one)));
+  return [element("h4", list.length ? title : `${title}: none`), listed];
+}
+
+/** Who helps and who harms the chosen target, where the measure is a change of the loss. */
+async function drawInfluences() {
+  const box = byId("influences");
+  box.hidden = panel().kind !== "loss";
+  if (box.hidden) return;
+  const { side, helps, harms } = await influences();
+  const { targets } = run();
+  const head = element("p", `The target ${nameOf(targets, chosen.target)}: which steps change its loss most`, "coupled-title");
+  const several = targets.places.length > 1 ? "Choose another target in the matrix below. " : "";
+  const whole = side === run().sources ? "" : "These are the strongest of all sources, also of those that the page does not show.";
+  const ends = [["helps: the loss falls", helps], ["harms: the loss rises", harms]].map(([title, list]) => {
+    const part = element("div");
+    part.append(...influenceList(side, /** @type {any[]} */ (list).slice(0, ENDS), String(title)));
+    return part;
+  });
+  const two = element("div", undefined, "two");
+  two.append(...ends);
+  box.replaceChildren(head, two, element("p", several + whole, "evidence"));
+  oneTabStop(box, ".examples button");
 }
 
 /** A small plot over training: lines with bands, the change, the chosen step.
@@ -303,7 +423,8 @@ function smallPlot(lines, change, words, width) {
   for (const { at, text } of ticks) {
     if (px(at) - before < 9 + 7 * text.length) continue;
     before = px(at);
-    svg.append(drawing("text", { x: before, y: height - bottom + 13, "text-anchor": "middle" }, text));
+    const anchor = at === last && lines.some((line) => line.right) ? "end" : "middle";  // beside the right axis's own words
+    svg.append(drawing("text", { x: before, y: height - bottom + 13, "text-anchor": anchor }, text));
   }
   svg.append(drawing("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, "training step"));
   const numbersOf = (/** @type {any} */ line) => /** @type {number[]} */ ([...line.values, ...(line.low || []), ...(line.high || [])].filter((v) => v !== null && Number.isFinite(v)));

@@ -31,7 +31,7 @@ async function afterChoice() {
   showPair(chosen.source, chosen.target);
   if (chosen.cell === "open") stale.add("matrix");
   else mark();
-  for (const id of ["moved", "map", ...(chosen.cell === "open" ? ["time", "distance"] : [])]) stale.add(id);
+  for (const id of ["moved", "map", "tokens", ...(chosen.cell === "open" ? ["time", "distance"] : [])]) stale.add(id);
   await drawStale();
 }
 
@@ -125,6 +125,7 @@ function listen() {
   walk("distance-plot", () => [dots.findIndex(({ i, j }) => i === chosen.source && j === chosen.target), dots.length], (place) => near(dots[place]));
   let waiting = 0;
   window.addEventListener("scroll", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { follow(); drawStale(); }); }, { passive: true });
+  listenToTokens();
   listenToMatrix();
   const redraw = () => { drawFront(); drawRest(true).then(compare); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -211,6 +212,7 @@ function tellView() {
 async function start() {
   data = JSON.parse(await textOf("payload"));
   byId("controls").hidden = false;
+  chosen.measure = firstMeasure();
   chosen.when = panel().matrices.length - 1;
   [chosen.first, chosen.second] = firstPair(comparable());
   choose({ order: "class", ...fromHash(location.hash) });

@@ -6,12 +6,14 @@
  *             cluster: number[]|null, examples: string[]|null}} Side */
 /** @typedef {{block: number, exact: boolean, shape?: [number, number]}} Stored */
 /** @typedef {{measure: string, title: string, kind: string, order: number, steps: number[], matrices: Stored[],
- *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any}} Panel */
+ *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any,
+ *             listed: {sources: Side, helps: [number, number][][], harms: [number, number][][]}|null}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],
- *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any}} Run */
+ *             numbers: {name: string, values: number[]}[], state: any, scatter: any, match: any,
+ *             marked: Marked[]}} Run */
 /** @typedef {{view: string, run: number, measure: number, when: number, order: string, source: number, target: number,
  *             curves: string, colours: string, first: number, second: number, first_step: number,
- *             second_step: number, per: string, cell: string}} Chosen */
+ *             second_step: number, per: string, cell: string, marked: number}} Chosen */
 
 /** @param {string} text gzip in base64 @returns {Promise<ArrayBuffer>} */
 async function unpacked(text) {

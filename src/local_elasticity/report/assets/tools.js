@@ -38,7 +38,8 @@ function listenToClasses() {
     const move = /** @type {Record<string, number[]>} */ ({ ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] })[event.key];
     const button = /** @type {HTMLElement} */ (event.target).closest("button");
     if (!move || !button) return;
-    focusCell(Number(button.dataset.a) + move[0], Number(button.dataset.b) + move[1]);
+    const beside = (/** @type {number[]} */ list, /** @type {string|undefined} */ here, /** @type {number} */ by) => list[list.indexOf(Number(here)) + by];
+    focusCell(beside(classesOf(run().sources), button.dataset.a, move[0]), beside(classesOf(run().targets), button.dataset.b, move[1]));
     event.preventDefault();
   });
 }
@@ -185,7 +186,9 @@ function addTools() {
   const both = (/** @type {string} */ format) => () => svgs().forEach((svg, i) => saveDrawing(["locality", "loss-and-accuracy"][i], svg, format));
   addButtons(byId("curve"), { PNG: both("png"), SVG: both("svg"), CSV: () => saveRows("locality", curveRows()) }, "locality over training");
   byId("curve").append(byId("curve").previousElementSibling);
+  addButtons(byId("marked-pair"), { CSV: () => saveRows("tokens", tokenRows()) }, "tokens");
   addButtons(byId("class-scale"), { CSV: () => saveRows("classes", classRows()) }, "class matrix");
+  byId("class-scale").after(byId("class-scale").previousElementSibling);
   document.querySelectorAll(".scroll > table:not(.class-table)").forEach((table, i) => addButtons(/** @type {HTMLElement} */ (table.parentElement), {
     CSV: () => saveRows(`table-${i + 1}`, [...table.querySelectorAll("tr")].map((row) => [...row.querySelectorAll("th, td")].map((cell) => (cell.textContent || "").trim().replace(/\s+/g, " ")))) }, "table"));
 }

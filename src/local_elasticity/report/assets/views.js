@@ -115,12 +115,16 @@ function showPair(source, target) {
   const { sources, targets, square } = run();
   const two = element("div", undefined, "two");
   two.append(shownExample(sources, source, "source"), shownExample(targets, target, "target"));
+  const marks = marksOf(source, target);
+  const text = two.querySelector(":scope > div:last-child > .text");
+  if (marks && text) text.replaceChildren(markedText(marks));
   const words = element("div");
   if (seen.stored.exact) {
     const value = seen.values[source * seen.m + target];
     words.append(element("div", Number.isFinite(value) ? digits(value) : "unresolved", "big"));
-    words.append(element("div", `${panel().title}, source to target`));
-    if (square) words.append(element("div", `the other way round ${digits(seen.values[target * seen.m + source])}`));
+    const [back, ratio] = [seen.values[target * seen.m + source], panel().kind === "ratio"];
+    words.append(element("div", `${panel().title}, source to target${ratio && value >= 0 ? `: the target moves ${percentOf(value)} as far as the source itself` : ""}`));
+    if (square) words.append(element("div", `the other way round ${digits(back)}${ratio && back >= 0 ? `, ${percentOf(back)}` : ""}`));
     const own = panel().own;
     if (own) words.append(element("div", `the source itself moved ${digits(own[source])}`));
   } else {
@@ -131,15 +135,14 @@ function showPair(source, target) {
   byId("pair").replaceChildren(two, words);
 }
 
-/** @param {{target: number, value: number}[]} list @param {string} title @param {boolean} [ofSources] */
-function gallery(list, title, ofSources) {
-  const { sources, square } = run();
-  const targets = ofSources ? sources : run().targets;
+/** @param {{target: number, value: number}[]} list @param {string} title */
+function gallery(list, title) {
+  const { targets, square } = run();
   const items = list.map(({ target, value }) => {
     const item = element("li");
     const button = element("button");
-    button.append(exampleOf(targets, target), element("div", digits(value)), element("div", nameOf(targets, target)));
-    button.addEventListener("click", () => (square || ofSources ? pick({ source: target }) : pick({ target })));
+    button.append(exampleOf(targets, target), element("div", amount(value)), element("div", nameOf(targets, target)));
+    button.addEventListener("click", () => pick(square ? { source: target } : { target }));
     item.append(button);
     return item;
   });
@@ -151,9 +154,9 @@ function gallery(list, title, ofSources) {
 /** What the two ends of a list are called, by the kind of quantity. */
 function endWords() {
   const { kind } = panel();
-  if (kind === "loss") return { first: "harms these most: their loss rises", last: "helps these most: their loss falls", by: ["harmed most by a step on", "helped most by a step on"] };
-  if (kind === "signed" || kind === "change") return { first: "has its largest values with", last: "and its smallest with", by: ["largest from", "smallest from"] };
-  return { first: "moves these most", last: "and these least", by: ["moved most by a step on", "moved least by a step on"] };
+  if (kind === "loss") return { first: "harms these most: their loss rises", last: "helps these most: their loss falls" };
+  if (kind === "signed" || kind === "change") return { first: "has its largest values with", last: "and its smallest with" };
+  return { first: `moves these most${kind === "ratio" ? ", in percent of its own change" : ""}`, last: "and these least" };
 }
 
 async function showMoved() {
@@ -175,9 +178,9 @@ async function showMoved() {
   const words = endWords();
   const lists = [...gallery(order.slice(0, top), `${words.first}${when}`), ...gallery(order.slice(-top).reverse(), words.last)];
   if (panel().kind === "loss") {
-    const column = rankedSources(values, width, chosen.target, square);
-    const side = element("h3", `The target ${nameOf(targets, chosen.target)} is`);
-    lists.push(side, ...gallery(column.slice(-top).reverse(), words.by[1], true), ...gallery(column.slice(0, top), words.by[0], true));
+    const { side, helps, harms } = await influences();
+    const title = element("h3", `The target ${nameOf(targets, chosen.target)} is`);
+    lists.push(title, ...influenceList(side, helps, "helped most by a step on"), ...influenceList(side, harms, "harmed most by a step on"));
   }
   box.replaceChildren(head, itself, ...lists);
   oneTabStop(box, ".examples button");
@@ -197,6 +200,7 @@ function rankedSources(values, width, target, square) {
 const VIEWS = /** @type {Record<string, () => any>} */ ({
   matrix: () => drawMatrix(),
   moved: () => showMoved(),
+  tokens: () => drawTokens(),
   time: () => (byId("time").hidden ? null : drawTime(run(), panel(), byId("curves").value, chosen.when)),
   distance: () => (run().scatter ? distance() : null),
   map: () => (placesNow() ? map() : null),
@@ -245,6 +249,7 @@ async function map() {
   byId("map-words").textContent = `Examples that a step moves alike lie close together${when}. These are the two main directions of the ${panel().title} matrix; they explain ${share} % of it.`
     + (match ? ` Clusters agree with the classes for ${(100 * match.accuracy).toFixed(1)} % of the examples; circles mark the others.` : "");
   await drawMap(run(), placesNow(), byId("colours").value, chosen.source, await numbers(panel().matrices[place].block));
+  await spreadLabels(byId("map-plot"));
 }
 
 /** @param {number} i */
