@@ -356,6 +356,54 @@ def test_departures_of_he_and_su_are_explained():
     assert explained == departed
 
 
+def test_numbers_in_the_prose_are_those_of_the_results():
+    """Sentences that were once wrong, written from the results."""
+
+    def cells(run):
+        found = json.loads((ROOT / "docs" / "results" / run / "result.json").read_text())["cells"]
+        return {(cell["row"], cell["column"]): cell for cell in found}
+
+    def prose(paper):
+        return " ".join((ROOT / "docs" / "results" / paper / "about.md").read_text().split())
+
+    he = prose("he2020local")
+    drawn = [cell["values"] for (row, _), cell in cells("he2020local/table1-as_defined").items() if row == "K-means"]
+    *spread, largest = sorted(round(max(values) - min(values)) for values in drawn)
+    assert f"moves by {spread[0]} to {spread[-1]} points with them, and by {largest} on 5 vs 9" in he
+    silent = [
+        value
+        for reading in ("as_released", "as_defined")
+        for (row, _), cell in cells(f"he2020local/table1-{reading}").items()
+        if row.startswith("hidden units") and "(l2" in row
+        for value in cell["values"]
+    ]
+    assert f"{min(silent):.0f} to {max(silent):.0f} percent of its hidden units fall silent" in he
+    starts = "kernelized (linear regression), one random start"
+    released = cells("he2020local/table1-as_released")
+    low, high, low_9, high_9 = (
+        round(least(released[starts, pair]["values"]))
+        for pair in ("5 vs 8 (aux 3, 9)", "5 vs 9 (aux 4, 8)")
+        for least in (min, max)
+    )
+    assert f"5 vs 8 gives {low} or {high} percent and 5 vs 9 {low_9} or {high_9}" in he
+    dan, hundred = prose("dan2021dynamics"), cells("dan2021dynamics/cifar100-as_defined")
+    best, end = (hundred["test loss", f"steps, {moment}"]["mean"] for moment in ("best", "end"))
+    assert f"risen from {best:.2f} to {end:.2f}" in dan
+    held_out = hundred["Definition 2, SGD, held out points: other/own", "steps, end"]["values"]
+    assert sum(value > 1 for value in held_out) == 3
+    below, above = {}, {}
+    for points in ("training", "held out"):
+        for dataset in ("svhn", "cifar10", "cifar100"):
+            found = cells(f"dan2021dynamics/{dataset}-as_defined").values()
+            pairs = [cell["interval"] for cell in found if ")/S(" in cell["row"] and f"{points} points" in cell["row"]]
+            assert len(pairs) == 24
+            below.setdefault(points, []).append(sum(high < 1 for _, _, high in pairs))
+            above.setdefault(points, []).append(sum(low > 1 for low, _, _ in pairs))
+    assert above == {"training": [0, 0, 0], "held out": [1, 0, 0]}
+    assert "{}, {} and {} lie below. At held-out points one does".format(*below["training"]) in dan
+    assert "and {}, {} and {} lie below".format(*below["held out"]) in dan
+
+
 def test_verdicts_follow_the_range_of_seeds():
     assert Cell("r", "c", 0.9, (0.5, 0.7, 0.9, 1.1)).verdict == "agrees"
     assert Cell("r", "c", 2.0, (0.5, 0.7, 0.9)).verdict == "differs"
