@@ -111,6 +111,7 @@ def test_influence_sums_checkpoints(project, monkeypatch, capsys):
         (ask(targets="unlabelled.npz"), "--targets: unlabelled.npz has no labels"),
         (ask(*(["--step-size", "0.1"] * 3)), "--step-size: expected one, or one for each of the 1 --weights, got 3"),
         (ask(weights=("nothing.pt",)), "there is no nothing.pt"),
+        (ask(data="own_nets:Broken"), "--data: the Dataset of own_nets:Broken cannot be read (ZeroDivisionError"),
         (ask(data="own_nets:Uneven"), "--data: the items of own_nets:Uneven do not make one batch"),
     ],
 )

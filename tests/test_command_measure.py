@@ -35,6 +35,8 @@ class Points(torch.utils.data.Dataset):
     def __getitem__(self, i): return self.x[i], self.targets[i]
 class Uneven(Points):
     def __getitem__(self, i): return torch.zeros(i + 1), 0
+class Broken(Points):
+    def __getitem__(self, i): return 1 / 0
 def fails(): raise RuntimeError("two\\nlines")
 def refuses(): raise ValueError("bad dims 3 != 4")
 def double(): return make().double()
@@ -256,6 +258,46 @@ def test_sixteen_bits_of_grey_become_numbers_up_to_one(tmp_path):
     found = read_own(str(tmp_path), 1)
     assert found.inputs.flatten().tolist() == [0, 1]
     assert found.labels is None
+
+
+def test_images_whose_range_is_not_known_are_refused(tmp_path):
+    Image.fromarray(np.random.default_rng(0).random((4, 4)).astype(np.float32)).save(tmp_path / "0.tiff")
+    with pytest.raises(ValueError, match=r"--data: .*0.tiff has pixels of 32 bits"):
+        read_own(str(tmp_path), 1)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", np.longdouble])
+def test_arrays_of_other_machines(kind, tmp_path):
+    np.savez(tmp_path / "points.npz", x=np.arange(6).reshape(3, 2).astype(kind), y=np.array([1, 0, 1], dtype=">i8"))
+    found = read_own(str(tmp_path / "points.npz"), 3)
+    assert found.inputs.tolist() == [[2, 3], [0, 1], [4, 5]]
+    assert found.labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "labels", [["b", "a", "b", "a"], (1, 0, 1, 0), torch.tensor([5, 2, 5, 2])], ids=["names", "numbers", "tensor"]
+)
+def test_a_dataset_is_read_evenly_by_any_classes(labels):
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    data.targets = labels
+    assert of_dataset(data, 2, "data").rows.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("labels", [[None] * 4, [[1], [1, 2], [3], [4]], {0: 1, 1: 1, 2: 1, 3: 1}, [0.5] * 4])
+def test_labels_that_are_no_classes_are_passed_over(labels):
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    data.targets = labels
+    assert of_dataset(data, 2, "data").rows.tolist() == [0, 3]
+
+
+def test_a_pair_of_tensors_of_any_precision():
+    pair = torch.arange(4.0).bfloat16()[:, None].requires_grad_(), torch.arange(4) % 2
+    assert of_dataset(pair, 4, "pair").inputs.flatten().tolist() == [0, 2, 1, 3]
+
+
+def test_a_dict_is_no_dataset():
+    with pytest.raises(ValueError, match="--data: made makes a dict, not a Dataset"):
+        of_dataset({"x": torch.zeros(2, 1), "y": torch.zeros(2)}, 2, "made")
 
 
 def test_a_dataset_without_labels_that_are_known_is_read_at_even_distances():

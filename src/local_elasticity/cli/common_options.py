@@ -49,12 +49,17 @@ DATA = (
 
 def read_data(data: str, n: int, image_size: str | None, device: str, argument: str = "--data") -> Examples:
     """The examples of a file, a folder, a Dataset factory or a dataset by name, on a device."""
-    from local_elasticity.cli.models import said
-    from local_elasticity.data.own import of_dataset, read_own
+    from local_elasticity.data.own import read_own
 
     if not _names_a_factory(data):
         return read_own(data, n, size=_two_sizes(image_size), argument=argument).to(device)
-    made = _made_dataset(data, image_size, argument)
+    return _read_dataset(_made_dataset(data, image_size, argument), n, data, device, argument)
+
+
+def _read_dataset(made: Any, n: int, data: str, device: str, argument: str) -> Examples:
+    from local_elasticity.cli.models import said
+    from local_elasticity.data.own import of_dataset
+
     with said(argument, f"the Dataset of {data} cannot be read"):
         return of_dataset(made, n, data, argument).to(device)
 
@@ -78,11 +83,9 @@ def streamed_data(
     if n is None and _names_a_factory(data):
         from torch.utils.data import Dataset
 
-        from local_elasticity.data.own import of_dataset
-
         made = _made_dataset(data, image_size, argument)
         if isinstance(made, Dataset):
-            return _labelled(of_dataset(made, 2, data, argument).to(device), data, argument), made
+            return _labelled(_read_dataset(made, 2, data, device, argument), data, argument), made
     found = labelled_data(data, ALL if n is None else n, image_size, "cpu", argument)
     return found, (found.inputs, found.labels)
 

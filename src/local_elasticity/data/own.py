@@ -19,8 +19,11 @@ from local_elasticity.extras import extra
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 """How the names of images end."""
 
-GREY = ("1", "L", "I;16", "I", "F")
+GREY = ("1", "L", "I;16", "I;16B", "I")
 """Pillow's names for images with one channel."""
+
+SIXTEEN_BITS = 65535
+"""The largest pixel of 16 bits, which Pillow may also hold in 32."""
 
 EXPECTED = (
     "an .npz or .safetensors file with x and y, a folder with a folder of images for each class, or MODULE:FACTORY"
@@ -111,11 +114,12 @@ def of_dataset(made: Any, n: int, place: str, argument: str = "--data") -> Examp
         and len(made) == 2
         and all(isinstance(one, (Tensor, np.ndarray)) for one in made)
     ):
-        return _of_arrays(Path(place), dict(zip("xy", map(np.asarray, made), strict=True)), n, argument)
+        given = [_plain(one.detach().cpu()).numpy() if isinstance(one, Tensor) else one for one in made]
+        return _of_arrays(Path(place), dict(zip("xy", given, strict=True)), n, argument)
     if isinstance(made, IterableDataset):
         items = [item for item, _ in zip(made, range(n), strict=False)]
         rows = torch.arange(len(items))
-    elif isinstance(made, Dataset) or (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
+    elif isinstance(made, Dataset) or (_has_places(made) and not isinstance(made, (str, bytes, Mapping))):
         rows = _rows_of_dataset(made, n)
         items = [made[int(row)] for row in rows]
     else:
@@ -135,6 +139,10 @@ def of_dataset(made: Any, n: int, place: str, argument: str = "--data") -> Examp
     if labels is not None and not isinstance(labels, Tensor):
         raise ValueError(f"{argument}: the labels of {place} are {type(labels).__name__}s; expected numbers")
     return Examples(inputs, labels, rows.numpy(), _class_names(made, labels))
+
+
+def _has_places(made: Any) -> bool:
+    return hasattr(made, "__getitem__") and hasattr(made, "__len__")
 
 
 def _class_names(made: Any, labels: Tensor | None) -> tuple[str, ...] | None:
@@ -213,12 +221,23 @@ def _spaced(total: int, n: int) -> Tensor:
 def _rows_of_dataset(dataset: Any, n: int) -> Tensor:
     """Even by class where labels are known without reading every example."""
     for name in ("targets", "labels"):
-        labels = getattr(dataset, name, None)
-        if labels is not None and not callable(labels) and len(labels) == len(dataset):
-            known = torch.as_tensor(labels)
-            if known.ndim == 1 and not known.is_floating_point():
+        labels: Any = getattr(dataset, name, None)
+        if _has_places(labels) and not isinstance(labels, Mapping) and len(labels) == len(dataset):
+            known = _as_classes(labels)
+            if known is not None:
                 return even_rows(known, n)
     return _spaced(len(dataset), n)
+
+
+def _as_classes(labels: Any) -> Tensor | None:
+    """A class for each example, by number or by name; None where these are no classes."""
+    try:
+        found = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+    except ValueError:  # lists of other lengths
+        return None
+    if found.ndim != 1 or found.dtype.kind not in "biuSU":
+        return None
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1])
 
 
 def _split(batch: Any) -> tuple[Any, Any]:
@@ -273,6 +292,12 @@ def _read_images(files: Sequence[Path], size: tuple[int, int] | None, argument: 
         raise ValueError(
             f"{argument}: images are from {a} × {b} to {c} × {d}; pass --image-size {a},{b} to resize them"
         )
+    for file, one in zip(files, opened, strict=True):
+        if one.mode == "F" or (one.mode == "I" and np.max(one.getextrema()) > SIXTEEN_BITS):
+            raise ValueError(
+                f"{argument}: {file} has pixels of 32 bits, whose range is not known; put the images, in the numbers "
+                "that the model expects, as x into an .npz file"
+            )
     mode = "L" if all(image.mode in GREY for image in opened) else "RGB"
     resized = [image if size is None else image.resize((size[1], size[0])) for image in opened]
     arrays = np.stack([np.asarray(_eight_bit(image).convert(mode), dtype=np.float32) for image in resized]) / 255

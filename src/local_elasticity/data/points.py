@@ -54,4 +54,10 @@ def read_arrays(path: Path, names: Sequence[str], argument: str) -> list[np.ndar
         raise ValueError(f"{argument}: {path} cannot be read as arrays; write it with np.save or np.savez") from error
     if len(arrays) < len(names):
         raise ValueError(f"{argument}: {path} holds {there or 'nothing'}, but no array {' or '.join(names)}")
-    return arrays
+    return [_of_this_machine(one) for one in arrays]
+
+
+def _of_this_machine(values: np.ndarray) -> np.ndarray:
+    """In the byte order of this machine, and in a type that torch has too."""
+    wide = values.dtype.kind == "f" and values.dtype.itemsize > np.dtype(float).itemsize
+    return values.astype(float if wide else values.dtype.newbyteorder("="), copy=False)
