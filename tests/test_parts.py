@@ -126,6 +126,35 @@ def test_numbers_in_half_precision_inside_are_not_called_resolved():
         le.ntk(model, x)
 
 
+class InFloat32(nn.Module):
+    """Computes in float32 whatever its weights are in, as routers and norms of language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        h = torch.tanh(nn.functional.linear(x.float(), self.first.weight.float()))
+        return nn.functional.linear(h, self.second.weight.float()).to(self.first.weight.dtype)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_float32_inside_is_not_taken_for_a_dependence_on_the_batch(seed):
+    torch.manual_seed(seed)
+    problem = le.Problem.of(InFloat32(), "cross_entropy").to(torch.float64)
+    found = le.similarity(problem, (torch.randn(12, 64), torch.arange(12) % 3), update=le.SGD(0.1))
+    assert np.isfinite(found.values).all()
+
+
+def test_a_dependence_on_the_batch_is_found_beside_float32_inside():
+    class Depends(InFloat32):
+        def forward(self, x):
+            return super().forward(x - 0.1 * x.mean(0))
+
+    with pytest.raises(ValueError, match="model: the prediction for one of the sources changes"):
+        le.similarity(Depends().double(), (torch.randn(12, 64), torch.arange(12) % 3), loss="cross_entropy")
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_a_cast_to_half_precision_is_blamed_on_the_model(half):
     class Casting(nn.Module):

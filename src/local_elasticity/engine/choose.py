@@ -148,7 +148,8 @@ class Race:
         except UNSUPPORTED as error:
             self._pass_over(in_words(engine), error)
             return
-        if same_predictions(trial.runner.target_before, self.best.runner.target_before):
+        before, coarsest = self.best.runner.target_before, self.job.bound.replica.coarsest
+        if same_predictions(trial.runner.target_before, before, coarsest):
             self._timed(trial)
         else:
             self.say(f"auto: not {in_words(engine)} (its predictions depend on the layout in memory)")

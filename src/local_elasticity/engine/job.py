@@ -212,7 +212,8 @@ class Job:
         alone."""
         if self.m <= COMPANY or self.alone is None:
             return
-        if not same_predictions(self.alone.to(target_before.dtype), target_before[[0, -1]]):
+        alone = self.alone.to(target_before.dtype)
+        if not same_predictions(alone, target_before[[0, -1]], self.bound.replica.coarsest):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
@@ -416,23 +417,25 @@ def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception
 
 def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
     """The predictions of the first and the last example are the same alone as among others, and the same twice."""
-    if same_predictions(alone, together):
+    if same_predictions(alone, together, bound.replica.coarsest):
         return
     with torch.no_grad():
         again = bound.predict(bound.params, one)
-    if not same_predictions(alone[:1], again):
+    if not same_predictions(alone[:1], again, bound.replica.coarsest):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
     raise ValueError(DEPENDS_ON_BATCH.format(name))
 
 
-def same_predictions(one: Tensor, other: Tensor) -> bool:
-    """Whether predictions are the same but for rounding, where they are finite."""
-    if bool(((one - other).abs() <= torch.finfo(one.dtype).eps ** 0.5 * other.abs().amax()).all()):
+def same_predictions(one: Tensor, other: Tensor, coarsest: float = 0.0) -> bool:
+    """Whether predictions are the same but for rounding, where they are finite. A network that rounds to fewer digits
+    inside, to units of `coarsest`, is compared as one of float32."""
+    allowed = max(torch.finfo(one.dtype).eps, min(coarsest, torch.finfo(torch.float32).eps)) ** 0.5
+    if bool(((one - other).abs() <= allowed * other.abs().amax()).all()):
         return True
     known = one.isfinite() & other.isfinite()
     one, other = torch.where(known, one, 0), torch.where(known, other, 0)
     largest = torch.maximum(one.abs().amax(), other.abs().amax())
-    return bool((one - other).abs().amax() <= torch.finfo(one.dtype).eps ** 0.5 * largest)
+    return bool((one - other).abs().amax() <= allowed * largest)
 
 
 def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:

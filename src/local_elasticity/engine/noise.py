@@ -87,7 +87,7 @@ class Noise:
             (torch.zeros_like(source_before) if source is None else source).reshape(batches),
             torch.zeros_like(target_before) if target is None else target,
             gradient_cancels(job.bound.problem.loss, job.source_labels),
-            job.bound.replica.effects.coarsest if job.bound.replica.effects else 0.0,
+            job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
         )
@@ -259,8 +259,7 @@ def _rounded_otherwise(bound: BoundProblem, generator: torch.Generator) -> Param
     computed from them. Large weights repeat a long random pattern."""
     moved = {}
     floating = [p for p in (*bound.params.values(), *bound.constants.values()) if p.is_floating_point()]
-    effects = bound.replica.effects
-    unit = max(*(torch.finfo(p.dtype).eps for p in floating), effects.coarsest if effects else 0.0)
+    unit = max(*(torch.finfo(p.dtype).eps for p in floating), bound.replica.coarsest)
     for name, p in bound.params.items():
         length = max(1, min(PATTERN, p.numel()))
         pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)

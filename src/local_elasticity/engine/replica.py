@@ -94,6 +94,11 @@ class Replica:
             self._kept = self.copy()
         return self._called(self._kept, tensors, inputs)
 
+    @property
+    def coarsest(self) -> float:
+        """That of `effects`; 0 as long as nothing is known."""
+        return self.effects.coarsest if self.effects else 0.0
+
     def having(self, constants: Params) -> Replica:
         """The same model with these constants."""
         return Replica(self.model, self.names, constants, **self._options)
