@@ -242,12 +242,24 @@ def test_what_cannot_be_compared(name):
         le.compare(*both, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("level", 2), ("level", "a"), ("level", float("nan")), ("resamples", -1), ("resamples", 1.5), ("seed", "a")],
+)
+def test_options_of_the_bootstrap_are_named(name, value):
+    S = le.as_similarity(np.eye(6), measure="relative")
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        le.compare(S, S, **{name: value})
+
+
 def test_frames_say_what_they_are_by():
     found = le.compare(le.as_similarity(ONE), le.as_similarity(OTHER))
     with pytest.raises(ValueError, match="by: no classes are known"):
         found.frame()
     with pytest.raises(ValueError, match="by: expected one of classes, pairs"):
         found.frame("rows")
+    with pytest.raises(ValueError, match="top: expected a whole number"):
+        found.frame("pairs", top=-1)
     assert "class pairs" not in repr(found)
     assert len(found.frame("pairs", top=4)) == 4
 

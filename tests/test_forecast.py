@@ -264,6 +264,17 @@ def test_a_check_reads_the_model_after():
         found.check(3)
     with pytest.raises(ValueError, match="model_after: it gives 2 outputs"):
         found.check(nn.Linear(6, 2).double())
+    with pytest.raises(ValueError, match=r"model_after: the model does not take one example of float64 \(1, 6\)"):
+        found.check(nn.Linear(5, 3).double())
+    weights = moved.state_dict()
+    of_a_wrapper = {f"module.{name}": tensor for name, tensor in weights.items()}
+    for other, words in (
+        (of_a_wrapper, "model_after: 0.weight is missing"),
+        ({**weights, "0.weight": weights["0.weight"][:2]}, r"model_after: 0.weight has the shape \(2, 6\)"),
+        ({**weights, "0.weight": "a"}, "model_after: 0.weight is a str"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            found.check(other)
 
 
 def test_a_check_by_hand():

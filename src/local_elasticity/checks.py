@@ -28,6 +28,12 @@ def check_not_negative(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected a number of at least 0, got {value!r}")
 
 
+def check_share(name: str, value: Any) -> None:
+    """A number between 0 and 1, neither of them."""
+    if not 0 < _number(value) < 1:
+        raise ValueError(f"{name}: expected a share between 0 and 1 (such as 0.95), got {value!r}")
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """One of these words."""
     choices = list(choices)

@@ -13,6 +13,7 @@ from torch import nn
 
 from local_elasticity.api.printed import Printed
 from local_elasticity.api.similarity import similarity
+from local_elasticity.checks import check_choice, check_count, check_share
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.extras import extra
@@ -101,8 +102,9 @@ class Compared(Printed):
         Raises:
             ValueError: if `by` is none of these, or no classes are known.
         """
-        if by not in BY:
-            raise ValueError(f"by: expected one of {', '.join(BY)}, got {by!r}")
+        check_choice("by", by, BY)
+        if top is not None:
+            check_count("top", top)
         found = self._pairs() if by == "pairs" else self._classes() if by == "classes" else self._examples(by)
         if by != "pairs" and top is None:
             return found
@@ -238,6 +240,9 @@ def compare(
     >>> len(found.frame("pairs", top=5)), found.measure
     (5, 'kl')
     """
+    check_share("level", level)
+    check_count("resamples", resamples, least=0)
+    check_count("seed", seed, least=0)
     models = [isinstance(one, (nn.Module, Problem)) for one in (A, B)]
     if all(models):
         A, B = _measured(A, B, sources, targets, measure or "relative", update, options)

@@ -20,7 +20,7 @@ from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.job import check_labels, check_network, predictions
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, as_problem
+from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, as_problem, at_weights
 from local_elasticity.engine.update import SGD, FromOptimizer, Update, check_update
 from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement
@@ -278,11 +278,12 @@ class Forecast(Printed):
             AUROC, rank correlations and calibration; it prints as three sentences.
 
         Raises:
-            TypeError: if it is none of these.
+            ValueError, TypeError: if it is none of these, does not take the old examples, or lacks weights that step.
         """
         assert self._examples is not None
         problem = _problem_after(self._examples.problem, model_after)
         with problem.bound() as bound:
+            check_network(bound, self._examples.inputs, None, ("model_after",))
             after = predictions(bound, bound.params, self._examples.inputs, AT_ONCE)
         before = torch.from_numpy(self.old.before).to(after)
         if after.shape != before.shape:
@@ -528,7 +529,7 @@ def _problem_after(problem: Problem, model_after: Any) -> Problem:
         )
         return made if problem.dtype is None else made.to(problem.dtype)
     if isinstance(model_after, Mapping):
-        return problem.at(model_after)
+        return at_weights(problem, model_after, problem.stepped, "model_after")
     raise TypeError(
         f"model_after: expected the model after the fine-tune, or its weights by name, got {type(model_after).__name__}"
     )

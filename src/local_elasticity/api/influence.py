@@ -21,7 +21,7 @@ from local_elasticity.checks import check_count, check_positive
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.loss import LossFunction
-from local_elasticity.engine.problem import Inputs, Problem, as_problem
+from local_elasticity.engine.problem import Inputs, Problem, as_problem, at_weights
 from local_elasticity.engine.progress import ProgressOption, seconds_in_words
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD
 from local_elasticity.measurement import Measurement, Sources
@@ -327,6 +327,9 @@ def influence_index(
     began = time.perf_counter()
     problem = as_problem(problem, loss)
     check_count("dimension", dimension, least=2)
+    check_count("seed", seed, least=0)
+    if not isinstance(store, (str, Path)):
+        raise TypeError(f"store: expected the path of a folder, got {store!r}")
     stream = ExampleStream.of(data)
     problem.check()
     moments = _moments(problem, checkpoints, step_size)
@@ -388,16 +391,7 @@ def _at(problem: Problem, weights: Weights | None) -> Problem:
         if not isinstance(problem.model, nn.Module):
             raise TypeError("checkpoints: files of weights need an nn.Module; pass tensors by name")
         weights = weights_in(Path(weights), problem.model, "checkpoints")
-    own = problem.named_tensors()
-    lacking = [name for name in problem.named_parameters() if name not in weights]
-    if lacking:
-        raise ValueError(f"checkpoints: {lacking[0]} is missing from the weights; pass model.state_dict()")
-    for name, tensor in weights.items():
-        if name in own and own[name].shape != tensor.shape:
-            raise ValueError(
-                f"checkpoints: {name} has the shape {tuple(tensor.shape)}, in the model {tuple(own[name].shape)}"
-            )
-    return problem.at({name: weights[name].to(tensor.device) for name, tensor in own.items() if name in weights})
+    return at_weights(problem, weights, problem.named_parameters(), "checkpoints")
 
 
 def _key(problem: Problem) -> str:

@@ -444,6 +444,23 @@ def as_problem(problem: Any, loss: str | LossFunction | None = None) -> Problem:
     return Problem.of(problem, loss)
 
 
+def at_weights(problem: Problem, weights: Mapping[str, Any], needed: Iterable[str], argument: str) -> Problem:
+    """The problem with other weights, by name, among which are all that are needed; errors name the argument."""
+    lacking = [name for name in needed if name not in weights]
+    if lacking:
+        raise ValueError(f"{argument}: {lacking[0]} is missing from the weights; pass model.state_dict()")
+    own = problem.named_tensors()
+    found = {name: weights[name] for name in own if name in weights}
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument}: {name} is a {type(tensor).__name__}; expected a tensor")
+        if own[name].shape != tensor.shape:
+            raise ValueError(
+                f"{argument}: {name} has the shape {tuple(tensor.shape)}, in the model {tuple(own[name].shape)}"
+            )
+    return problem.at({name: tensor.to(own[name].device) for name, tensor in found.items()})
+
+
 def as_predictions(outputs: Tensor) -> Tensor:
     """Outputs [b, …] as [b, k]."""
     return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]

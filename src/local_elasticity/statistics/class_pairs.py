@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from local_elasticity.checks import check_choice
+from local_elasticity.checks import check_choice, check_share
 from local_elasticity.statistics.bootstrap import REDUCTIONS, Reduction, draws, quantiles, reduced
 
 if TYPE_CHECKING:
@@ -209,8 +209,7 @@ def _check(reduce: Reduction, self_pairs: str, weights: np.ndarray | None, level
             "le.similarity, which carries them"
         )
     check_choice("self_pairs", self_pairs, ("exclude", "include"))
-    if not 0 < level < 1:
-        raise ValueError(f"level: expected a share between 0 and 1 (such as 0.95), got {level!r}")
+    check_share("level", level)
 
 
 def _block(values: np.ndarray, i: np.ndarray, j: np.ndarray, *, others_only: bool) -> tuple[np.ndarray, int]:
