@@ -88,46 +88,48 @@ class FineTune:
         """The displacement that so many more steps make, from the step on each example or each batch at the present
         weights.
 
-        Row r is one such step, with displacement Δ_r and response R_r at the examples. The steps that remain are walked
-        in the space of outputs: f = f₀ + Σ_r c_r R_r. A step adds to c_r what its gradient ∂ℓ/∂f has of row r, its
-        projection on the gradient that was measured there; the loss of a batch need not be the mean over its examples.
-        Learned examples therefore stop moving the weights. The displacement is Σ_r c_r Δ_r. Rules whose displacement is
-        linear in the gradient have rows of examples and a momentum that c_r follows; what they move without a gradient
-        is a row of its own.
+        Row r is the share of one such step that a batch takes, with displacement Δ_r and response R_r at the examples.
+        The steps that remain are walked in the space of outputs: f = f₀ + Σ_r c_r R_r. A step adds to c_r the share
+        that is left of what its gradient ∂ℓ/∂f had of row r, its projection on the gradient that was measured there;
+        the loss of a batch need not be the mean over its examples. Learned examples therefore stop moving the weights.
+        The displacement is Σ_r c_r Δ_r. Rules whose displacement is linear in the gradient have rows of examples and a
+        momentum that c_r follows; what they move without a gradient is a row of its own.
         """
         n = count(inputs)
         size = n if batch_size is None else min(batch_size, n)
         linear = _Linear.of(self.update, self._taken)
         by_example = linear is not None and n <= ROWS_BY_EXAMPLE
-        rows = [slice(i, i + 1) for i in range(n)] if by_example else batches(n, batch_size, -(-n // size))
+        epoch = batches(n, batch_size, -(-n // size))
+        rows = [slice(i, i + 1) for i in range(n)] if by_example else epoch
         drift = self._drift() if linear is not None else {}
-
-        def moved_by(row: slice) -> Params:
-            moved = self.displacement(take(inputs, row), labels[row])
-            return {name: m - drift[name] if name in drift else m for name, m in moved.items()}
-
         before = self.predict(inputs)
-        responses = torch.stack([self.predict(inputs, moved_by(row)) - before for row in rows])
-        linear = linear or _Linear()
-        drifts = self.predict(inputs, drift) - before
         measured = torch.cat([self._loss_gradient(before, labels, row) for row in rows])
 
         def shares(step: slice, outputs: Tensor) -> Tensor:
             return _shares(self._loss_gradient(outputs, labels, step), measured, step, rows)
 
-        first = {step.start: shares(step, before) for step in steps[: len(rows)]}
+        first = torch.stack([shares(step, before) for step in epoch]).sum(0)  # every row is in one batch
+
+        def moved_by(row: slice, share: float) -> Params:
+            moved = self.displacement(take(inputs, row), labels[row])
+            return {name: share * (m - drift[name] if name in drift else m) for name, m in moved.items()}
+
+        each = list(zip(rows, first.tolist(), strict=True))
+        responses = torch.stack([self.predict(inputs, moved_by(*one)) - before for one in each])
+        linear = linear or _Linear()
+        drifts = self.predict(inputs, drift) - before
         weights, of_drift = before.new_zeros(len(rows)), 0.0
         velocity = torch.zeros_like(weights)
         for t, step in enumerate(steps):
             outputs = before + torch.einsum("r,rnk->nk", weights, responses) + of_drift * drifts
-            added = linear.bounded(shares(step, outputs), first[step.start])
+            added = linear.bounded(shares(step, outputs) / first)
             velocity = linear.momentum * velocity + added
             weights = weights + linear.moved(added, velocity)
             of_drift += linear.drift(t)
         total = {name: of_drift * m for name, m in drift.items()}
-        for row, weight in zip(rows, weights.tolist(), strict=True):
+        for one, weight in zip(each, weights.tolist(), strict=True):
             if weight:
-                for name, m in moved_by(row).items():
+                for name, m in moved_by(*one).items():
                     total[name] = total[name] + weight * m if name in total else weight * m
         return total
 
@@ -178,10 +180,10 @@ class _Linear:
         momentum, nesterov, _ = options.pop()
         return cls(momentum, nesterov, carries_moments(update) or (taken > 0 and momentum > 0))
 
-    def bounded(self, shares: Tensor, first: Tensor) -> Tensor:
-        """Shares of gradients, at most a multiple of those at first."""
+    def bounded(self, shares: Tensor) -> Tensor:
+        """Shares of gradients that are left; 0 where there was none at first."""
         least = -LARGEST_SHARE if self.momentum else 0.0
-        return first * (shares / first).clamp(least, LARGEST_SHARE).nan_to_num(0.0)
+        return shares.clamp(least, LARGEST_SHARE).nan_to_num(0.0)
 
     def moved(self, added: Tensor, velocity: Tensor) -> Tensor:
         """How far a step moves along each row."""
