@@ -491,7 +491,7 @@ def test_a_layout_is_found_for_each_precision():
     assert torch.equal(kernels[0], kernels[2])
 
 
-class Ranked(nn.Module):
+class AddedUp(nn.Module):
     """Puts its batch into the order of its first feature. Equal examples have the same rank, and are added up."""
 
     def __init__(self):
@@ -508,7 +508,7 @@ class Ranked(nn.Module):
 def test_no_source_is_twice_in_a_batch_that_is_ordered_by_values(engine):
     torch.manual_seed(0)
     sources = torch.randn(N, 5, dtype=torch.float64), torch.arange(N) % CLASSES
-    problem = le.Problem.of(Ranked().double(), "cross_entropy")
+    problem = le.Problem.of(AddedUp().double(), "cross_entropy")
     found = le.respond(problem, sources, update=le.SGD(0.1), engine=engine)
     oracle = le.respond(problem, sources, update=le.SGD(0.1), engine="looped")
     assert_same_rows(found.target_change, oracle.target_change, 1e-9)
