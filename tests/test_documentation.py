@@ -4,6 +4,7 @@ import doctest
 import html
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import re
 import subprocess
@@ -215,11 +216,17 @@ def test_the_home_page_shows_decisions_and_code_without_scrolling(site, browser)
         assert box["width"] > 150
         assert box["y"] + box["height"] < 900
     assert page.locator("article div.highlight").first.bounding_box()["y"] < 900
+    blocks = page.locator("article div.highlight pre")
+    assert blocks.evaluate_all("(all) => all.every((one) => one.scrollWidth <= one.clientWidth)")
 
 
 @pytest.mark.browser
 def test_pages_fit_a_phone(site, browser):
     page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"file://{site}/index.html")
+    pictures = [page.locator("article table img").nth(at).bounding_box() for at in range(3)]
+    assert all(box["width"] > 300 for box in pictures)  # one below the other, each wide enough to be read
+    assert all(one["y"] + one["height"] < other["y"] for one, other in itertools.pairwise(pictures))
     for name in ("index", "choose", "performance", "api/ask", "how-to/forecast"):
         page.goto(f"file://{site}/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
