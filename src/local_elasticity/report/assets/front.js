@@ -155,7 +155,8 @@ function drawClasses() {
   }
   const what = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
   const relative = chosen.per === "target";
-  caption.textContent = `Rows: the class a step is taken on. Columns: the class whose predictions move${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
+  const axes = kind === "ratio" || kind === "loss" ? "Rows: the class a step is taken on. Columns: the class whose predictions move" : "Rows: the class of the source. Columns: the class of the target";
+  caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
   const unit = unitOf(table.flat().filter((/** @type {number|null} */ v) => v !== null));
   if (unit.power) caption.textContent = caption.textContent.replace(". Click", `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}. Click`);
@@ -183,7 +184,7 @@ function classTable(table, colours, unit) {
   made.classList.toggle("long", table.flat().some((value) => cellWords(value, unit).length >= CELL_WIDTH));
   const turned = columns.some((/** @type {number} */ b) => classes[b].length > SHORT_NAME);
   const head = element("tr");
-  head.append(element("th", "↓ step on", "corner"));
+  head.append(element("th", panel().kind === "ratio" || panel().kind === "loss" ? "↓ step on" : "↓ source", "corner"));
   for (const name of columns.map((/** @type {number} */ b) => classes[b])) {
     const cell = element("th", undefined, `column${turned ? " turned" : ""}`);
     cell.append(element("span", clipped(name, NAME)));

@@ -9,8 +9,8 @@ const [LESS_LIKELY, MORE_LIKELY] = ["#2166ac", "#b2182b"];
 /** Tokens that the sentence names. */
 const TOKENS_NAMED = 3;
 
-/** The ground of a token: the page's where nothing changed. @param {number} change @param {number} top the largest */
-const tint = (change, top) => mixed(theme().card, change < 0 ? LESS_LIKELY : MORE_LIKELY, Math.min(1, Math.abs(change) / top));
+/** The ground of a token. @param {string} still that where nothing changed @param {number} change @param {number} top the largest */
+const tint = (still, change, top) => mixed(still, change < 0 ? LESS_LIKELY : MORE_LIKELY, Math.min(1, Math.abs(change) / top));
 
 /** With a sign. @param {number} value */
 const signed = (value) => (value > 0 ? "+" : "") + digits(value);
@@ -31,13 +31,13 @@ function tokenWords(one, t) {
 /** The target's text with its marks. @param {Marked} one */
 function markedText(one) {
   const box = element("div", undefined, "marked-text");
-  const top = largestChange(one);
+  const [top, still] = [largestChange(one), theme().card];
   one.tokens.forEach((token, t) => {
     const change = one.changes[t];
     const made = element("span", token.trim() || !token ? token : visible(token) + (token.includes("\n") ? "\n" : ""), "token");
     made.title = tokenWords(one, t);
     if (change !== null) {
-      const ground = tint(change, top);
+      const ground = tint(still, change, top);
       Object.assign(made.style, { background: ground, color: inkOn(ground), borderBottom: `2px ${change < 0 ? "dotted" : "solid"} ${change < 0 ? LESS_LIKELY : MORE_LIKELY}` });
     }
     box.append(made);
@@ -92,9 +92,9 @@ function drawTokens() {
 function markLegend(top) {
   const strip = /** @type {HTMLCanvasElement} */ (element("canvas"));
   [strip.width, strip.height] = [121, 1];
-  const pen = strip.getContext("2d");
+  const [pen, still] = [strip.getContext("2d"), theme().card];
   for (let x = 0; pen && x < 121; x++) {
-    pen.fillStyle = tint((top * (x - 60)) / 60, top);
+    pen.fillStyle = tint(still, (top * (x - 60)) / 60, top);
     pen.fillRect(x, 0, 1, 1);
   }
   const legend = element("div", undefined, "scale");
