@@ -14,7 +14,7 @@ import numpy as np
 from local_elasticity.measures.registry import order_of
 from local_elasticity.report.kinds import Kind, kind_of
 from local_elasticity.report.pairs import MOST_CLASSES, Pairs, read_last
-from local_elasticity.report.run import Listed, Panel, Run, shown
+from local_elasticity.report.run import HelpersAndHarmers, Panel, Run, shown
 from local_elasticity.statistics.change_point import FEWEST, half_life
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import FEWEST_CLASSES, Coupling, coupling
@@ -149,7 +149,7 @@ def _contrast(found: Contrast, kind: Kind, panel: Panel) -> tuple[str, tuple[str
     return f"The median of {measure} is {medians}: a difference of {apart}.", evidence
 
 
-def _influences(found: Listed) -> tuple[str, tuple[str, ...]]:
+def _influences(found: HelpersAndHarmers) -> tuple[str, tuple[str, ...]]:
     """How many steps help, and of a single target the strongest."""
     lowered, raised = found.counts.sum(1)
     share = percent(float(lowered / max(1, lowered + raised)))

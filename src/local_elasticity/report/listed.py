@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from local_elasticity.measures.loss import LOSS
-from local_elasticity.report.run import Listed, Run, Side
+from local_elasticity.report.run import HelpersAndHarmers, Run, Side
 
 LONGEST_LIST = 10
 """Helpers, and harmers, of a target."""
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 2048
 def with_listed(run: Run) -> Run:
     """The same with the lists of its changes of the loss at the last time."""
 
-    def listed(values: np.ndarray) -> Listed:
+    def listed(values: np.ndarray) -> HelpersAndHarmers:
         return listed_in(lambda rows: np.asarray(values[rows]), values.shape, run.sources, square=run.square)
 
     panels = tuple(
@@ -42,7 +42,7 @@ def listed_in(
     *,
     square: bool,
     columns: np.ndarray | None = None,
-) -> Listed:
+) -> HelpersAndHarmers:
     """The lists of all targets, from a matrix that is read a few rows at a time.
 
     Args:
@@ -67,10 +67,10 @@ def listed_in(
         order = np.argsort(values, axis=1, kind="stable")[:, :LONGEST_LIST]
         values, rows = (np.take_along_axis(part, order, axis=1) for part in (values, rows))
     rows = np.where(values < 0, rows, -1)
-    return Listed(sources, rows, values * np.array([1, -1])[:, None, None], counts)
+    return HelpersAndHarmers(sources, rows, values * np.array([1, -1])[:, None, None], counts)
 
 
-def as_payload(listed: Listed, side: Callable[[Side], dict[str, Any]]) -> dict[str, Any]:
+def as_payload(listed: HelpersAndHarmers, side: Callable[[Side], dict[str, Any]]) -> dict[str, Any]:
     """What the page's JavaScript reads: the sources that are listed, and for each target [source, value] pairs. `side`
     writes a side."""
     used = listed.used

@@ -18,7 +18,16 @@ from local_elasticity.report.foreseen import Foreseen, foreseen
 from local_elasticity.report.listed import listed_in
 from local_elasticity.report.marked import ATTRIBUTE, read_marked
 from local_elasticity.report.paper import Paper, read_paper
-from local_elasticity.report.run import LARGEST_SIDE, Listed, Panel, Run, Side, Unshown, chosen_rows, share_words
+from local_elasticity.report.run import (
+    LARGEST_SIDE,
+    HelpersAndHarmers,
+    Panel,
+    Run,
+    Side,
+    Unshown,
+    chosen_rows,
+    share_words,
+)
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
@@ -115,14 +124,14 @@ def _read_store(name: str, path: Path) -> Run:
     if "history" in str(attributes.get("format", "")):
         return _of_stored_history(name, HistoryStore.open(path))
     notes: list[str] = []
-    lists: dict[str, Listed] = {}
+    lists: dict[str, HelpersAndHarmers] = {}
     S = read(path, part=lambda several: _part(several, notes, lists))
     run = _of_similarity(name, [S] if isinstance(S, xr.DataArray) else list(S.data_vars.values()), notes[:1])
     panels = tuple(replace(panel, listed=lists.get(panel.measure)) for panel in run.panels)
     return replace(run, panels=panels, drawn="".join(notes[1:]))
 
 
-def _part(S: xr.Dataset, notes: list[str], lists: dict[str, Listed]) -> xr.Dataset:
+def _part(S: xr.Dataset, notes: list[str], lists: dict[str, HelpersAndHarmers]) -> xr.Dataset:
     """At most LARGEST_SIDE rows and columns, before a large store is read; helpers and harmers are listed of all rows
     where those are not too many."""
     square = any(one.attrs.get("targets_are_sources") is True for one in S.data_vars.values())
@@ -145,7 +154,7 @@ def _part(S: xr.Dataset, notes: list[str], lists: dict[str, Listed]) -> xr.Datas
     return S.isel(chosen)
 
 
-def _lists(S: xr.Dataset, columns: np.ndarray, *, square: bool) -> dict[str, Listed]:
+def _lists(S: xr.Dataset, columns: np.ndarray, *, square: bool) -> dict[str, HelpersAndHarmers]:
     """The helpers and harmers of some targets, for the measures that are changes of the loss."""
     found = {}
     for one in S.data_vars.values():

@@ -52,7 +52,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Listed:
+class HelpersAndHarmers:
     """The sources that help and harm each target most, of all sources of a result, also those that a page does not
     show.
 
@@ -74,9 +74,11 @@ class Listed:
         """The rows that are in a list, in rising order."""
         return np.unique(self.rows[self.rows >= 0])
 
-    def chosen(self, columns: np.ndarray) -> Listed:
+    def chosen(self, columns: np.ndarray) -> HelpersAndHarmers:
         """Those of some targets."""
-        return Listed(self.sources, self.rows[..., columns], self.values[..., columns], self.counts[:, columns])
+        return HelpersAndHarmers(
+            self.sources, self.rows[..., columns], self.values[..., columns], self.counts[:, columns]
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Panel:
     """What a number of it says, where the result carries that."""
     title: str = ""
     """What the page calls it, where that is not the measure's name."""
-    listed: Listed | None = None
+    listed: HelpersAndHarmers | None = None
     """Helpers and harmers at the last time, where the measure is a change of the loss."""
 
     def chosen(self, rows: np.ndarray, columns: np.ndarray) -> Panel:
