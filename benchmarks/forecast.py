@@ -2,7 +2,8 @@
 
     LOCAL_ELASTICITY_DATA=folder python benchmarks/forecast.py
 
-A small CNN and a small vision transformer learn 4000 CIFAR-10 images, five seeds each. Eight images that a network gets
+A small CNN, a small vision transformer and a ResNet-18 of a quarter of the usual width learn 4000 CIFAR-10 images, five
+seeds each. Eight images that a network gets
 wrong are fixed by a short fine-tune. Before it, every score ranks 1000 test images by how likely they are to be lost;
 after it, the AUROC among those that were right is taken. For replay, 16 of 1000 further images join the eight: none,
 drawn at random, those of smallest margin, or those at risk by the forecast. Intervals (95 %) resample seeds and trials.
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 
 import local_elasticity as le
 from local_elasticity.api import forecast as forecasting
+from local_elasticity.models.resnet18 import ResNet18
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
 from local_elasticity.statistics.ranking import auroc
 
@@ -86,11 +88,27 @@ class ConvNet(nn.Module):
         return found
 
 
+class NarrowResNet18(ResNet18):
+    """The package's ResNet-18, a quarter as wide."""
+
+    def __init__(self) -> None:
+        super().__init__(10, width=16)
+
+    def features(self, x: Tensor) -> Tensor:
+        found: Tensor = self.stages(self.pool(torch.relu(self.stem(x)))).mean((2, 3))
+        return found
+
+
 FORECAST = (
     "auroc",
     "rank correlation",
     "slope",
     "forecast lost",
+    "count off",
+    "brier of lost",
+    "brier of probability",
+    "in range",
+    "range",
     "seconds",
     "nonlinearity",
     "total nonlinearity",
@@ -98,7 +116,12 @@ FORECAST = (
 )
 """What is kept of a forecast."""
 
-NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {"CNN": (ConvNet, 8), "ViT": (VisionTransformer, 10)}
+NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
+    "CNN": (ConvNet, 8),
+    "ViT": (VisionTransformer, 10),
+    "ResNet-18": (NarrowResNet18, 6),
+}
+"""What makes each, and the epochs that it learns for."""
 
 FINE_TUNES: dict[str, tuple[Any, int]] = {
     "SGD 0.003, 10 steps": (lambda p: torch.optim.SGD(p, lr=0.003), 10),
@@ -181,11 +204,20 @@ def one_trial(net: Any, new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) 
                 row[f"refused, virtual={virtual}"] = 1.0
                 continue
             check = le.ForecastCheck.of(told.old, real)
-            found_here = (check.auroc, check.rank_correlation, check.slope, check.forecast_lost, told.seconds)
-            values = (*found_here, told.nonlinearity, told.total_nonlinearity, 0.0)
+            found_here = (check.auroc, check.rank_correlation, check.slope, check.forecast_lost)
+            values = (*found_here, *calibration(told, real), told.seconds)
+            values = (*values, told.nonlinearity, told.total_nonlinearity, 0.0)
             row |= {f"{key}, virtual={virtual}": value for key, value in zip(FORECAST, values, strict=True)}
         found[name] = row
     return found
+
+
+def calibration(told: le.Forecast, real: Any) -> tuple[float, ...]:
+    """How far the number of losses is off, Brier scores, whether the range holds the number, and how wide it is."""
+    kept, lost = real.right, max(1, real.lost.sum())
+    brier = [np.square(guess[kept] - real.lost[kept]).mean() for guess in (told.old.lost * 1.0, told.probability)]
+    low, high = told.lost_range or (math.nan, math.nan)
+    return (abs(told.old.lost.sum() / lost - 1), *brier, float(low <= lost <= high), (high - low) / lost)
 
 
 def _or_simulated(net: Any, new: Any, pool: Any, virtual: int, **options: Any) -> le.Forecast:
@@ -327,10 +359,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "forecast-cpu.json")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     began = time.perf_counter()
     asked = [(kind, seed) for kind in NETWORKS for seed in range(options.seeds)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as workers:
         answers = list(workers.map(of_seed, *zip(*asked, strict=True)))
     found = {}
     for kind in NETWORKS:
@@ -354,7 +387,7 @@ def main() -> None:
                 print(f"{kind}, {part}, {setting}: {_told(row)}", flush=True)
         print(found[kind]["larger steps"], flush=True)
     report = {
-        "machine": f"{os.cpu_count()} CPU cores, two processes of one thread",
+        "machine": f"{os.cpu_count()} CPU cores, {options.processes} processes of one thread",
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "seconds": round(time.perf_counter() - began),

@@ -1,6 +1,7 @@
 """The forecast against a fine-tune that is really run: copy the model, step it with torch.optim, predict."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -180,6 +181,79 @@ def test_it_is_exact_where_outputs_are_linear_in_the_weights(batch_size, momentu
     rise = found.old.loss_after - found.old.loss_before
     assert np.allclose(found.old.margin_after, 1 - rise, rtol=0, atol=ROUNDING)
     assert (found.frame()["lost"] == (rise >= 1)).all()
+
+
+def softmax_regression(n=6):
+    """Logits that are linear in the weights, new examples with another label each, and old ones."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 4).double()
+    new, old = images(n, seed=1), images(200, seed=2)
+    return net, (new, (net(new).argmax(1) + 1) % 4), (old, net(old).argmax(1))
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_turning_of_loss_gradients_is_followed(batch_size, momentum):
+    """Transfer between logits does not change here, but the loss gradient of an example turns as it is learned. Its
+    present direction alone makes changes that are too large by half."""
+    net, new, old = softmax_regression()
+    update = le.FromOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum))
+    options = {"loss": "cross_entropy", "update": update, "steps": 60, "batch_size": batch_size}
+    found = le.forecast(net, new, old, **options, simulate=True)
+    check = le.ForecastCheck.of(found.old, found.simulated.old)
+    assert check.slope == pytest.approx(1, abs=0.01)
+    assert check.rank_correlation > 0.999
+    assert abs(check.forecast_lost - check.lost) <= 2 < check.lost
+    np.testing.assert_allclose(found.new.loss_after, found.simulated.new.loss_after, rtol=0.05)
+
+
+def test_the_walk_is_gradient_descent_along_few_directions():
+    """With fewer directions than gradients turn to, the loss of the new examples falls all the same. Shares of the loss
+    gradients themselves, in place of those of the displacements, make it rise to seven times what it was."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 30).double()
+    new = 5 + images(40, seed=1), torch.randint(30, (40,), generator=torch.Generator().manual_seed(3))
+    old = 5 + images(50, seed=2)
+    options = {"loss": "cross_entropy", "update": le.SGD(0.1), "steps": 200}
+    found = le.forecast(net, new, (old, net(old).argmax(1)), **options, simulate=True)
+    before, after, real = found.new.loss_before, found.new.loss_after, found.simulated.new.loss_after
+    assert after.mean() < 0.5 * (before.mean() + real.mean())
+
+
+def test_a_batch_that_is_learned_already_moves_nothing():
+    net = nn.Linear(2, 2, bias=False).double()
+    nn.init.eye_(net.weight)
+    far = 1e5 * torch.eye(2).double()
+    new = torch.cat([far, -0.1 * torch.eye(2).double()]), torch.tensor([0, 1, 0, 1])
+    old = images(20, seed=2)[:, :2], torch.arange(20) % 2
+    for update in (le.SGD(0.01), le.Adam(0.01)):
+        options = {"loss": "cross_entropy", "update": update, "steps": 6, "batch_size": 2}
+        found = le.forecast(net, new, old, **options, simulate=True)
+        assert le.ForecastCheck.of(found.old, found.simulated.old).rank_correlation > 0.9
+
+
+def test_probabilities_and_the_range_of_the_number_lost():
+    net = network()
+    new, old = examples(net, n=6, m=200)
+    options = {"loss": "cross_entropy", "update": le.SGD(0.05), "steps": 15}
+    found = le.forecast(net, new, old, **options, simulate=True)
+    before, after, right = found.old.margin_before, found.old.margin_after, found.old.right
+    spread = found.total_nonlinearity * np.sqrt(np.mean((after - before)[right] ** 2))
+    expected = torch.special.ndtr(torch.from_numpy(-after[right] / spread)).numpy()
+    assert np.allclose(found.frame()["probability"][right], expected, rtol=0, atol=ROUNDING)
+    assert np.isnan(found.probability[~right]).all()
+    low, high = found.lost_range
+    moved = [before + (1 + off) * (after - before) for off in (-found.total_nonlinearity, found.total_nonlinearity)]
+    assert sorted((low, high)) == sorted(int((right & (one <= 0)).sum()) for one in moved)
+    assert low <= found.old.lost.sum() <= high
+    assert f"will be lost ({low} to {high} if changes are off by {found.total_nonlinearity:.0%})" in repr(found)
+    walked = found.simulated
+    assert walked.lost_range == (walked.old.lost.sum(),) * 2
+    assert (walked.probability[right] == walked.old.lost[right]).all()
+    assert "if changes are off" not in repr(walked)
+    unknown = dataclasses.replace(found, total_nonlinearity=float("nan"))
+    assert unknown.lost_range is None
+    assert np.isnan(unknown.probability).all()
 
 
 def test_it_beats_the_margin_and_virtual_steps_help():
@@ -384,11 +458,15 @@ def test_the_automatic_step_and_batch_norm():
 
 def test_it_says_how_far_it_extrapolates():
     net, new, old = conflicting()
-    near, far = (le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.3), steps=steps) for steps in (1, 60))
+    near, far = (
+        le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.3), steps=steps) for steps in (1, 999)
+    )
     assert near.total_nonlinearity == pytest.approx(near.nonlinearity)
     assert far.total_nonlinearity > 0.5 > near.total_nonlinearity
     assert "trust the ranking more than the sizes" in repr(far)
     assert "trust the ranking" not in repr(near)
+    adam = le.forecast(*softmax_regression(), loss="cross_entropy", update=le.Adam(0.001), steps=6)
+    assert "6 steps are extrapolated from 1: trust the ranking more than the sizes" in repr(adam)
 
 
 def test_moments_of_earlier_steps_are_told_of():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.special import ndtr
 from torch import Tensor, nn
 
 from local_elasticity.api.printed import Printed
@@ -49,8 +50,8 @@ FAR = 0.5
 """Above this nonlinearity of all that is extrapolated the forecast says so."""
 
 MANY_TIMES = 5
-"""As many times more steps than were looked at, and the forecast says so too: gradients fade while examples are
-learned, which no nonlinearity of a step shows."""
+"""As many times more steps than were looked at, and the forecast says so too where the rule is not linear: gradients
+turn while examples are learned, which one step of such a rule does not show."""
 
 NAMED_AT_RISK = 3
 """Examples that the text names."""
@@ -225,13 +226,44 @@ class Forecast(Printed):
         """−(forecast margin) of every old example: larger is likelier to be lost; NaN where it was wrong before."""
         return np.where(self.old.right, -self.old.margin_after, np.nan)
 
+    @cached_property
+    def probability(self) -> np.ndarray:
+        """How likely every old example is to be lost; NaN where it was wrong before.
+
+        Φ(−margin/σ) of the forecast margin. σ is the `total_nonlinearity` times the root mean square of the changes of
+        margins that are forecast: by about so much these are wrong. Where every step is taken it is 0 or 1.
+        """
+        old = self.old
+        if self.virtual >= self.steps:
+            return np.where(old.right, old.lost.astype(float), np.nan)
+        changes = (old.margin_after - old.margin_before)[old.right]
+        size = float(np.sqrt(np.mean(changes**2))) if len(changes) else math.nan
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: np.ndarray = ndtr(self.risk / (self.total_nonlinearity * size))
+        return found
+
+    @cached_property
+    def lost_range(self) -> tuple[int, int] | None:
+        """How many will be lost if all changes are smaller, or larger, than forecast by the `total_nonlinearity`; None
+        where that is not known. Examples that both lose are in both numbers."""
+        if self.virtual >= self.steps:
+            return (int(self.old.lost.sum()),) * 2
+        if math.isnan(self.total_nonlinearity):
+            return None
+        before, change = (part[self.old.right] for part in (self.old.margin_before, self.old.margin_after))
+        change = change - before
+        counts = [
+            int((before + (1 + off) * change <= 0).sum()) for off in (-self.total_nonlinearity, self.total_nonlinearity)
+        ]
+        return min(counts), max(counts)
+
     def frame(self) -> pd.DataFrame:
         """One row for each old example, in the order given.
 
         Returns:
             A frame with `example`, `label` where labels are one number each, `loss_before`, `loss_forecast`,
-            `margin_before`, `margin_forecast`, `wrong_before`, `risk`, `lost`; with `simulate=True` also
-            `margin_simulated` and `lost_simulated`.
+            `margin_before`, `margin_forecast`, `wrong_before`, `risk`, `probability`, `lost`; with `simulate=True`
+            also `margin_simulated` and `lost_simulated`.
         """
         import pandas as pd
 
@@ -246,6 +278,7 @@ class Forecast(Printed):
             "margin_forecast": old.margin_after,
             "wrong_before": ~old.right,
             "risk": self.risk,
+            "probability": self.probability,
             "lost": old.lost,
         }
         if self.simulated is not None:
@@ -320,7 +353,7 @@ class Forecast(Printed):
         size = "all new examples" if self.batch_size is None else f"batches of {self.batch_size}"
         told = [
             f"Forecast of {self.steps} steps on {size} ({_named(self.update)}), {self._way()}: {self.seconds:.2g} s",
-            f"old: {int(old.lost.sum())} of {right} right examples will be lost"
+            f"old: {int(old.lost.sum())} of {right} right examples will be lost{self._range()}"
             + (f"; {m - right} of {m} are wrong already" if right < m else ""),
             f"new: {int((new.margin_after > 0).sum())} of {n} right after, {int(new.right.sum())} before",
         ]
@@ -336,6 +369,11 @@ class Forecast(Printed):
                 f"{self.simulated.seconds:.2g} s"
             )
         return [*told, *self.notes]
+
+    def _range(self) -> str:
+        if self.lost_range is None or self.virtual >= self.steps:
+            return ""
+        return f" ({self.lost_range[0]} to {self.lost_range[1]} if changes are off by {self.total_nonlinearity:.0%})"
 
     def _way(self) -> str:
         if self.virtual >= self.steps:
@@ -360,10 +398,11 @@ def forecast(
 ) -> Forecast:
     """What fine-tuning on new examples will do to old ones: which of those that are right will be lost.
 
-    The steps are extrapolated from the step on each new example (SGD, with up to 64 of them) or on each batch. They are
-    weighted by the share of their gradient that is left as the examples are learned. Old examples are then read once,
-    at the weights displaced so. The first `virtual` steps are really taken, in a copy. The model, the optimizer and
-    random states stay as they are. Batch-norm statistics are frozen and dropout is off, as in every measurement.
+    The steps are extrapolated as the linearized network takes them, from the responses of the new examples to steps on
+    each other. Their loss gradients fade and turn as they are learned, which a few directions of these follow; rules
+    other than SGD keep one. Old examples are then read once, at the weights displaced so. The first `virtual` steps are
+    really taken, in a copy. The model, the optimizer and random states stay as they are. Batch-norm statistics are
+    frozen and dropout is off, as in every measurement.
 
     Args:
         problem, loss: a `le.Problem`, or a model with `loss=`.
@@ -448,7 +487,7 @@ class _Question:
             if one > VIOLENT:
                 off = f"{one:.0%}" if one < 100 else "more than 10,000%"
                 raise ValueError(self._refusal(f"one step is {off} away from its limit of small steps"))
-            moved = tune.extrapolated(inputs, labels, self.batch_size, plan[virtual:])
+            moved = tune.extrapolated(inputs, labels, plan[virtual:])
             total = tune.nonlinearity(self.old[0], moved)
         after = [tune.predict(part, moved) for part, _ in (self.old, self.new)]
         if not all(bool(part.isfinite().all()) for part in after):
@@ -489,7 +528,7 @@ class _Question:
                 f"what is extrapolated deviates by {total:.0%} from small steps: trust the ranking more than the "
                 "sizes, or take more virtual steps"
             )
-        elif self.steps > MANY_TIMES * max(virtual, 1):
+        elif self.steps > MANY_TIMES * max(virtual, 1) and not is_linear(self.update):
             found.append(
                 f"{self.steps} steps are extrapolated from {max(virtual, 1)}: trust the ranking more than the sizes, "
                 "or take more virtual steps"

@@ -111,7 +111,7 @@ def _facts(found: Any, frame: Any) -> dict[str, Any]:
         "seconds": found.seconds,
         "nonlinearity": found.nonlinearity,
         "total_nonlinearity": found.total_nonlinearity,
-        "old": {"n": len(old.right), "right": old.right.sum(), "lost": old.lost.sum()},
+        "old": {"n": len(old.right), "right": old.right.sum(), "lost": old.lost.sum(), "lost_range": found.lost_range},
         "new": {"n": len(new.right), "right": new.right.sum(), "right_after": (new.margin_after > 0).sum()},
         "notes": list(found.notes),
         "examples": frame.to_dict("records"),

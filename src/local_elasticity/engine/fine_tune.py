@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,18 +14,25 @@ from torch import Tensor
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import predictions
 from local_elasticity.engine.nonlinearity import derivative_along
-from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
+from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.update import SGD, FromOptimizer, Update, stepped_by, walking_rule
 
 AT_ONCE = 256
 """Examples in one forward pass."""
 
-ROWS_BY_EXAMPLE = 64
-"""Up to so many examples SGD is extrapolated from the step on each of them; beyond, from the step on each batch."""
+DIRECTIONS = 8
+"""Loss gradients of a batch from which its steps are extrapolated: the present one, and those it turns to. More changed
+little in the networks tried. Each costs about as much as two steps, so that there are at most half as many as steps."""
+
+DIRECTIONS_IN_ALL = 64
+"""Of all batches together; the first of each batch is always among them."""
+
+SMALLEST_SHARE = 1e-6
+"""Combinations of directions that move the outputs by less than this share of what the largest does are left out."""
 
 LARGEST_SHARE = 2.0
-"""A gradient is taken to grow to at most this multiple of the one that was measured."""
+"""A step of a rule that is not linear is taken to grow to at most this multiple of the one that was measured."""
 
 READ_AT = 8
 """Examples at which the nonlinearity of a step is read."""
@@ -84,78 +94,161 @@ class FineTune:
         found = float(off.norm() / limit.norm())
         return found if math.isfinite(found) else math.inf
 
-    def extrapolated(self, inputs: Inputs, labels: Tensor, batch_size: int | None, steps: list[slice]) -> Params:
-        """The displacement that so many more steps make, from the step on each example or each batch at the present
-        weights.
+    def extrapolated(self, inputs: Inputs, labels: Tensor, steps: list[slice]) -> Params:
+        """The displacement that so many more steps make, as the network linearized at the present weights takes them.
 
-        Row r is the share of one such step that a batch takes, with displacement Δ_r and response R_r at the examples.
-        The steps that remain are walked in the space of outputs: f = f₀ + Σ_r c_r R_r. A step adds to c_r the share
-        that is left of what its gradient ∂ℓ/∂f had of row r, its projection on the gradient that was measured there;
-        the loss of a batch need not be the mean over its examples. Learned examples therefore stop moving the weights.
-        The displacement is Σ_r c_r Δ_r. Rules whose displacement is linear in the gradient have rows of examples and a
-        momentum that c_r follows; what they move without a gradient is a row of its own.
+        They are walked in the space of the new examples' outputs: f = f₀ + Σ_d c_d R_d. R_d is the response to a step
+        whose loss gradient ∂ℓ/∂f is the direction d. Every step adds to c_d what of d is in the loss gradient at f, so
+        learned examples stop moving the weights. The first direction of a batch is its present loss gradient. That one
+        is not enough: as an example leaves the class that was predicted, its loss gradient turns to other classes. The
+        sum of what a walk misses is the next direction, and the steps are walked again.
+
+        This needs a rule whose displacement is linear in the gradient (`_Linear`). c_d has its momentum, and its drift
+        is a response of its own. Other rules (Adam) keep one direction for each batch, and the step along it.
         """
-        n = count(inputs)
-        size = n if batch_size is None else min(batch_size, n)
+        inputs, labels, steps = _in_use(inputs, labels, steps)
         linear = _Linear.of(self.update, self._taken)
-        by_example = linear is not None and n <= ROWS_BY_EXAMPLE
-        epoch = batches(n, batch_size, -(-n // size))
-        rows = [slice(i, i + 1) for i in range(n)] if by_example else epoch
         drift = self._drift() if linear is not None else {}
+
+        def moved_by(batch: slice, along: Tensor) -> Params:
+            moved = self._rule.ahead(self.params, self._pulled_back(take(inputs, batch), along))
+            return {name: m - drift[name] if name in drift else m for name, m in moved.items()}
+
         before = self.predict(inputs)
-        measured = torch.cat([self._loss_gradient(before, labels, row) for row in rows])
-
-        def shares(step: slice, outputs: Tensor) -> Tensor:
-            return _shares(self._loss_gradient(outputs, labels, step), measured, step, rows)
-
-        first = torch.stack([shares(step, before) for step in epoch]).sum(0)  # every row is in one batch
-
-        def moved_by(row: slice, share: float) -> Params:
-            moved = self.displacement(take(inputs, row), labels[row])
-            return {name: share * (m - drift[name] if name in drift else m) for name, m in moved.items()}
-
-        each = list(zip(rows, first.tolist(), strict=True))
-        responses = torch.stack([self.predict(inputs, moved_by(*one)) - before for one in each])
-        linear = linear or _Linear()
-        drifts = self.predict(inputs, drift) - before
-        weights, of_drift = before.new_zeros(len(rows)), 0.0
-        velocity = torch.zeros_like(weights)
-        for t, step in enumerate(steps):
-            outputs = before + torch.einsum("r,rnk->nk", weights, responses) + of_drift * drifts
-            added = linear.bounded(shares(step, outputs) / first)
-            velocity = linear.momentum * velocity + added
-            weights = weights + linear.moved(added, velocity)
-            of_drift += linear.drift(t)
+        walk = _Walk(partial(self._loss_gradient, labels), steps, before, self._response(inputs, drift), linear)
+        while wanted := walk.wanted():
+            walk.walk(wanted, [self._response(inputs, moved_by(*pair)) for pair in wanted])
+        of_drift, taken = walk.moves()
         total = {name: of_drift * m for name, m in drift.items()}
-        for one, weight in zip(each, weights.tolist(), strict=True):
-            if weight:
-                for name, m in moved_by(*one).items():
-                    total[name] = total[name] + weight * m if name in total else weight * m
+        for batch, along, weight in taken:
+            for name, m in moved_by(batch, along).items():
+                total[name] = total[name] + weight * m if name in total else weight * m
         return total
+
+    def _response(self, inputs: Inputs, moved: Params) -> Tensor:
+        """The change of predictions [b, k] by a small displacement; by this one where the network has no derivative."""
+        limit = derivative_along(self.bound, self.params, moved, inputs) if moved else None
+        return self.predict(inputs, moved) - self.predict(inputs) if limit is None else limit
 
     def _drift(self) -> Params:
         """What a step with a gradient of zero moves."""
         with torch.no_grad():
             return self._rule.ahead(self.params, {name: torch.zeros_like(p) for name, p in self.params.items()})
 
-    def _loss_gradient(self, predictions: Tensor, labels: Tensor, rows: slice) -> Tensor:
-        """∂ℓ/∂f of the loss of a batch of these, [b, k]."""
-        outputs = predictions[rows].reshape(-1, *self.output_shape)
-        return self.bound.loss_gradients(outputs, labels[rows][None])[0]
+    def _loss_gradient(self, labels: Tensor, predictions: Tensor, batch: slice) -> Tensor:
+        """∂ℓ/∂f of a batch, [b, k], at predictions [n, k] of all examples."""
+        rows = predictions[batch]
+        return self.bound.loss_gradients(rows.reshape(len(rows), *self.output_shape), labels[batch][None])[0]
 
     def _gradient(self, inputs: Inputs, labels: Tensor) -> Params:
         return self.bound.step_gradient(leaves_of(self.params), inputs, labels, reached=self._reached)[2]
 
+    def _pulled_back(self, inputs: Inputs, along: Tensor) -> Params:
+        """Σ along · ∂f/∂w: the gradient of the step whose loss gradient this is."""
+        leaves = leaves_of(self.params)
+        with torch.enable_grad():
+            outputs = self.bound.outputs(leaves, inputs)
+        return gradient(outputs, leaves, along.view_as(outputs), reached=self._reached)
 
-def _shares(now: Tensor, measured: Tensor, step: slice, rows: list[slice]) -> Tensor:
-    """What the gradient of a step has of every row, [r]: its projection on the gradient that was measured there, as a
-    share of that; 0 for rows not in the step."""
-    found = now.new_zeros(len(rows))
-    for r, row in enumerate(rows):
-        if step.start <= row.start and row.stop <= step.stop:
-            there, here = measured[row], now[row.start - step.start : row.stop - step.start]
-            found[r] = (here * there).sum() / there.square().sum()
-    return found.nan_to_num(0.0, 0.0, 0.0)
+
+def _in_use(inputs: Inputs, labels: Tensor, steps: list[slice]) -> tuple[Inputs, Tensor, list[slice]]:
+    """The examples that some step is taken on, and where the steps find their batches among them."""
+    rows: list[int] = []
+    places: dict[int, slice] = {}
+    for step in steps:
+        if step.start not in places:
+            places[step.start] = slice(len(rows), len(rows) + step.stop - step.start)
+            rows += range(step.start, step.stop)
+    kept = torch.tensor(rows, device=labels.device)
+    return take(inputs, kept), labels[kept], [places[step.start] for step in steps]
+
+
+class _Walk:
+    """Steps in the space of outputs, along a few directions: loss gradients [n, k] that are 0 outside of one batch.
+
+    Args:
+        loss_gradient: (outputs [n, k], a batch) → ∂ℓ/∂f of this batch, [b, k].
+        steps: the batch of each step.
+        before: the outputs, [n, k]. `drift`: their response to the drift of one step.
+        linear: the rule; None where it is not linear.
+    """
+
+    def __init__(
+        self,
+        loss_gradient: Callable[[Tensor, slice], Tensor],
+        steps: list[slice],
+        before: Tensor,
+        drift: Tensor,
+        linear: _Linear | None,
+    ) -> None:
+        self._loss_gradient, self._steps, self._before, self._drift = loss_gradient, steps, before, drift
+        self._linear = linear
+        self._drifted = list(accumulate((linear or _Linear()).drift(t) for t in range(len(steps))))
+        self._batches = list({step.start: step for step in steps}.values())
+        self._missed = torch.cat([loss_gradient(before, batch) for batch in self._batches])
+        self._lengths = [self._missed[batch].norm() for batch in self._batches]
+        self._along = self._responses = before.new_zeros(0, *before.shape)
+        self._weights, self._taken_on = before.new_zeros(0), list[slice]()
+        most = min(DIRECTIONS, DIRECTIONS_IN_ALL // len(self._batches), -(-len(steps) // (2 * len(self._batches))))
+        self._rounds = 1 if linear is None else max(1, most)
+
+    def wanted(self) -> list[tuple[slice, Tensor]]:
+        """Batches and the directions to add, [b, k]; none where nothing is missing or enough were added."""
+        self._rounds -= 1
+        found = []
+        for batch, length in zip(self._batches, self._lengths, strict=True):
+            missed = self._missed[batch]
+            if self._rounds >= 0 and missed.norm() > torch.finfo(missed.dtype).eps ** 0.5 * length:
+                found.append((batch, missed * (length / missed.norm())))
+        return found
+
+    def walk(self, more: list[tuple[slice, Tensor]], responses: list[Tensor]) -> None:
+        """Take all steps, along these directions too, with the responses [n, k] to them."""
+        along = self._before.new_zeros(len(more), *self._before.shape)
+        for place, (batch, direction) in zip(along, more, strict=True):
+            place[batch] = direction
+        self._taken_on += [batch for batch, _ in more]
+        self._along = torch.cat([self._along, along])
+        self._responses = torch.cat([self._responses, torch.stack(responses)])
+        linear, reader = self._linear or _Linear(), self._reader()
+        weights = velocity = self._before.new_zeros(len(self._along))
+        self._missed = torch.zeros_like(self._before)
+        for t, step in enumerate(self._steps):
+            drifted = self._drifted[t - 1] if t else 0.0
+            outputs = self._before + torch.einsum("r,rnk->nk", weights, self._responses) + drifted * self._drift
+            found = self._loss_gradient(outputs, step)
+            added = torch.einsum("rbk,bk->r", reader[:, step], found)
+            if self._linear is None:
+                added = added.clamp(0, LARGEST_SHARE)
+            self._missed[step] += found
+            self._missed -= torch.einsum("r,rnk->nk", added, self._along)
+            velocity = linear.momentum * velocity + added
+            weights = weights + linear.moved(added, velocity)
+        self._weights = weights
+
+    def moves(self) -> tuple[float, list[tuple[slice, Tensor, float]]]:
+        """How far the steps move along the drift; and batches with a loss gradient each, and how many times its step is
+        taken."""
+        if self._linear is None:
+            rows = zip(self._taken_on, self._along, self._weights.tolist(), strict=True)
+            return 0.0, [(batch, along[batch], weight) for batch, along, weight in rows]
+        total = torch.einsum("r,rnk->nk", self._weights, self._along)
+        return self._drifted[-1], [(batch, total[batch], 1.0) for batch in self._batches]
+
+    def _reader(self) -> Tensor:
+        """[r, n, k], whose product with a loss gradient g is how much of each direction D is in its step.
+
+        A linear rule moves the weights by AJᵀg, and the outputs by Kg, K = JAJᵀ. What is in its step is the projection
+        on the displacements of the directions, (DᵀKD)⁻¹DᵀKg. The loss then falls along the walk as it does in the
+        linearized network; with the projection of g on D it may rise. Other rules have that one.
+        """
+        if self._linear is None:
+            return self._along / self._along.square().sum((1, 2), keepdim=True)
+        gram = -torch.einsum("rnk,snk->rs", self._along.double(), self._responses.double())
+        values, vectors = torch.linalg.eigh(torch.nan_to_num(gram + gram.T) / 2)
+        inverse = torch.where(values > SMALLEST_SHARE * values[-1], 1 / values, 0)
+        inverted = ((vectors * inverse) @ vectors.T).to(self._before)
+        return -torch.einsum("rs,snk->rnk", inverted, self._responses)
 
 
 @dataclass(frozen=True)
@@ -179,11 +272,6 @@ class _Linear:
             return None
         momentum, nesterov, _ = options.pop()
         return cls(momentum, nesterov, carries_moments(update) or (taken > 0 and momentum > 0))
-
-    def bounded(self, shares: Tensor) -> Tensor:
-        """Shares of gradients that are left; 0 where there was none at first."""
-        least = -LARGEST_SHARE if self.momentum else 0.0
-        return shares.clamp(least, LARGEST_SHARE).nan_to_num(0.0)
 
     def moved(self, added: Tensor, velocity: Tensor) -> Tensor:
         """How far a step moves along each row."""
