@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import local_elasticity as le
+from local_elasticity.api import sketched
 from local_elasticity.measures.registry import OURS
 from local_elasticity.papers.runner import find_experiment, run_experiment
 from local_elasticity.scale import on_ray
 from local_elasticity.scale.workers import _current, current_workers
 from local_elasticity.store.result import verify
+from tests.test_influence import chunks as sketches
 from tests.test_store import chunks
 from tests.tolerances import SAME_IN_FLOAT32
 
@@ -129,6 +132,29 @@ def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, tmp_path):
     assert killed
     assert chunks(path) == expected
     assert len(verify(path)["finished"]) == 36
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_index_is_the_same_on_workers_though_one_is_killed(two_workers, tmp_path, monkeypatch, streamed):
+    monkeypatch.setattr(sketched, "BLOCK", 8)
+    x, y = data()
+    given = TensorDataset(x, y) if streamed else (x, y)
+    options = {"dimension": 256}
+    with in_this_process():
+        alone = le.influence_index(wide(), given, store=tmp_path / "alone.zarr", **options)
+    (_, victim), *_ = two_workers.map(slowly, None, range(2))
+    killed = []
+
+    def after_a_few(done, total):
+        if done >= 3 and not killed:
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    there = le.influence_index(wide(), given, store=tmp_path / "there.zarr", progress=after_a_few, **options)
+    assert killed
+    assert sketches(tmp_path / "there.zarr") == sketches(tmp_path / "alone.zarr")
+    assert len(sketches(tmp_path / "there.zarr")) == 12
+    np.testing.assert_array_equal(there.scores((x[:3], y[:3])), alone.scores((x[:3], y[:3])))
 
 
 @pytest.mark.slow

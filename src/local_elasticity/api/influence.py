@@ -293,7 +293,7 @@ def influence_index(
     by sketches (`scale/sketch.py`), with a standard error of about ‖∇ℓ(x)‖‖∇ℓ(x′)‖/√dimension. Examples are read a few
     thousand at a time and need not fit into memory. Blocks of sketches are written as they are done. The same call
     resumes where it was stopped, and only opens an index that is finished. A call with another checkpoint adds that
-    one.
+    one. Inside `with le.workers(...)` the blocks are computed by Ray's workers.
 
     Args:
         problem, loss: a `le.Problem`, or a model with `loss=`.

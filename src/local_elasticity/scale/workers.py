@@ -50,7 +50,7 @@ def current_workers() -> Workers:
 
 @contextmanager
 def workers(address: str = "local", *, count: int | None = None) -> Iterator[Workers]:
-    """Blocks of `le.similarity(..., store=path)` and units of the papers' experiments go to Ray's workers.
+    """Blocks of stores and of `le.influence_index`, and units of the papers' experiments, go to Ray's workers.
 
     Weights and data are shipped once through Ray's object store; every free core, or GPU for a model that is on one,
     gets one task at a time with its thread count set; a task whose worker dies is given to another. Results are
