@@ -217,7 +217,8 @@ def calibration(told: le.Forecast, real: Any) -> tuple[float, ...]:
     kept, lost = real.right, max(1, real.lost.sum())
     brier = [np.square(guess[kept] - real.lost[kept]).mean() for guess in (told.old.lost * 1.0, told.probability)]
     low, high = told.lost_range or (math.nan, math.nan)
-    return (abs(told.old.lost.sum() / lost - 1), *brier, float(low <= lost <= high), (high - low) / lost)
+    inside = float(low <= lost <= high) if told.lost_range else math.nan
+    return abs(told.old.lost.sum() / lost - 1), *brier, inside, (high - low) / lost
 
 
 def _or_simulated(net: Any, new: Any, pool: Any, virtual: int, **options: Any) -> le.Forecast:

@@ -251,9 +251,11 @@ def test_probabilities_and_the_range_of_the_number_lost():
     assert walked.lost_range == (walked.old.lost.sum(),) * 2
     assert (walked.probability[right] == walked.old.lost[right]).all()
     assert "if changes are off" not in repr(walked)
-    unknown = dataclasses.replace(found, total_nonlinearity=float("nan"))
-    assert unknown.lost_range is None
-    assert np.isnan(unknown.probability).all()
+    other = {"total_nonlinearity": float("nan")}, {"update": le.Adam(0.01)}
+    for unknown in (dataclasses.replace(found, **change) for change in other):
+        assert unknown.lost_range is None
+        assert np.isnan(unknown.probability).all()
+    assert dataclasses.replace(found, update=le.Adam(0.01), virtual=3).lost_range == (low, high)
 
 
 def test_it_beats_the_margin_and_virtual_steps_help():

@@ -50,8 +50,8 @@ FAR = 0.5
 """Above this nonlinearity of all that is extrapolated the forecast says so."""
 
 MANY_TIMES = 5
-"""As many times more steps than were looked at, and the forecast says so too where the rule is not linear: gradients
-turn while examples are learned, which one step of such a rule does not show."""
+"""As many times more steps than were looked at, and the sizes of a forecast do not hold where the rule is not linear:
+gradients turn while examples are learned, which one step of such a rule does not show."""
 
 NAMED_AT_RISK = 3
 """Examples that the text names."""
@@ -226,36 +226,37 @@ class Forecast(Printed):
         """−(forecast margin) of every old example: larger is likelier to be lost; NaN where it was wrong before."""
         return np.where(self.old.right, -self.old.margin_after, np.nan)
 
+    @property
+    def deviation(self) -> float:
+        """By about which share the changes that are forecast are wrong: the `total_nonlinearity`; 0 where every step is
+        taken. NaN where it is not known: the network has no derivative, or the rule is not linear in the gradient, as
+        Adam, and more than five times as many steps are extrapolated as were looked at."""
+        if self.virtual >= self.steps:
+            return 0.0
+        return self.total_nonlinearity if _sizes_hold(self.update, self.steps, self.virtual) else math.nan
+
     @cached_property
     def probability(self) -> np.ndarray:
-        """How likely every old example is to be lost; NaN where it was wrong before.
-
-        Φ(−margin/σ) of the forecast margin. σ is the `total_nonlinearity` times the root mean square of the changes of
-        margins that are forecast: by about so much these are wrong. Where every step is taken it is 0 or 1.
-        """
+        """How likely every old example is to be lost: Φ(−margin/σ) of the forecast margin, with σ the `deviation` times
+        the root mean square of the changes of margins. NaN where it was wrong before, or where that is not known."""
         old = self.old
-        if self.virtual >= self.steps:
-            return np.where(old.right, old.lost.astype(float), np.nan)
         changes = (old.margin_after - old.margin_before)[old.right]
-        size = float(np.sqrt(np.mean(changes**2))) if len(changes) else math.nan
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found: np.ndarray = ndtr(self.risk / (self.total_nonlinearity * size))
+        spread = self.deviation * float(np.sqrt(np.mean(changes**2))) if len(changes) else math.nan
+        if spread == 0:
+            return np.where(old.right, old.lost.astype(float), np.nan)
+        found: np.ndarray = ndtr(self.risk / spread)
         return found
 
     @cached_property
     def lost_range(self) -> tuple[int, int] | None:
-        """How many will be lost if all changes are smaller, or larger, than forecast by the `total_nonlinearity`; None
-        where that is not known. Examples that both lose are in both numbers."""
-        if self.virtual >= self.steps:
-            return (int(self.old.lost.sum()),) * 2
-        if math.isnan(self.total_nonlinearity):
+        """How many will be lost if all changes of margins are smaller, or larger, than forecast by the `deviation`;
+        None where that is not known."""
+        if math.isnan(self.deviation):
             return None
-        before, change = (part[self.old.right] for part in (self.old.margin_before, self.old.margin_after))
-        change = change - before
-        counts = [
-            int((before + (1 + off) * change <= 0).sum()) for off in (-self.total_nonlinearity, self.total_nonlinearity)
-        ]
-        return min(counts), max(counts)
+        before, after = (part[self.old.right] for part in (self.old.margin_before, self.old.margin_after))
+        moved = (before + (1 + off) * (after - before) for off in (-self.deviation, self.deviation))
+        low, high = sorted(int((margin <= 0).sum()) for margin in moved)
+        return low, high
 
     def frame(self) -> pd.DataFrame:
         """One row for each old example, in the order given.
@@ -373,7 +374,7 @@ class Forecast(Printed):
     def _range(self) -> str:
         if self.lost_range is None or self.virtual >= self.steps:
             return ""
-        return f" ({self.lost_range[0]} to {self.lost_range[1]} if changes are off by {self.total_nonlinearity:.0%})"
+        return f" ({self.lost_range[0]} to {self.lost_range[1]} if changes are off by {self.deviation:.0%})"
 
     def _way(self) -> str:
         if self.virtual >= self.steps:
@@ -528,7 +529,7 @@ class _Question:
                 f"what is extrapolated deviates by {total:.0%} from small steps: trust the ranking more than the "
                 "sizes, or take more virtual steps"
             )
-        elif self.steps > MANY_TIMES * max(virtual, 1) and not is_linear(self.update):
+        elif not _sizes_hold(self.update, self.steps, virtual):
             found.append(
                 f"{self.steps} steps are extrapolated from {max(virtual, 1)}: trust the ranking more than the sizes, "
                 "or take more virtual steps"
@@ -539,6 +540,11 @@ class _Question:
                 "extrapolated; virtual steps let them fade"
             )
         return tuple(found)
+
+
+def _sizes_hold(update: Update, steps: int, virtual: int) -> bool:
+    """Whether so many steps can be extrapolated in size, and not only in direction."""
+    return is_linear(update) or steps <= MANY_TIMES * max(virtual, 1)
 
 
 def _check_options(update: Any, steps: Any, batch_size: Any, virtual: Any, max_virtual: Any, drop: Any) -> None:
