@@ -434,7 +434,7 @@ def forecast(
     >>> new = x[:4], (y[:4] + 1) % 3
     >>> found = le.forecast(net, new, (x[4:], y[4:]), loss="cross_entropy", update=le.SGD(0.1), steps=10)
     >>> int(found.frame()["lost"].sum()), len(found.at_risk(5))
-    (15, 5)
+    (16, 5)
     """
     problem = as_problem(problem, loss)
     _check_options(update, steps, batch_size, virtual, max_virtual, drop)

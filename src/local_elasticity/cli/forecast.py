@@ -123,4 +123,5 @@ def _show(screen: Any, frame: Any, top: int) -> None:
 
     worst = frame[frame["risk"].notna()].sort_values("risk", ascending=False, kind="stable").head(top)
     if len(worst):
-        print_frame(screen, in_words(worst.drop(columns="wrong_before")), f"most at risk: {len(worst)} of {len(frame)}")
+        shown = worst.drop(columns=["wrong_before", "risk"]).dropna(axis="columns", how="all")
+        print_frame(screen, in_words(shown), f"most at risk: {len(worst)} of {len(frame)}")

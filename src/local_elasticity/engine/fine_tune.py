@@ -23,7 +23,7 @@ AT_ONCE = 256
 
 DIRECTIONS = 8
 """Loss gradients of a batch from which its steps are extrapolated: the present one, and those it turns to. More changed
-little in the networks tried. Each costs about as much as two steps, so that there are at most half as many as steps."""
+little in the networks tried. Each costs about as much as three steps, and there are at most half as many as steps."""
 
 DIRECTIONS_IN_ALL = 64
 """Of all batches together; the first of each batch is always among them."""
