@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import local_elasticity as le
+from local_elasticity.cli.app import in_options
 from tests.test_command_measure import project as project
 from tests.test_command_measure import run
 
@@ -48,6 +49,22 @@ def test_forecast_gives_what_the_function_gives(project, monkeypatch, capsys):
     assert (project / "margins.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_forecast_takes_all_steps_where_as_many_are_named(project, monkeypatch, capsys):
+    arguments = [*fine_tune("--step-size", "0.05", "--json")[:-1], "--steps", "7", "--virtual", "7", "--json"]
+    status, out, err = run(monkeypatch, capsys, *arguments)
+    assert status == 0, err
+    told = json.loads(out)
+    assert told["virtual"] == 7
+    assert told["old"]["lost_range"] == [told["old"]["lost"]] * 2
+
+
+def test_a_refusal_names_the_options(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["local-elasticity", *fine_tune()])
+    told = "update: the step is too large for a forecast. Take every step in a copy: virtual=steps, max_virtual=steps"
+    assert in_options(told).startswith("--step-size: the step is too large for a forecast.")
+    assert in_options(told).endswith("in a copy: pass --virtual as large as --steps")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -56,7 +73,10 @@ def test_forecast_gives_what_the_function_gives(project, monkeypatch, capsys):
         (fine_tune("--step-size", "0.1", new="unlabelled.npz"), "--new: unlabelled.npz has no labels"),
         (fine_tune("--step-size", "0.1", old="nothing"), "--old: there is no nothing"),
         (fine_tune("--step-size", "0.1", new="wide.npz"), "--new: own_nets:make does not take inputs of shape"),
-        (fine_tune("--step-size", "0.1", "--virtual", "9"), "virtual: expected at most 5"),
+        (
+            fine_tune("--step-size", "0.1", "--virtual", "9"),
+            "virtual: expected at most 5, got 9; each is a training step. Take",
+        ),
         (fine_tune("--step-size", "0.1", "--out", "rows.txt"), "--out: expected a name that ends with .csv"),
         (fine_tune("--step-size", "0.1", "--figure", "rows.txt"), "--figure: expected a name that ends with .png"),
     ],

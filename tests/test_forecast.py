@@ -324,6 +324,16 @@ def test_examples_that_are_wrong_already_are_counted_apart():
     assert {"margin_simulated", "lost_simulated", "label"} <= set(frame)
 
 
+def test_where_all_are_wrong_already_it_says_so():
+    net = network()
+    new, (x, _) = examples(net, m=10)
+    wrong = x, (net(x).argmax(1) + 1) % 3
+    found = le.forecast(net, new, wrong, loss="cross_entropy", update=le.SGD(0.05), steps=10)
+    assert "old: all 10 are wrong already, so that none can be lost" in repr(found)
+    assert len(found.at_risk(3)) == 0
+    assert found.lost_range == (0, 0)
+
+
 def test_a_check_reads_the_model_after():
     net = network()
     new, old = examples(net, n=6, m=100)

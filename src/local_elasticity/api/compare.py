@@ -331,6 +331,7 @@ def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
         if name in A.coords and name in B.coords and not np.array_equal(A[name].values, B[name].values):
             place = int(np.flatnonzero(A[name].values != B[name].values)[0])
             what = name.replace("_", " ").replace("class", "classes").replace("example", "examples")
+            what = f"{what}s" if what == name else what
             raise ValueError(f"A, B: they are of other examples: {what} differ first at place {place}")
 
 

@@ -352,10 +352,11 @@ class Forecast(Printed):
         old, new = self.old, self.new
         right, m, n = int(old.right.sum()), len(old.right), len(new.right)
         size = "all new examples" if self.batch_size is None else f"batches of {self.batch_size}"
+        kept = f"{int(old.lost.sum())} of {right} right examples will be lost{self._range()}"
+        kept += f"; {m - right} of {m} are wrong already" if right < m else ""
         told = [
             f"Forecast of {self.steps} steps on {size} ({_named(self.update)}), {self._way()}: {self.seconds:.2g} s",
-            f"old: {int(old.lost.sum())} of {right} right examples will be lost{self._range()}"
-            + (f"; {m - right} of {m} are wrong already" if right < m else ""),
+            f"old: {kept}" if right else f"old: all {m} are wrong already, so that none can be lost",
             f"new: {int((new.margin_after > 0).sum())} of {n} right after, {int(new.right.sum())} before",
         ]
         if right and named:
@@ -519,7 +520,7 @@ class _Question:
     def _refusal(self, why: str) -> str:
         return (
             f"update: the step is too large for a forecast: {why}. Take a smaller step size, or take "
-            f"every step in a copy, virtual={self.steps}, max_virtual={self.steps}"
+            "every step in a copy: virtual=steps, max_virtual=steps"
         )
 
     def _notes(self, virtual: int, total: float) -> tuple[str, ...]:
@@ -559,7 +560,7 @@ def _check_options(update: Any, steps: Any, batch_size: Any, virtual: Any, max_v
     if virtual > max_virtual:
         raise ValueError(
             f"virtual: expected at most {max_virtual}, got {virtual}; each is a training step. Allow more with "
-            f"max_virtual={virtual}, or compare with all steps by simulate=True"
+            "max_virtual=, or compare with all steps by simulate=True"
         )
     if drop is not None:
         check_positive("drop", drop)

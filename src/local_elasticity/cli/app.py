@@ -33,6 +33,9 @@ SAID_IN_PYTHON = (
     ('pass update=le.SGD("auto") or approximate=True', "pass --step-size auto"),
     ("; to measure this very step, ignore le.LargeStepWarning", ""),
     ("update: the step is", "--step-size: the step is"),
+    ("virtual=steps, max_virtual=steps", "pass --virtual as large as --steps"),
+    ("Allow more with max_virtual=, or compare with all steps by simulate=True", "Take fewer, or all of --steps"),
+    ("pass targets=(inputs, labels)", "add them (y)"),
     ('measure="relative" reads the logits', "--measure relative reads the logits"),
     ("measure in float64, problem.to(torch.float64)", "measure in float64, with a --model that ends with .double()"),
 )

@@ -34,7 +34,8 @@ def forecast(
         int | None, typer.Option(min=1, help="Examples in a step, in the order given; by default all of --new.")
     ] = None,
     virtual: Annotated[
-        int, typer.Option(min=0, help="Steps really taken, in a copy, before the rest is extrapolated; at most 5.")
+        int,
+        typer.Option(min=0, help="Steps really taken, in a copy, before the rest is extrapolated; at most 5, or all."),
     ] = 0,
     simulate: Annotated[bool, typer.Option(help="Take all steps as well, in a copy, to compare with.")] = False,
     drop: Annotated[
@@ -57,6 +58,7 @@ def forecast(
     --step-size 0.01`, where my_nets.py in this folder has a function make() that returns the model, and both folders
     have a folder of images for each class.
     """
+    from local_elasticity.api.forecast import MAX_VIRTUAL
     from local_elasticity.api.forecast import forecast as forecasted
     from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
@@ -80,6 +82,7 @@ def forecast(
             steps=steps,
             batch_size=batch_size,
             virtual=virtual,
+            max_virtual=steps if virtual == steps else MAX_VIRTUAL,
             simulate=simulate,
             drop=drop,
         )
@@ -123,5 +126,6 @@ def _show(screen: Any, frame: Any, top: int) -> None:
 
     worst = frame[frame["risk"].notna()].sort_values("risk", ascending=False, kind="stable").head(top)
     if len(worst):
-        shown = worst.drop(columns=["wrong_before", "risk"]).dropna(axis="columns", how="all")
+        shown = worst.assign(probability=worst["probability"].round(3)).drop(columns=["wrong_before", "risk"])
+        shown = shown.dropna(axis="columns", how="all")
         print_frame(screen, in_words(shown), f"most at risk: {len(worst)} of {len(frame)}")

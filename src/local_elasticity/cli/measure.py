@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -109,6 +110,8 @@ def _show(S: Any, screen: Any) -> None:
         screen.print(f"{about['measure']}: {size}; median {_median(values):.4g}", soft_wrap=True)
     told = [f"engine {about['engine']}"] if about.get("engine") else []
     told += [f"update {about['update']}"] if about.get("update") else []
+    if math.isfinite(about.get("nonlinearity", math.nan)):
+        told.append(f"{about['nonlinearity']:.1%} away from the limit of small steps")
     told.append(f"{about['unresolved']:.1%} of the pairs unresolved")
     screen.print("; ".join(told), soft_wrap=True)
 
