@@ -197,6 +197,31 @@ def test_estimate_tells_engine_time_and_memory(engine):
     assert le.estimate(problem, (sources[0][:3], sources[1][:3]), engine=engine).seconds > 0
 
 
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("fastest", [le.Looped(), le.Looped(15), le.Looped(gradients_at_once=12)], ids=str)
+def test_auto_takes_the_fastest_loop(fastest, monkeypatch):
+    """By a clock on which every other loop takes a hundred times as long."""
+    problem, sources = problem_and_sources(60)
+    expected = le.respond(problem, sources, engine="looped").target_change
+    clock, rows = [0.0], LoopedRunner.rows
+
+    def timed(self, start, stop):
+        same = (self.at_once, self.chunk) == (fastest.at_once or 60, fastest.gradients_at_once)
+        clock[0] += (stop - start) * (0.01 if same else 1)
+        return rows(self, start, stop)
+
+    monkeypatch.setattr(LoopedRunner, "rows", timed)
+    monkeypatch.setattr("local_elasticity.engine.choose.now", lambda device: clock[0])
+    monkeypatch.setattr("local_elasticity.engine.choose.CACHE_BYTES", 15 * 8 * 8)
+    monkeypatch.setattr("local_elasticity.engine.choose.GRADIENTS_AT_ONCE", 12)
+    monkeypatch.setattr("local_elasticity.engine.choose.Race._differences", lambda race: None)
+    monkeypatch.setattr("local_elasticity.engine.choose.Race._vmapped", lambda race: None)
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, None, le.SGD(0.1))
+        assert Race(job).run().engine == fastest
+    assert_same_rows(le.respond(problem, sources, engine=fastest).target_change, expected)
+
+
 def test_estimate_grows_with_the_work(monkeypatch):
     """By a clock on which a chunk takes a second and each of its rows one more."""
     clock, rows = [0.0], LoopedRunner.rows

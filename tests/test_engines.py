@@ -14,6 +14,7 @@ from tests.tolerances import SAME_IN_FLOAT64, SLOPE
 EXACT = {
     "looped": le.Looped(),
     "looped in twos, channels last": le.Looped(at_once=2, channels_last=True),
+    "looped, gradients in threes": le.Looped(gradients_at_once=3),
     "vmapped": le.Vmapped(),
     "vmapped in twos": le.Vmapped(chunk=2),
     "structured": le.Structured(),

@@ -107,6 +107,7 @@ def few_are_shorter():
         (Packed, "auto"),
         (Packed, "linearized"),
         (Unpadded, "structured"),
+        *((net, le.Looped(gradients_at_once=N)) for net in (Sorted, SortedInPython, Ranked, Packed, Unpadded)),
     ],
 )
 def test_values_that_decide_where_examples_lie(net, engine):

@@ -1,6 +1,7 @@
 """What comes with a model: losses, outputs, hooks, optimizers, datasets, files. It is left as it was, or refused."""
 
 import contextlib
+import copy
 import gc
 import os
 import signal
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import local_elasticity as le
+from local_elasticity.engine.job import Job
+from local_elasticity.engine.looped import LoopedRunner
 from tests.kinds import KINDS, N
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
@@ -664,3 +667,27 @@ def test_an_optimizer_that_skips_what_some_sources_do_not_reach_is_left_to_the_l
     problem, update = le.Problem.of(net, "cross_entropy"), le.FromOptimizer(optimizer)
     with pytest.raises(ValueError, match="which the optimizer may skip"):
         le.respond(problem, (x, torch.arange(8) % 2), update=update, engine=engine)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_copied_once(kind):
+    """They write lists of their weights, which follow from the weights, so that one copy serves all passes."""
+    net = nn.Sequential(kind(3, 4, batch_first=True), Last(), nn.Linear(4, 2)).double()
+    x, update = torch.randn(5, 6, 3).double(), le.SGD(0.1)
+    problem, sources = le.Problem.of(net, "cross_entropy"), (x, torch.arange(5) % 2)
+    with problem.bound() as bound:
+        job = Job.read(bound, sources, None, update)
+        runner, kept = LoopedRunner(job), bound.replica._kept
+        found = runner.rows(0, 5).target_change
+        assert bound.replica._kept is kept is not None
+    for row, change in enumerate(found):
+        stepped = copy.deepcopy(net)
+        stepped.zero_grad()
+        nn.functional.cross_entropy(stepped(x[row : row + 1]), sources[1][row : row + 1]).backward()
+        torch.optim.SGD(stepped.parameters(), lr=0.1).step()
+        assert torch.allclose(change, (stepped(x) - net(x)).detach(), rtol=1e-9, atol=1e-12)
+
+
+class Last(nn.Module):
+    def forward(self, result):
+        return result[0][:, -1]

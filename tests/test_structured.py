@@ -305,6 +305,13 @@ class Branches(nn.Module):
         return out * 2 if out.sum() > 0 else out
 
 
+def test_a_network_that_branches_has_its_gradients_one_by_one():
+    problem = le.Problem.of(Branches().double(), "mse")
+    sources = torch.randn(40, 3).double(), torch.randn(40, 2).double()
+    found, wanted = (le.respond(problem, sources, engine=le.Looped(gradients_at_once=n)) for n in (8, 1))
+    assert torch.equal(found.target_change, wanted.target_change)
+
+
 @pytest.mark.parametrize("memory", [2**24, 2**26])
 @pytest.mark.parametrize("make", [le.models.cnn, lambda: le.models.ResNet18(1, channels=1, width=8)])
 def test_chunks_on_a_gpu_fill_the_memory_and_no_more(make, memory, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,9 +37,12 @@ SECONDS_WORTH_AN_IMPORT = 10.0
 FAR_SLOWER = 2
 """An engine whose first row takes this many times as long as a row of the best engine is not checked further."""
 
-CACHE_SIZED = 128
-"""Targets in one pass of `Looped`, tried as an alternative to all at once: a CPU is often faster while the data fits
-into its cache."""
+CACHE_SIZED, CACHE_BYTES = 128, 3 << 19
+"""Targets in one pass of `Looped`, and bytes of their largest activation, tried as alternatives to all at once: a CPU
+is often faster while the data fits into its cache."""
+
+GRADIENTS_AT_ONCE = 16
+"""Sources whose gradients one backward pass of `Looped` computes, tried as an alternative to one by one."""
 
 TRIAL_SHARE = {"cpu": 1 / 128, "cuda": 1 / 8, "mps": 1 / 8}
 """How many of the rows the first chunk of `Vmapped` has: small chunks already occupy a CPU, but not a GPU."""
@@ -131,15 +134,32 @@ class Race:
         return not self.left or (self.rows is not None and self._enough(self.rows))
 
     def _loops(self) -> None:
-        """All targets in a pass; on a CPU also fewer, and convolutions with their channels last."""
+        """All targets in a pass; on a CPU also fewer, convolutions with their channels last, and gradients of several
+        sources in a pass."""
         self._timed(self.best)
         if self.job.bound.device.type != "cpu":
             return
-        few = CACHE_SIZED if self.job.m >= 2 * CACHE_SIZED else None
-        if few:
-            self._timed(self._trial(Looped(few)))
+        few = [CACHE_SIZED] if self.job.m >= 2 * CACHE_SIZED else []
+        passes = -(-self.job.m * self.job.footprint.largest // CACHE_BYTES)
+        few += [-(-self.job.m // passes)] if 1 < passes < self.job.m else []
+        for at_once in few:
+            self._timed(self._trial(Looped(at_once)))
         if any(p.ndim == 4 for p in self.job.bound.params.values()):
-            self._channels_last(Looped(few, channels_last=True))
+            self._channels_last(replace(self._best_loop, channels_last=True))
+        if self._pays(SECONDS_WORTH_A_RACE):
+            self._gradients_together(replace(self._best_loop, gradients_at_once=GRADIENTS_AT_ONCE))
+
+    @property
+    def _best_loop(self) -> Looped:
+        assert isinstance(self.best.engine, Looped)
+        return self.best.engine
+
+    def _gradients_together(self, engine: Looped) -> None:
+        """Where one backward pass gives the gradients of several sources."""
+        trial = self._trial(engine)
+        trial.chunk = min(trial.runner.chunk, max(1, self.left // 4))
+        if trial.chunk > 1 and self._timed(trial):
+            trial.chunk = trial.runner.chunk
 
     def _channels_last(self, engine: Engine) -> None:
         """Where the network takes that layout, and predicts the same in it."""
@@ -294,8 +314,10 @@ def in_words(engine: Engine) -> str:
     """
     words = name_of(engine)
     if isinstance(engine, Looped):
-        words += f" with {engine.at_once} targets at a time" if engine.at_once else ""
-        words += ", channels last" if engine.channels_last else ""
+        options = [f"{engine.at_once} targets at a time"] if engine.at_once else []
+        options += ["channels last"] if engine.channels_last else []
+        options += [f"gradients of {engine.gradients_at_once} at a time"] if engine.gradients_at_once > 1 else []
+        words += f" with {', '.join(options)}" if options else ""
     elif isinstance(engine, Vmapped) and engine.chunk:
         words += f" in chunks of {engine.chunk}"
     return words

@@ -29,6 +29,16 @@ _ATOMS: frozenset[type] = frozenset(
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _PICKLED_BY = ("__reduce_ex__", "__reduce__", "__getstate__")
 
+_OF_RECURRENT_LAYERS = ("_flat_weights", "_flat_weight_refs")
+"""Lists of their weights, which nn.RNNBase builds again as soon as one of them is another tensor."""
+
+
+def _values(part: dict[Any, Any]) -> list[Any]:
+    """What a dict holds, without those lists if it is the attributes of a recurrent layer."""
+    if "_flat_weights_names" not in part:
+        return list(part.values())
+    return [value for key, value in part.items() if key not in _OF_RECURRENT_LAYERS]
+
 
 class StructuralCopy:
     """A copy of `model`, with the tensors that are registered in it to be put by name.
@@ -78,9 +88,10 @@ class StructuralCopy:
                 tensor.__dict__.update(self._marks[name])
 
     def contents(self) -> list[list[Any]]:
-        """What every container holds now, for a comparison by identity."""
+        """What every container holds now, for a comparison by identity; without the lists that recurrent layers build
+        again when their weights are put."""
         cells = [[cell_contents(cell)] for cell in self._cells.values()]
-        return cells + [list(part.values()) if isinstance(part, dict) else list(part) for part in self._parts]
+        return cells + [_values(part) if isinstance(part, dict) else list(part) for part in self._parts]
 
     def of(self, value: Any) -> Any:
         """The copy of a part of the model."""

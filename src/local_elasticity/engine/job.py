@@ -40,11 +40,12 @@ COMPANY = 4
 @dataclass(frozen=True)
 class Sampled:
     """Pairs whose limits of small steps are asked for. An engine that finds them beside its rows puts them into
-    `limits`, by source: [targets, k]."""
+    `limits`, by source: [targets, k]; one that has the displacements of parameters puts these."""
 
     sources: tuple[int, ...]
     targets: Tensor
     limits: dict[int, Tensor]
+    displacements: dict[int, Params]
 
 
 @dataclass(frozen=True)

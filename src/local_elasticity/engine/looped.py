@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,15 +10,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.engine.coverage import Coverage
+from local_elasticity.engine.inputs import take
+from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.problem import as_predictions, leaves_of
 from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
+from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import FromOptimizer
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
 """How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
+
+ALIGNED = 64
+"""Parameters in one piece of memory begin at multiples of this many numbers, as fast kernels require."""
 
 
 @dataclass(frozen=True)
@@ -27,47 +36,62 @@ class Looped:
     Args:
         at_once: how many targets go through the network in a pass, at most. It changes the speed alone.
         channels_last: keep the weights of convolutions in that layout. It changes the speed alone.
+        gradients_at_once: of how many sources one backward pass computes the gradients, in networks whose layers allow
+            that. It changes the speed alone.
     """
 
     at_once: int | None = None
     channels_last: bool = False
+    gradients_at_once: int = 1
 
     def __post_init__(self) -> None:
-        if self.at_once is not None and self.at_once < 1:
-            raise ValueError(f"at_once: expected a positive whole number, got {self.at_once!r}")
+        for name in ("at_once", "gradients_at_once"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name}: expected a positive whole number, got {given!r}")
 
     @property
     def exact(self) -> bool:
         return True
 
     def runner(self, job: Job) -> LoopedRunner:
-        return LoopedRunner(job, self.at_once, self.channels_last)
+        return LoopedRunner(job, self.at_once, self.channels_last, self.gradients_at_once)
 
 
 class LoopedRunner(Runner):
     """One row at a time; the stepped weights live in one set of buffers that every row reuses."""
 
-    chunk = 1
     subtracts = True
 
-    def __init__(self, job: Job, at_once: int | None = None, channels_last: bool = False) -> None:
+    def __init__(
+        self, job: Job, at_once: int | None = None, channels_last: bool = False, gradients_at_once: int = 1
+    ) -> None:
         self.job = job
         self.channels_last = channels_last
         self.skips = isinstance(job.update, FromOptimizer)
-        self.fixed = 4 * job.footprint.parameters + job.footprint.backward(job.batch)
-        fitting = (job.memory - self.fixed) // job.footprint.forward()
+        self.coverage = _coverage(job) if gradients_at_once > 1 else None
+        self.chunk = min(job.n, gradients_at_once) if self.coverage is not None else 1
+        size = job.footprint
+        self.fixed = (4 if job.plain else 6) * size.parameters
+        self.of_gradients = 2 * size.parameters + size.backward(job.batch)
+        fitting = (job.memory - self.fixed - self.of_gradients * self.chunk) // size.forward()
         self.at_once = max(1, min(job.m, fitting, at_once or job.m))
         self.params = {name: _laid_out(p, channels_last) for name, p in job.bound.params.items()}
         self.leaves = leaves_of(self.params)
-        self.after = {name: torch.empty_like(p) for name, p in self.params.items()}
+        self.before, self.gradients, self.after = (Pieces(self.params) for _ in range(3))
+        self.moved = self.gradients if job.plain else Pieces(self.params)
+        self.before.put(self.params)
         self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
         self.target_before = job.predict(self.params, self.target_inputs, self.at_once)
 
     @property
     def bytes(self) -> int:
-        return self.fixed + self.job.footprint.forward(self.at_once)
+        return self.fixed + self.of_gradients * self.chunk + self.job.footprint.forward(self.at_once)
 
     def shrink(self) -> bool:
+        if self.chunk > 1:
+            self.chunk //= 2
+            return True
         smaller = max(1, self.at_once // 2)
         shrunk = smaller < self.at_once
         self.at_once = smaller
@@ -75,36 +99,75 @@ class LoopedRunner(Runner):
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
-        rows = [self._row(row) for row in range(start, stop)]
+        sources = range(start, stop)
+        found = self._together(start, stop) or (self.gradient(row) for row in sources)
+        rows = [self._row(row, *one) for row, one in zip(sources, found, strict=True)]
         source_change, target_change, loss_gradient, realized = (torch.stack(part) for part in zip(*rows, strict=True))
         return Rows.of(source_change, target_change, loss_gradient, realized, subtracted=True)
 
-    def _row(self, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _row(
+        self, row: int, before: Tensor, loss_gradient: Tensor, gradient: Params
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         job = self.job
-        before, loss_gradient, found = self.gradient(row)
         with torch.no_grad():
-            realized = self._step(found)
-            target_change = job.predict(self.after, self.target_inputs, self.at_once) - self.target_before
+            realized = self._step(row, gradient)
+            after = self.after.tensors()
+            target_change = job.predict(after, self.target_inputs, self.at_once) - self.target_before
             if job.targets_are_sources:
                 source_change = target_change[row, None]
             else:
-                source_change = job.bound.predict(self.after, job.source(row)[0]) - before
+                source_change = job.bound.predict(after, job.source(row)[0]) - before
         return source_change, target_change, loss_gradient, realized
 
-    def _step(self, gradient: Params) -> Tensor:
-        """Put w⁺ into the buffers; plain steps in one pass over memory. Returns the share that rounding left of it."""
-        params, job = self.job.bound.left_by_forward(self.params), self.job
-        moved, scale = (gradient, -job.update.step_size) if job.plain else (job.rule(params, gradient), 1.0)
-        after = list(self.after.values())
-        torch._foreach_copy_(after, list(params.values()))
-        torch._foreach_add_([self.after[name] for name in moved], list(moved.values()), alpha=scale)
-        return realized_step({name: params[name] for name in moved}, self.after, gradient, moved, scale)
+    def _step(self, row: int, gradient: Params) -> Tensor:
+        """Put w⁺ into the buffers. Returns the share that rounding left of the step."""
+        job = self.job
+        params = job.bound.left_by_forward(self.params)
+        self.before.put({name: params[name] for name in job.bound.replica.written if name in params})
+        self.gradients.put_alone(gradient)
+        moved, scale = self.gradients, -job.update.step_size
+        if not job.plain:
+            self.moved.put_alone(job.rule(params, gradient))
+            moved, scale = self.moved, 1.0
+        self.after.step(self.before, moved, scale)
+        if job.sampled is not None and row in job.sampled.sources:
+            job.sampled.displacements[row] = {name: scale * part for name, part in moved.parts.items()}
+        before, after, g = (part.sampled() for part in (self.before, self.after, self.gradients))
+        step = g if job.plain else moved.sampled()
+        return _realized(before, after, g, step, self.before.stand_for, scale)
 
     def gradient(self, row: int) -> tuple[Tensor, Tensor, Params]:
         """Predictions on the source, ∂ℓ/∂f there, and ∇_w ℓ."""
         bound = self.job.bound
         outputs, along, found = bound.step_gradient(self.leaves, *self.job.source(row), reached=self.skips)
         return as_predictions(outputs), along, found
+
+    def _together(self, start: int, stop: int) -> list[tuple[Tensor, Tensor, Params]] | None:
+        """The same for several sources, from one backward pass over them; None where that is not possible, or where
+        the last of them has another gradient alone."""
+        if self.coverage is None or stop - start == 1:
+            return None
+        job = self.job
+        examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
+        try:
+            tape = self.coverage.record(job.bound, examples)
+            loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
+            cotangents = loss_gradient.flatten(0, 1)[:, None]
+            of_examples = factors_along(job.bound, self.coverage, tape, examples, cotangents).matrices()
+        except ReusedParameterError:
+            self.coverage = None
+            return None
+        gradients = {
+            name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).unflatten(1, job.bound.params[name].shape)
+            for name, part in of_examples.items()
+        }
+        before = tape.predictions.detach().unflatten(0, (-1, job.batch))
+        last = self.gradient(stop - 1)
+        if not _same_gradient({name: part[-1] for name, part in gradients.items()}, last[2]):
+            self.coverage = None
+            return None
+        each = range(stop - start)
+        return [(before[i], loss_gradient[i], {name: part[i] for name, part in gradients.items()}) for i in each]
 
 
 def seconds_of_a_row(job: Job) -> float:
@@ -117,15 +180,89 @@ def seconds_of_a_row(job: Job) -> float:
     return (now(job.bound.device) - began) / 2
 
 
+class Pieces:
+    """Tensors like some parameters, in one piece of memory for each precision: few operations step them all."""
+
+    def __init__(self, like: Params) -> None:
+        device = next(iter(like.values())).device
+        layouts = {name: torch.empty_like(p, device="meta") for name, p in like.items()}
+        places: dict[torch.dtype, list[Tensor]] = {}
+        offsets: dict[torch.dtype, int] = {}
+        at: dict[str, int] = {}
+        for name, layout in layouts.items():
+            at[name] = offsets.get(layout.dtype, 0)
+            places.setdefault(layout.dtype, []).append(at[name] + _sampled_places(layout, device))
+            offsets[layout.dtype] = at[name] + -(-layout.numel() // ALIGNED) * ALIGNED
+        self.whole = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in offsets.items()}
+        self.parts = {
+            name: self.whole[layout.dtype].as_strided(layout.shape, layout.stride(), at[name])
+            for name, layout in layouts.items()
+        }
+        self._places = {dtype: torch.cat(found) for dtype, found in places.items()}
+        by_dtype = sorted(layouts.items(), key=lambda one: list(places).index(one[1].dtype))
+        self.stand_for = _stands_for(tuple((name, layout.shape) for name, layout in by_dtype), device)
+
+    def tensors(self) -> Params:
+        """The tensors as new objects, whose memory a recurrent layer may replace by its own."""
+        return {name: part.detach() for name, part in self.parts.items()}
+
+    def put(self, values: Params) -> None:
+        """Copy some of the tensors."""
+        if values:
+            torch._foreach_copy_([self.parts[name] for name in values], list(values.values()))
+
+    def put_alone(self, values: Params) -> None:
+        """Copy some of the tensors; the others become zero."""
+        if len(values) < len(self.parts):
+            torch._foreach_zero_(list(self.whole.values()))
+        self.put(values)
+
+    def step(self, start: Pieces, moved: Pieces, scale: float) -> None:
+        """Become start + scale · moved."""
+        for dtype, whole in self.whole.items():
+            torch.add(start.whole[dtype], moved.whole[dtype], alpha=scale, out=whole)
+
+    def sampled(self) -> Tensor:
+        """Some of all numbers."""
+        parts = [whole[self._places[dtype]] for dtype, whole in self.whole.items()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _coverage(job: Job) -> Coverage | None:
+    """What gradients of several sources are computed by in one backward pass; None for networks and updates where that
+    is not possible."""
+    effects = job.bound.replica.effects
+    one_by_one = effects is None or effects.tensors or effects.reads or job.bound.alters_gradients
+    if one_by_one or (isinstance(job.update, FromOptimizer) and not job.plain):
+        return None
+    try:
+        found = Coverage.of(job.bound, tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs))
+    except UnsupportedModelError:
+        return None
+    return None if found.unsupported else found
+
+
+def _same_gradient(found: Params, expected: Params) -> bool:
+    """Whether gradients are the same but for rounding, by a share of the norm of all of it."""
+    off = torch.stack([torch.linalg.vector_norm(found[name] - part) for name, part in expected.items()]).norm()
+    size = torch.stack(torch._foreach_norm(list(expected.values()))).norm()
+    return bool(off <= torch.finfo(off.dtype).eps ** 0.5 * size)
+
+
 def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
     """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 if there is no step."""
 
     def some(part: Params) -> Tensor:
-        return torch.cat([_sampled(part[name]).reshape(-1) for name in params])
+        return torch.cat([part[name][_sample(part[name].shape)].reshape(-1) for name in params])
 
     before, there, g = some(params), some(after), some(gradient)
     step = g if moved is gradient else some(moved)
-    g = g * _stands_for(tuple((name, p.shape) for name, p in params.items()), g.device).to(g.dtype)
+    stand_for = _stands_for(tuple((name, p.shape) for name, p in params.items()), g.device)
+    return _realized(before, there, g, step, stand_for, scale)
+
+
+def _realized(before: Tensor, there: Tensor, g: Tensor, step: Tensor, stand_for: Tensor, scale: float) -> Tensor:
+    g = g * stand_for.to(g.dtype)
     total = torch.dot(g, step) * scale
     return torch.where(total == 0, torch.ones_like(total), torch.dot(g, there - before) / total)
 
@@ -134,16 +271,33 @@ def realized_step(params: Params, after: Params, gradient: Params, moved: Params
 def _stands_for(shapes: tuple[tuple[str, torch.Size], ...], device: torch.device) -> Tensor:
     """How many weights each of those that are looked at stands for."""
     with torch.no_grad():
-        sizes = [(shape.numel(), _sampled(torch.empty(shape, device="meta")).numel()) for _, shape in shapes]
+        sizes = [(shape.numel(), math.prod(len(part) for part in _ranges(shape))) for _, shape in shapes]
         return torch.cat([torch.full((count,), size / count, device=device) for size, count in sizes])
 
 
-def _sampled(tensor: Tensor) -> Tensor:
+def _sample(shape: torch.Size) -> tuple[slice, ...]:
     """Some rows, evenly spaced, and the first columns of each."""
-    if tensor.ndim == 0:
-        return tensor
-    rows = tensor[:: max(1, len(tensor) // SAMPLED_ROWS)]
-    return rows if tensor.ndim == 1 else rows[:, : max(1, SAMPLED // rows[:, 0].numel())]
+    if not shape:
+        return ()
+    rows = slice(None, None, max(1, shape[0] // SAMPLED_ROWS))
+    if len(shape) == 1:
+        return (rows,)
+    in_a_column = len(range(*rows.indices(shape[0]))) * math.prod(shape[2:])
+    return rows, slice(0, max(1, SAMPLED // in_a_column))
+
+
+def _ranges(shape: torch.Size) -> list[range]:
+    """The same as indices along each axis."""
+    chosen = _sample(shape) + (slice(None),) * len(shape)
+    return [range(*part.indices(size)) for part, size in zip(chosen, shape, strict=False)]
+
+
+def _sampled_places(layout: Tensor, device: torch.device) -> Tensor:
+    """Where the sample of a tensor lies in its memory."""
+    found = torch.zeros((), dtype=torch.long, device=device)
+    for indices, stride in zip(_ranges(layout.shape), layout.stride(), strict=True):
+        found = found[..., None] + stride * torch.arange(indices.start, indices.stop, indices.step, device=device)
+    return found.reshape(-1)
 
 
 def _laid_out(tensor: Tensor, channels_last: bool) -> Tensor:

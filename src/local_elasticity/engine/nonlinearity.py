@@ -87,7 +87,7 @@ def warn_of_large_step(nonlinearity: float) -> None:
 def sampled(job: Job) -> Sampled:
     """The pairs that are looked at."""
     device = job.bound.device
-    return Sampled(tuple(spread(job.n, SOURCES, device).tolist()), spread(job.m, TARGETS, device), {})
+    return Sampled(tuple(spread(job.n, SOURCES, device).tolist()), spread(job.m, TARGETS, device), {}, {})
 
 
 def nonlinearity_of(job: Job, response: Response) -> float:
@@ -133,14 +133,18 @@ def _by_differences(job: Job, rows: Tensor, columns: Tensor, known: list[Tensor 
 
 def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
     """The same by derivatives along the displacement of each source."""
-    inputs, found = take(job.target_inputs, columns), []
-    for row in rows.tolist():
-        start, moved = _displacement(job, row)
-        limit = derivative_along(job.bound, start, moved, inputs)
-        if limit is None:
-            return None
-        found.append(limit)
-    return torch.stack(found)
+    inputs = take(job.target_inputs, columns)
+    if job.removes_drift:
+        each = [derivative_along(job.bound, start, moved, inputs) for start, moved in _displacements(job, rows)]
+        found = [one for one in each if one is not None]
+        return torch.stack(found) if len(found) == len(each) else None
+    return derivatives_along(job.bound, job.bound.params, [moved for _, moved in _displacements(job, rows)], inputs)
+
+
+def _displacements(job: Job, rows: Tensor) -> list[tuple[Params, Params]]:
+    """Where changes are counted from, and the displacements of some sources, those that an engine kept among them."""
+    kept = {} if job.sampled is None or job.removes_drift else job.sampled.displacements
+    return [(job.bound.params, kept[row]) if row in kept else _displacement(job, row) for row in rows.tolist()]
 
 
 def resolved_step(job: Job) -> SGD:
@@ -261,6 +265,12 @@ def _displacement(job: Job, row: int) -> tuple[Params, Params]:
 
 def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor | None:
     """J(x′)Δ at these parameters, [b, k]; None if torch has no such derivative of the network."""
+    found = derivatives_along(bound, params, [moved], inputs)
+    return None if found is None else found[0]
+
+
+def derivatives_along(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor | None:
+    """The same for several displacements, [r, b, k]."""
     for way in (_two_backward_passes, _forward_mode):
         try:
             with sdpa_kernel(SDPBackend.MATH):
@@ -274,27 +284,33 @@ def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs:
     return None
 
 
-def _two_backward_passes(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
+def _two_backward_passes(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor:
     """vᵀJΔ is linear in v, and its derivative by v is JΔ. A RuntimeError if a part of the network cuts that derivative
     off, as a function of the user's own does whose gradient is not made of torch's functions."""
     leaves = leaves_of(params)
     with torch.enable_grad():
         outputs = bound.predict(leaves, inputs)
         v = (COTANGENT * far_apart(outputs.numel(), outputs.detach())).view_as(outputs).requires_grad_()
-        names = [name for name in leaves if name in moved]
-        products = torch.autograd.grad(
-            outputs, [leaves[name] for name in names], v, create_graph=True, allow_unused=True
-        )
-        pairs = zip(names, products, strict=True)
-        total = torch.stack([(g * moved[name]).sum() for name, g in pairs if g is not None]).sum()
-        (found,) = torch.autograd.grad(total, v)
+        reached = torch.autograd.grad(outputs, list(leaves.values()), v, create_graph=True, allow_unused=True)
+        products = {name: g for name, g in zip(leaves, reached, strict=True) if g is not None}
+        return torch.stack([_along(products, v, one) for one in moved])
+
+
+def _along(products: Params, v: Tensor, moved: Params) -> Tensor:
+    """The derivative by v of vᵀJΔ, for the vᵀJ that was computed."""
+    total = torch.stack([(g * moved[name]).sum() for name, g in products.items() if name in moved]).sum()
+    (found,) = torch.autograd.grad(total, v, retain_graph=True)
     parts = v.detach() * found
     if (parts.sum() - total.detach()).abs() > torch.finfo(parts.dtype).eps ** 0.5 * parts.abs().sum():
         raise RuntimeError("a part of the network cuts off the derivative of its gradient")
     return found.detach()
 
 
-def _forward_mode(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
+def _forward_mode(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor:
+    return torch.stack([_tangent(bound, params, one, inputs) for one in moved])
+
+
+def _tangent(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
     with torch.no_grad(), _without_onednn(), forward_ad.dual_level():
         tangents = {name: moved.get(name, torch.zeros_like(p)) for name, p in params.items()}
         duals = {name: forward_ad.make_dual(p.detach(), tangents[name].contiguous()) for name, p in params.items()}

@@ -31,18 +31,23 @@ OUT_OF_REACH = (
 )
 
 
+READING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero}
+"""Operations that give Python a value, by which a forward pass may branch."""
+
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
-    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has."""
+    unit of the coarsest numbers that it computes with, where some are rounded to less than the model has. `reads` says
+    whether Python reads values, so that a batch may take another branch than each of its examples."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
     attributes: bool = False
     coarsest: float = 0.0
+    reads: bool = False
 
     @property
     def writes(self) -> bool:
@@ -54,6 +59,7 @@ class Effects:
             self.tensors | other.tensors,
             self.attributes or other.attributes,
             max(self.coarsest, other.coarsest),
+            self.reads or other.reads,
         )
 
 
@@ -168,7 +174,7 @@ class Replica:
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
         in_inputs = not writes.seen.isdisjoint(of_inputs)
-        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest)
+        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -253,6 +259,7 @@ class _Writes(TorchDispatchMode):
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()
         self.cast: set[torch.dtype] = set()
+        self.reads = False
 
     @property
     def coarsest(self) -> float:
@@ -264,6 +271,7 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.reads = self.reads or func.overloadpacket in READING
         places = _written_arguments(func)
         if places:
             args = [self._instead(one) if i in places else one for i, one in enumerate(args)]
