@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.looped import LoopedRunner, realized_step
+from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.loss import LossFunction, gradient_cancels
 from local_elasticity.engine.noise import Noise
 from local_elasticity.engine.problem import Problem, as_predictions, as_problem, leaves_of
@@ -26,6 +26,7 @@ from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.rules.elementwise import relu_change, sigmoid_change
+from local_elasticity.engine.stepped_weights import realized_step
 from local_elasticity.engine.structured import two_layer_runner
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update

@@ -12,10 +12,10 @@ from torch.func import grad, vmap
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job, Runner
-from local_elasticity.engine.looped import realized_step
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows, own_change
+from local_elasticity.engine.stepped_weights import realized_step
 from local_elasticity.engine.structured import spot_check
 from local_elasticity.engine.supported import UnsupportedModelError
 
