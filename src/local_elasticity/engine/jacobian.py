@@ -67,6 +67,15 @@ class Outer:
         (bl, l1), (br, l2) = one.shape[:2], two.shape[:2]
         return (_products(one, two).reshape(bl, l1, br, l2) * self._meets(other)).sum((1, 3))
 
+    def inner_own(self, other: Outer) -> Float[Tensor, "b rr"]:
+        """Between the one gradient of every example here and those of the same example there."""
+        one = self.q[:, 0]
+        along = one.sum(1, keepdim=True) if self.bias else one.new_zeros(())
+        if self.weight is not None:
+            matrix = outer_sums(self.a, self.q)[:, 0] if self.many_places else None
+            along = along + (other.a @ self.a.mT @ one if matrix is None else other.a @ matrix.mT)
+        return torch.bmm(other.q.flatten(2), along.expand_as(other.q[:, 0]).flatten(1)[:, :, None])[:, :, 0]
+
     def _by_units(self, other: Outer, axes: int) -> Tensor:
         """Products of the matrices, with those of some output units multiplied out at a time: all of them take k times
         the memory of a gradient for each example. The first axes, of examples and perhaps of cotangents, are kept."""
@@ -246,6 +255,13 @@ def inner(left: Factors, right: Factors) -> Float[Tensor, "bl rl br rr"]:
     layers = [one.inner(other) for one, other in zip(left.outer, right.outer, strict=True)]
     pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
     return summed([*layers, *(_products(a, b).reshape(*a.shape[:2], *b.shape[:2]) for a, b in pairs)])
+
+
+def inner_own(left: Factors, right: Factors) -> Float[Tensor, "b rr"]:
+    """⟨∇, ∇′⟩ between the one gradient of every example on the left and those of the same example on the right."""
+    layers = [one.inner_own(other) for one, other in zip(left.outer, right.outer, strict=True)]
+    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
+    return summed([*layers, *(torch.bmm(b, a.mT)[:, :, 0] for a, b in pairs)])
 
 
 def inner_trace(left: Factors, right: Factors) -> Float[Tensor, "bl br"]:

@@ -21,6 +21,7 @@ from local_elasticity.engine.jacobian import (
     explicit_columns,
     gram,
     inner,
+    inner_own,
     jacobian_factors,
     layers_along,
     summed,
@@ -197,14 +198,19 @@ class LinearizedRunner(Runner):
         loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]
         layers = self._arranged(layers_along(job.bound, self.coverage, tape, examples, cotangents))
-        along = self._along(list(layers), start)
+        sources = list(layers)
+        along = self._along(sources, start)
         blocks = range(0, job.m, self.block)
         target_change = torch.cat([along(self._layers_of(slice(i, i + self.block))) for i in blocks], dim=1)
         if job.targets_are_sources:
             return loss_gradient, target_change, own_change(target_change, start)
-        own = along(self._arranged(layers_along(job.bound, self.coverage, tape, examples, every_output(tape))))
-        rows = torch.arange(stop - start, device=own.device)
-        return loss_gradient, target_change, own.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
+        own = self._arranged(layers_along(job.bound, self.coverage, tape, examples, every_output(tape)))
+        if job.plain and job.batch == 1:
+            met = summed(inner_own(one, other) for one, other in zip(sources, own, strict=True))
+            return loss_gradient, target_change, -job.update.step_size * met[:, None]
+        changes = along(own)
+        rows = torch.arange(stop - start, device=changes.device)
+        return loss_gradient, target_change, changes.reshape(len(rows), len(rows), job.batch, -1)[rows, rows]
 
     def _arranged(self, layers: Iterable[Factors]) -> Iterable[Factors]:
         """Layer by layer, or parameter by parameter where the Jacobians are kept."""
