@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(library, tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = History.open(tmp_path / "history.zarr")
-    assert len(before) >= 6
+    assert len(before) >= 5  # the sixth may not be written completely
     answer = subprocess.run([*command, "resume"], env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     after = History.open(tmp_path / "history.zarr")
