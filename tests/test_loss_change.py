@@ -13,6 +13,7 @@ import local_elasticity as le
 from local_elasticity.engine.loss import LOSSES, gradient_of
 from local_elasticity.measures.loss import _Named, _Own
 from tests.cases import CASE_OF, CASES
+from tests.kinds import KINDS, N
 from tests.oracles.loop import looped_loss_change
 from tests.tolerances import RESOLVED_ERROR, ROUNDING, SAME_AT_SMALL_STEPS, SAME_IN_FLOAT64, STRUCTURED_IN_FLOAT32
 
@@ -104,6 +105,14 @@ def test_its_limit_knows_what_an_optimizer_holds_and_what_rounding_hides():
     first = le.Problem.of(net, "mse", output=lambda out: out[:, :1])
     hidden = le.similarity(first, (x, torch.full((12, 1), 1e6)), measure="loss", approximate=True)
     assert hidden.isnull().all()
+
+
+@pytest.mark.parametrize("name", ["embedding, largest norm", "clamps its weights"])
+def test_its_limit_is_refused_where_a_forward_pass_writes_weights(name):
+    kind = next(kind for kind in KINDS if kind.name == name)
+    problem = le.Problem.of(kind.model(), "mse")
+    with pytest.raises(ValueError, match="engine: Linearized cannot follow a forward pass that writes its weights"):
+        le.similarity(problem, (kind.examples(), torch.randn(N, 2)), measure="loss", approximate=True)
 
 
 OUTPUTS = {

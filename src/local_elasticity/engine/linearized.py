@@ -76,6 +76,9 @@ def notes_on_the_limit(job: Job) -> tuple[str, ...]:
     """A note if products of gradients are not the limit of small steps; an UnsupportedModelError if they cannot be."""
     if job.bound.alters_gradients:
         raise UnsupportedModelError("engine: Linearized cannot follow backward hooks of modules; use engine='auto'")
+    effects = job.bound.replica.effects
+    if effects is not None and effects.tensors & set(job.bound.params):
+        raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
     off = deviation_from_the_limit(job)
     if off <= ALLOWED:
         return ()
@@ -111,8 +114,6 @@ class LinearizedRunner(Runner):
     subtracts = False
 
     def __init__(self, job: Job) -> None:
-        if job.bound.replica.effects is not None and job.bound.replica.effects.tensors & set(job.bound.params):
-            raise UnsupportedModelError("engine: Linearized cannot follow a forward pass that writes its weights")
         self.job = job
         coverage = Coverage.of(job.bound, job.target_inputs)
         self.coverage = replace(coverage, keeps_vectors=job.plain and job.k > 1)
