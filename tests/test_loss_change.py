@@ -115,6 +115,35 @@ def test_its_limit_is_refused_where_a_forward_pass_writes_weights(name):
         le.similarity(problem, (kind.examples(), torch.randn(N, 2)), measure="loss", approximate=True)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return torch.cat([self.a(x), self.b(x)], 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*pairs")
+@pytest.mark.parametrize("measure", ["loss", ["loss", "relative"]], ids=["alone", "beside"])
+@pytest.mark.parametrize("seed", range(6))
+def test_sources_whose_steps_are_turned_by_rounding_are_not_resolved(seed, measure):
+    """Sources are learned, the second head to the last digits, and the targets' losses are those of that head."""
+    torch.manual_seed(seed)
+    net, x = TwoHeads(), torch.randn(8, 6)
+    with torch.no_grad():
+        y = net.double()(x.double())
+        y[:4] += torch.randn(4, 2).double() * torch.tensor([1e-4, 1e-6])
+        y[4:, 1] += 1
+    sources, targets, options = (x[:4], y[:4].float()), (x[4:], y[4:].float()), {"loss": "mse", "approximate": True}
+    expected = le.similarity(net, sources, targets, measure="loss", **options).values
+    own = np.abs(le.similarity(net, sources, measure="loss", **options).values.diagonal())[:, None]
+    found = le.similarity(net.float(), sources, targets, measure=measure, **options)
+    found = (found if isinstance(measure, str) else found["loss"]).values
+    error = np.abs(found - expected) / np.maximum(np.abs(expected), own)
+    assert (error[np.isfinite(found)] <= RESOLVED_ERROR).all()
+
+
 OUTPUTS = {
     "mse": [(4,), (4, 3), (4, 2, 3)],
     "half_mse": [(4,), (4, 3)],

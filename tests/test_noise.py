@@ -88,6 +88,26 @@ def test_resolved_values_are_right_to_one_percent(trained, exact, engines):
                 assert (error <= RESOLVED_ERROR * truth[resolved].clamp_min(1)).all(), engine
 
 
+@pytest.mark.parametrize("engine", ["structured", "linearized", "auto"])
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_large_outputs_hide_small_residuals(engine):
+    """Of several outputs around 1e5, the last digits of float32 decide where a step goes that a residual of 0.1 asks
+    for."""
+    torch.manual_seed(0)
+    net, x = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)), torch.randn(8, 5)
+    with torch.no_grad():
+        net[2].bias += 1e5
+        y = (net.double()(x.double()) + torch.randn(8, 3).double() * torch.tensor([0.1, 0.01, 0.001])).float()
+    net.float()
+    problem = le.Problem.of(net, "half_mse")
+    exact = "linearized" if engine == "linearized" else "looped"
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=le.SGD(1e-2), engine=exact))
+    S = le.relative(le.respond(problem, (x, y), update=le.SGD(1e-2), engine=engine)).double()
+    resolved = S.isfinite()
+    assert resolved.all() if engine == "auto" else not resolved.any()
+    assert ((S - truth).abs()[resolved] <= RESOLVED_ERROR * truth[resolved].clamp_min(1)).all()
+
+
 def test_the_share_resolved_falls_with_the_residual(trained, record_property):
     """Nothing is called resolved where float32 is all noise, nearly all where it is not; the shares are reported."""
     net, x = trained

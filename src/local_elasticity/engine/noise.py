@@ -5,8 +5,8 @@ A change computed as f(x; w⁺) − f(x; w) contains the rounding of two forward
 
 Each row has two more terms. One is the part of the step that was rounded away (`realized`). It is coherent, and can be
 far larger than random rounding. The other is the rounding of the loss gradient, for several outputs, which changes the
-direction of the step. It is large if that gradient is a small difference f − y. If the gradient is a product, only the
-rounding of the logits counts.
+direction of the step. It is large if that gradient is a small difference f − y of large numbers. If the gradient is a
+product, only the rounding of the logits counts.
 
 An engine that does not subtract has a few units of relative rounding, and the rounding of the drift by decay and
 momentum, which is measured against float64. An optimizer whose code rounds weights to float32 also rounds its
@@ -112,11 +112,12 @@ class Noise:
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps + self.step
+        largest = self.source_before[: len(change)].abs().flatten(1).amax(1)
         if gradient[0].numel() > 1 and self.gradient_cancels:
             size = _size(gradient)
-            share = share + eps / size.clamp_min(torch.finfo(size.dtype).tiny)
+            share = share + eps * largest.clamp_min(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
         elif gradient[0].numel() > 1:
-            share = share + eps * self.source_before[: len(change)].abs().flatten(1).amax(1)
+            share = share + eps * largest
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
         noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row + self.drift)

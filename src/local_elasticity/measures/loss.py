@@ -122,7 +122,7 @@ def _limits(
     progress: ProgressOption = None,
 ) -> Limits | None:
     """The first order of the change for a plain step, −η⟨∇ℓ(x), ∇ℓ(x′)⟩, from one gradient of each example; None for
-    other steps. The error of a pair is at most η‖∇ℓ(x)‖ times what rounding changes in ∇ℓ(x′)."""
+    other steps. The error of a pair is what rounding changes in either gradient times the length of the other."""
     with problem.bound() as bound:
         job = Job.read(bound, sources, targets, update, memory=memory, check_targets=True)
         if not job.plain:
@@ -134,7 +134,8 @@ def _limits(
         job.check_company(found.targets.predictions)
     norm, known = found.sources.gradient, KNOWN_TO / STANDARD_DEVIATIONS
     at_source = (norm > 0) & (found.sources.rounding <= known * norm)
-    error = norm[:, None] * found.targets.rounding
+    turned = norm[:, None] * found.targets.turned + found.sources.turned[:, None] * found.targets.gradient
+    error = (found.sources.scaled[:, None] + found.targets.scaled) * found.products.abs() + turned
     clear = at_source[:, None] & (error <= known * torch.maximum(norm.square()[:, None], found.products.abs()))
     change = -job.update.step_size * found.products
     return Limits(Scores(torch.where(clear & change.isfinite(), change, torch.nan)), notes)
@@ -177,14 +178,18 @@ def _check_labels(response: Response) -> None:
 
 
 def _strips(response: Response, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Some rows at a time: predictions before, changes, labels and noise of their pairs."""
+    """Some rows at a time: predictions before, changes, labels and noise of their pairs. What rounding turned in the
+    step of a source turns the changes at the targets by the same share."""
     n, m, k = response.target_change.shape
+    noise, change = (part.reshape(n, -1).norm(dim=1) for part in (response.source_noise, response.source_change))
+    share = torch.where(change > 0, noise / change, 0)
     rows = max(1, NUMBERS_AT_ONCE // (m * k))
     for start in range(0, n, rows):
         part = slice(start, start + rows)
         d = response.target_change[part]
         before = response.target_before[part] if response.target_before.ndim == 3 else response.target_before
         noise = response.noise_scale[part, None, None] * response.target_noise
+        noise = torch.hypot(noise, share[part, None, None] * d.norm(dim=2, keepdim=True) / k**0.5)
         each = labels.expand(len(d), *labels.shape)
         yield before.expand_as(d), d, each, noise.expand_as(d)
 

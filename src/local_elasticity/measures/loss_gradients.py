@@ -22,12 +22,18 @@ Examples = tuple[Inputs, Tensor]
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """‖∇ℓ‖ of some examples, how far rounding of their predictions moves ∇ℓ, and the predictions. Rounding is 0 where
-    it was not asked for."""
+    """‖∇ℓ‖ of some examples, what rounding of their predictions does to ∇ℓ, and the predictions. Rounding scales ∇ℓ by
+    a share of it, and turns it by adding a vector of some length; both are 0 where they were not asked for."""
 
     gradient: Float[Tensor, " b"]
-    rounding: Float[Tensor, " b"]
+    scaled: Float[Tensor, " b"]
+    turned: Float[Tensor, " b"]
     predictions: Float[Tensor, "b k"]
+
+    @property
+    def rounding(self) -> Float[Tensor, " b"]:
+        """How far rounding moves ∇ℓ."""
+        return self.scaled * self.gradient + self.turned
 
     @classmethod
     def of_parts(cls, parts: Sequence[GradientNorms]) -> GradientNorms:
@@ -95,11 +101,14 @@ def _block(
     outputs = tape.outputs.detach()
     slope = bound.loss_gradients(outputs, labels[:, None])
     found = factors_along(bound, coverage, tape, inputs, slope)
-    moved = torch.zeros_like(norm := found.squares()[:, 0].sqrt())
+    scaled = turned = torch.zeros_like(norm := found.squares()[:, 0].sqrt())
     if rounding:
-        other = bound.loss_gradients(rounded(outputs), labels[:, None])
-        moved = factors_along(bound, coverage, tape, inputs, other - slope).squares()[:, 0].sqrt()
-    return found, GradientNorms(norm, moved, tape.predictions.detach())
+        moved = bound.loss_gradients(rounded(outputs), labels[:, None]) - slope
+        along = (moved * slope).sum(2, keepdim=True) / slope.square().sum(2, keepdim=True)
+        along = along.nan_to_num(0.0, 0.0, 0.0)
+        scaled = along[:, 0, 0].abs()
+        turned = factors_along(bound, coverage, tape, inputs, moved - along * slope).squares()[:, 0].sqrt()
+    return found, GradientNorms(norm, scaled, turned, tape.predictions.detach())
 
 
 def rounded(outputs: Tensor, seed: int = 0) -> Tensor:
