@@ -47,6 +47,7 @@ BAD_MEASUREMENTS = {
     "unknown engine": ((x, y), None, {"engine": "warp"}, ValueError, "engine: 'warp'"),
     "no engine": ((x, y), None, {"engine": 3}, TypeError, "engine"),
     "no update": ((x, y), None, {"update": 0.1}, TypeError, "update: expected le.SGD"),
+    "too large a step": ((x, y), None, {"update": le.SGD(1e39)}, ValueError, "step_size: 1e\\+39 is larger than the"),
     "uneven batches": ((x, y), None, {"source_batch_size": 4}, ValueError, "leave 2 out"),
     "empty batches": ((x, y), None, {"source_batch_size": 0}, ValueError, "source_batch_size"),
     "batches of a float": (

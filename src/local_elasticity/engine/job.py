@@ -91,6 +91,7 @@ class Job:
         """Read and check everything a user hands in; errors name the argument and say what to do. The labels of the
         targets are checked where they are needed."""
         check_update(update)
+        _check_step_size(update, bound.dtype)
         bound = bound.stepping(stepped_by(update, bound.problem))
         inputs, labels = read_sources(sources, bound.device, bound.dtype)
         shared = targets is None or given_twice(sources, targets)
@@ -485,6 +486,13 @@ def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: s
         raise ValueError(f"{name}: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}")
     if bool(left_out.reshape(len(labels), -1).all(1).any()):
         raise ValueError(f"{name}: an example has the label {IGNORED} at every place, hence no loss; leave it out")
+
+
+def _check_step_size(update: Update, dtype: torch.dtype) -> None:
+    """Raise a ValueError if the weights cannot hold numbers as large as the step size."""
+    largest, size = torch.finfo(dtype).max, getattr(update, "step_size", None)
+    if isinstance(size, float) and size > largest:
+        raise ValueError(f"step_size: {size:g} is larger than the largest number of the weights, {largest:.2g}")
 
 
 def _warn_of_probabilities(bound: BoundProblem, outputs: Float[Tensor, "2 k"]) -> None:
