@@ -1,8 +1,10 @@
 """Kinds of models that people bring, for `test_promises.py`: what each does that a measurement could trip over."""
 
+import contextlib
 import functools
 import itertools
 import random
+import threading
 import types
 import warnings
 from collections import UserDict, namedtuple
@@ -1020,6 +1022,26 @@ class Mistaken(nn.Module):
 
     def forward(self, x):
         return self.head(self.rnn(x)[0][:, -1])
+
+
+@kind("another thread")
+class InThread(nn.Module):
+    """Under vmap the thread fails, and the forward pass then raises an IndexError."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = between(nn.Tanh)()
+
+    def forward(self, x):
+        found = []
+        thread = threading.Thread(target=self._run, args=(x, found))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    def _run(self, x, found):
+        with contextlib.suppress(RuntimeError):
+            found.append(self.net(x))
 
 
 def by_the_largest(x):

@@ -400,7 +400,7 @@ def _each(function: Callable[[Inputs], Params], plainly: Callable[[Inputs], Para
     try:
         with torch.no_grad(), vectorized():
             found = vmap(function)(inputs)
-    except RuntimeError as error:
+    except Exception as error:  # whatever a forward pass raises that does not support vmap
         if not may_be_passed_over(error):
             raise
     else:
