@@ -181,6 +181,35 @@ def payload(page):
     return text, gzip.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', text)[1])).decode()
 
 
+MISTAKES = {
+    "a matrix": ({"S": np.eye(4)}, TypeError, "S: expected what le.similarity returned"),
+    "tokens alone": ({"sources": torch.zeros(4, 5)}, TypeError, "sources: expected what `sequences` returned"),
+    "a batch": (
+        {"sources": {"input_ids": torch.zeros(4, 5)}},
+        TypeError,
+        "sources: expected what `sequences` returned",
+    ),
+    "a list of words": ({"words": WORDS}, TypeError, "words: expected a function of a token's number, got list"),
+    "one pair": ({"pairs": (0, 1)}, ValueError, "pairs: expected .source, target. numbers"),
+    "three numbers": ({"pairs": [(0, 1, 2)]}, ValueError, "pairs: expected .source, target. numbers"),
+    "parts of numbers": ({"pairs": [(0.7, 1)]}, ValueError, "pairs: expected .source, target. numbers"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(model, sources, name):
+    given, kind, words = MISTAKES[name]
+    S = le.similarity(sequence_problem(model), sources, update=le.SGD(0.1))
+    options = {"S": S, "model": model, "sources": sources, "words": WORDS.__getitem__} | given
+    with pytest.raises(kind, match=words):
+        token_changes(**options)
+
+
+def test_no_pairs_have_no_tokens(model, sources):
+    S = le.similarity(sequence_problem(model), sources, update=le.SGD(0.1))
+    assert token_changes(S, model, sources, words=WORDS.__getitem__, pairs=[]).empty
+
+
 def test_marks_travel_with_the_result_to_the_page(model, sources, tmp_path):
     S = le.similarity(sequence_problem(model), sources, update=le.SGD(0.1), examples=["a", "b", "c", "d"])
     S = S.le.with_token_changes(token_changes(S, model, sources, words=lambda token: f"<b>{token}</b> "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,15 +75,16 @@ def token_changes(
     """
     import pandas as pd
 
+    _check_kinds(S, sources, words)
     update = _step_of(S, update)
     chosen = _Chosen(_strongest(S) if pairs is None else _checked(S, pairs))
-    of_targets = sources[0] if targets is None else targets[0] if isinstance(targets, tuple) else targets
-    for name, given, wanted in (("sources", sources[0], chosen.rows), ("targets", of_targets, chosen.columns)):
-        if wanted and wanted[-1] >= count(given):
-            raise ValueError(f"{name}: expected those of S, with number {wanted[-1]}, got {count(given)} sequences")
-    stepped, read = take(sources, torch.tensor(chosen.rows)), take(of_targets, torch.tensor(chosen.columns))
     if not chosen.pairs:
         return pd.DataFrame({name: [] for name in ("source", "target", "place", "token", "change")})
+    of_targets = sources[0] if targets is None else targets[0] if isinstance(targets, tuple) else targets
+    for name, given, wanted in (("sources", sources[0], chosen.rows), ("targets", of_targets, chosen.columns)):
+        if wanted[-1] >= count(given):
+            raise ValueError(f"{name}: expected those of S, with number {wanted[-1]}, got {count(given)} sequences")
+    stepped, read = take(sources, torch.tensor(chosen.rows)), take(of_targets, torch.tensor(chosen.columns))
     response = respond(token_log_problem(model, params), stepped, (read, None), update=update, progress=False)
     counted = predicted_tokens(**read)
     _check_same(S, response, chosen, (stepped[1], counted.sum(1)))
@@ -108,6 +110,16 @@ class _Chosen:
     @property
     def places(self) -> dict[tuple[int, int], tuple[int, int]]:
         return {(i, j): (self.rows.index(i), self.columns.index(j)) for i, j in self.pairs}
+
+
+def _check_kinds(S: Any, sources: Any, words: Any) -> None:
+    """Raise a TypeError that says which argument is of another kind."""
+    if not isinstance(S, xr.DataArray):
+        raise TypeError(f"S: expected what le.similarity returned for one measure, got {type(S).__name__}")
+    if not isinstance(sources, tuple) or len(sources) != 2 or not isinstance(sources[0], Mapping):
+        raise TypeError(f"sources: expected what `sequences` returned, got {type(sources).__name__}")
+    if not callable(words):
+        raise TypeError(f"words: expected a function of a token's number, got {type(words).__name__}")
 
 
 def _step_of(S: xr.DataArray, update: Update | None) -> Update:
@@ -140,7 +152,12 @@ def _strongest(S: xr.DataArray) -> list[tuple[int, int]]:
 
 def _checked(S: xr.DataArray, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Different pairs, each of them in S."""
-    found = list(dict.fromkeys((int(i), int(j)) for i, j in pairs))
+    try:
+        found = list(dict.fromkeys((index(i), index(j)) for i, j in pairs))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"pairs: expected (source, target) numbers, such as [(0, 1), (2, 3)], got {pairs!r}"
+        ) from error
     for i, j in found:
         if i not in S.source.values or j not in S.target.values:
             raise ValueError(f"pairs: ({i}, {j}) is not in S, whose sources and targets are S.source and S.target")
