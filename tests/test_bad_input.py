@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -321,6 +323,39 @@ def test_an_optimizer_is_not_an_update(tmp_path):
         ):
             call(model, (x, y), update=optimizer)
     assert list(tmp_path.iterdir()) == []
+
+
+NOT_WHAT_IS_MEANT = {
+    "labels in place of where they come from": (
+        lambda: le.similarity(problem(), x, labels=y.numpy()),
+        ValueError,
+        "labels: expected one of given, predicted",
+    ),
+    "a path that is none": (
+        lambda: le.load(None),
+        TypeError,
+        "path: expected that of a stored similarity, got NoneType",
+    ),
+    "a matrix of words": (lambda: le.as_similarity([["a"]]), ValueError, "S: expected a matrix .* of numbers"),
+    "no matrix": (lambda: le.as_similarity(None), ValueError, "S: expected a matrix .* of numbers"),
+    "one number for examples": (
+        lambda: le.similarity(problem(), (x, y), examples=3),
+        TypeError,
+        "examples: expected one for each example, got int",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WHAT_IS_MEANT)
+def test_other_arguments_than_are_meant_are_named(name):
+    call, kind, message = NOT_WHAT_IS_MEANT[name]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_a_matrix_may_be_a_frame_or_another_similarity():
+    S = le.as_similarity(np.eye(3))
+    assert (le.as_similarity(S).values == le.as_similarity(pd.DataFrame(S.values)).values).all()
 
 
 def test_measures_say_what_is_wrong():

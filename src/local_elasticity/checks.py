@@ -37,7 +37,7 @@ def check_share(name: str, value: Any) -> None:
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """One of these words."""
     choices = list(choices)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 

@@ -90,8 +90,7 @@ class Measurement:
         labels: str = "given",
     ) -> Measurement:
         """Read and check what a user hands in; errors name the argument and say what to do."""
-        if labels != "given":
-            sources, targets = with_predicted_labels(problem, sources, targets, labels)
+        sources, targets = with_predicted_labels(problem, sources, targets, labels)
         check_sources(sources)
         check_update(update)
         chosen = resolve_engine(engine, approximate)

@@ -211,9 +211,11 @@ def as_similarity(
     >>> sorted(S.coords)[-4:]
     ['target', 'target_class', 'target_cluster', 'target_example']
     """
-    values = np.asarray(torch.as_tensor(S).detach().cpu())
-    if values.ndim != 2:
-        raise ValueError(f"S: expected a matrix [sources, targets], got shape {values.shape}")
+    values = np.asarray(S.detach().cpu() if isinstance(S, torch.Tensor) else S)
+    if values.ndim != 2 or values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"S: expected a matrix [sources, targets] of numbers, got shape {values.shape} of {values.dtype}"
+        )
     square = values.shape[0] == values.shape[1] and target_labels is None if square is None else square
     coords = coordinates(
         values.shape, source_labels, source_labels if square and target_labels is None else target_labels

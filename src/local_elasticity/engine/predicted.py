@@ -17,8 +17,11 @@ LABELS = ("given", "predicted")
 
 
 def with_predicted_labels(problem: Problem, sources: Any, targets: Any, labels: str) -> tuple[Any, Any]:
-    """Sources, and targets without labels of their own, with the labels that the model predicts now."""
+    """Sources, and targets without labels of their own, with the labels that the model predicts now; as they are where
+    labels are given."""
     check_choice("labels", labels, LABELS)
+    if labels == "given":
+        return sources, targets
     bare = isinstance(targets, Tensor) or (isinstance(targets, tuple) and len(targets) == 2 and targets[1] is None)
     return predicted(problem, sources, "sources"), predicted(problem, targets, "targets") if bare else targets
 

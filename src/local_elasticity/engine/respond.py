@@ -99,8 +99,7 @@ def respond(
             [0.5000, 1.0000]])
     """
     chosen, problem = resolve_engine(engine, approximate), as_problem(problem, loss)
-    if labels != "given":
-        sources, targets = with_predicted_labels(problem, sources, targets, labels)
+    sources, targets = with_predicted_labels(problem, sources, targets, labels)
     return response_of(
         problem,
         sources,

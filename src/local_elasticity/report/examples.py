@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ def as_given(examples: Any) -> np.ndarray:
     values = _array(examples)
     if isinstance(values, np.ndarray):
         return values
+    if not isinstance(values, Iterable):
+        raise TypeError(f"examples: expected one for each example, got {type(values).__name__}")
     values = [_array(one) for one in values]
     if not any(one is None or isinstance(one, str) for one in values) and len({np.shape(one) for one in values}) == 1:
         return np.array(values)

@@ -55,6 +55,8 @@ def read(
     `part` takes some of the pairs before anything large is read. `lazy` leaves the values on disk; None does so where
     they are large.
     """
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f"path: expected that of a stored similarity, got {type(path).__name__}")
     store = BlockStore.open(Path(path))
     if not store.finished:
         done = sum(store.state(at) == "finished" for at in store.grid.blocks())
