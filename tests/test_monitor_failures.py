@@ -627,6 +627,8 @@ DAMAGES = {
     "measures": None,
     "source_classes": 3,
     "notes": -1,
+    "taken": "x",
+    "of_features": [1],
     "probes.0": torch.zeros(2),
     "probes.0.step": float("inf"),
     "probes.0.facts": None,

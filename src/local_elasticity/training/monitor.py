@@ -330,7 +330,7 @@ class Monitor:
         history = self.history
         self._check_state(state)
         history.load(state["probes"], int(state["step"]), state.get("notes"))
-        if first() and len(history) < state.get("taken", 0):
+        if first() and len(history) < int(state.get("taken", 0)):
             logger.warning(
                 "store: the checkpoint's monitor had taken %d probes, of which %d are here; the others are in the "
                 "store that it wrote to",
@@ -350,14 +350,14 @@ class Monitor:
         except TypeError as error:
             raise ValueError(f"state: it is damaged ({error}); use another checkpoint") from error
         try:
-            int(state["step"]), dict(state.get("notes") or {})
+            int(state["step"]), int(state.get("taken", 0)), dict(state.get("notes") or {})
             self.budget.check(state["budget"])
             for probe in state["probes"]:
                 int(probe["step"]), float(probe["seconds"]), str(probe["engine"]), dict(probe.get("facts", {}))
                 shapes = {tuple(probe["similarity"][name].shape) for name in self._runner.history.measures}
                 if shapes - {(prober.n, prober.m)}:
                     raise ValueError(f"expected similarities of shape {(prober.n, prober.m)}, got {shapes.pop()}")
-            for name in state["of_features"]:
+            for name in dict(state["of_features"]):
                 prober.of_features[name]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise ValueError(
