@@ -517,6 +517,7 @@ BAD = {
     "no steps": ({"steps": 0}, "steps: expected a whole number of at least 1, got 0"),
     "steps backwards": ({"steps": -3}, "steps: expected a whole number"),
     "half a step": ({"steps": 2.5}, "steps: expected a whole number"),
+    "endless steps": ({"steps": 10**20}, "steps: expected at most 1,000,000"),
     "no batch": ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
     "virtual below 0": ({"virtual": -1}, "virtual: expected a whole number of at least 0"),
     "too many virtual steps": ({"virtual": 6, "steps": 40}, "virtual: expected at most 5, got 6"),

@@ -134,6 +134,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, tmp_path):
     assert len(verify(path)["finished"]) == 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_index_is_the_same_on_workers_though_one_is_killed(two_workers, tmp_path, monkeypatch, streamed):
     monkeypatch.setattr(sketched, "BLOCK", 8)

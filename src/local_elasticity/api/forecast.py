@@ -53,6 +53,9 @@ MANY_TIMES = 5
 """As many times more steps than were looked at, and the sizes of a forecast do not hold where the rule is not linear:
 gradients turn while examples are learned, which one step of such a rule does not show."""
 
+MOST_STEPS = 1_000_000
+"""Steps that are walked, in the space of outputs, in a reasonable time."""
+
 NAMED_AT_RISK = 3
 """Examples that the text names."""
 
@@ -553,6 +556,8 @@ def _check_options(update: Any, steps: Any, batch_size: Any, virtual: Any, max_v
     if isinstance(update, FromOptimizer) and update.drift != "keep":
         raise ValueError('update: a fine-tune takes whole steps, drift included; pass FromOptimizer with drift="keep"')
     check_count("steps", steps)
+    if steps > MOST_STEPS:
+        raise ValueError(f"steps: expected at most {MOST_STEPS:,}, got {steps:,}; forecast a part of them")
     check_count("virtual", virtual, least=0)
     check_count("max_virtual", max_virtual, least=0)
     if batch_size is not None:

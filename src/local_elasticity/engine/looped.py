@@ -43,6 +43,11 @@ class Looped:
             if given is not None and given < 1:
                 raise ValueError(f"{name}: expected a positive whole number, got {given!r}")
 
+    def __repr__(self) -> str:
+        """The newest option only where it is set, so that it is the engine that older stores name."""
+        together = f", gradients_at_once={self.gradients_at_once}" if self.gradients_at_once > 1 else ""
+        return f"Looped(at_once={self.at_once}, channels_last={self.channels_last}{together})"
+
     @property
     def exact(self) -> bool:
         return True
