@@ -41,6 +41,9 @@ CACHE_SIZED, CACHE_BYTES = 128, 3 << 19
 """Targets in one pass of `Looped`, and bytes of their largest activation, tried as alternatives to all at once: a CPU
 is often faster while the data fits into its cache."""
 
+LOOPED_ROWS = 3
+"""Rows on which a loop is timed on a CPU; single rows of one loop differ by a third. They are rows of the result."""
+
 GRADIENTS_AT_ONCE = 16
 """Sources whose gradients one backward pass of `Looped` computes, tried as an alternative to one by one."""
 
@@ -139,38 +142,42 @@ class Race:
         self._timed(self.best)
         if self.job.bound.device.type != "cpu":
             return
+        together = self._loop(gradients_at_once=GRADIENTS_AT_ONCE) if self._pays(SECONDS_WORTH_A_RACE) else None
+        if together is not None and together.chunk > 1:
+            self._timed_loop(together)
         few = [CACHE_SIZED] if self.job.m >= 2 * CACHE_SIZED else []
         passes = -(-self.job.m * self.job.footprint.largest // CACHE_BYTES)
         few += [-(-self.job.m // passes)] if 1 < passes < self.job.m else []
         for at_once in few:
-            self._timed(self._trial(Looped(at_once)))
+            self._timed_loop(self._loop(at_once=at_once))
         if any(p.ndim == 4 for p in self.job.bound.params.values()):
-            self._channels_last(replace(self._best_loop, channels_last=True))
-        if self._pays(SECONDS_WORTH_A_RACE):
-            self._gradients_together(replace(self._best_loop, gradients_at_once=GRADIENTS_AT_ONCE))
+            self._channels_last()
 
     @property
     def _best_loop(self) -> Looped:
         assert isinstance(self.best.engine, Looped)
         return self.best.engine
 
-    def _gradients_together(self, engine: Looped) -> None:
-        """Where one backward pass gives the gradients of several sources."""
-        trial = self._trial(engine)
-        trial.chunk = min(trial.runner.chunk, max(1, self.left // 4))
-        if trial.chunk > 1 and self._timed(trial):
+    def _loop(self, **options: Any) -> Trial:
+        """The best loop with other options, tried on a few rows at a time."""
+        trial = self._trial(replace(self._best_loop, **options))
+        return replace(trial, chunk=min(trial.runner.chunk, max(1, self.left // 4)))
+
+    def _timed_loop(self, trial: Trial) -> None:
+        if self._timed(trial):
             trial.chunk = trial.runner.chunk
 
-    def _channels_last(self, engine: Engine) -> None:
+    def _channels_last(self) -> None:
         """Where the network takes that layout, and predicts the same in it."""
+        engine = replace(self._best_loop, channels_last=True)
         try:
-            trial = self._trial(engine)
+            trial = self._loop(channels_last=True)
         except UNSUPPORTED as error:
             self._pass_over(in_words(engine), error)
             return
         before, coarsest = self.best.runner.target_before, self.job.bound.replica.coarsest
         if same_predictions(trial.runner.target_before, before, coarsest):
-            self._timed(trial)
+            self._timed_loop(trial)
         else:
             self.say(f"auto: not {in_words(engine)} (its predictions depend on the layout in memory)")
 
@@ -216,12 +223,14 @@ class Race:
     def _timed(self, trial: Trial) -> bool:
         """Time an engine on the next rows, after a first chunk that warms it up where it needs that; whether it is the
         best so far."""
+        loops = trial.name == "looped" and self.job.bound.device.type == "cpu"
         warms_up = trial.name == "looped" or self.job.bound.device.type != "cpu"
         for warming in (True, False) if warms_up else (False,):
             if self._ended():
                 return False
             start, began = self._done, self._now()
-            upto = min(self.job.n, start + trial.chunk)
+            rows = LOOPED_ROWS if loops and not warming else 1
+            upto = min(self.job.n, start + max(trial.chunk, rows))
             try:
                 collect(self.job, trial.runner, self.rows or self._counted, self.advance, chunk=trial.chunk, upto=upto)
             except UNSUPPORTED as error:
