@@ -255,7 +255,7 @@ def test_probabilities_and_the_range_of_the_number_lost():
     for unknown in (dataclasses.replace(found, **change) for change in other):
         assert unknown.lost_range is None
         assert np.isnan(unknown.probability).all()
-    assert dataclasses.replace(found, update=le.Adam(0.01), virtual=3).lost_range == (low, high)
+    assert dataclasses.replace(found, update=le.Adam(0.01), virtual=8).lost_range == (low, high)
 
 
 def test_it_beats_the_margin_and_virtual_steps_help():

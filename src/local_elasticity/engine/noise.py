@@ -53,6 +53,10 @@ ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
 
 
+HUGE = 1e8
+"""Outputs from here on without a gradient are those that a mask puts out of the loss, and are not rounded with it."""
+
+
 @dataclass(frozen=True)
 class Noise:
     """Predictions before the step, the standard deviation of rounding in a change of each, and whether the loss
@@ -112,7 +116,8 @@ class Noise:
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps + self.step
-        largest = self.source_before[: len(change)].abs().flatten(1).amax(1)
+        before = self.source_before[: len(change)].abs()
+        largest = torch.where((gradient != 0) | (before < HUGE), before, 0).flatten(1).amax(1)
         if gradient[0].numel() > 1 and self.gradient_cancels:
             size = _size(gradient)
             share = share + eps * largest.clamp_min(1) / size.clamp_min(torch.finfo(size.dtype).tiny)

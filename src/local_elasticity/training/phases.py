@@ -53,7 +53,8 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
 def phases(table: pd.DataFrame) -> pd.DataFrame:
     """One row for every measure of `history.locality()`: the ratio first and late, its half-life, and its change-point.
 
-    The change-point is that of the ratio's logarithm, as on the page. Where there is one class only there is no ratio,
+    The half-life is the step by which half of the change of `times` has happened, and the change-point is that of the
+    ratio's logarithm, both as on the page. Where there is one class only there is no ratio,
     and the value within it is described. From fewer than four values only the first is given; the rest is NaN, and a
     warning is logged.
     """
@@ -74,7 +75,8 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
             continue
         late = float(np.median(last_quarter(known)))
         change = found.step, float(back(found.before)), float(back(found.after)), found.p_value
-        rows.append((measure, what, first, late, half_life(steps, values), *change))
+        curve = part.times.to_numpy(float) if what == "ratio" and "times" in part else values
+        rows.append((measure, what, first, late, half_life(steps, curve), *change))
     if few:
         told = ", ".join(f"{name} has {count}" for name, count in few.items())
         logger.warning("phases: nothing is concluded from fewer than %d probes with a value; %s", FEWEST, told)
