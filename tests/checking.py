@@ -1,9 +1,32 @@
-"""The type checker that the annotations meet while the tests run: a whole number is a float."""
+"""How annotations are checked while the tests run: those with shapes, by beartype; a whole number is a float.
 
+Types without shapes are mypy's; to check them in every call as well would double the time of the tests.
+"""
+
+import inspect
+
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
+_SHAPED = tuple(f"{kind}[" for kind in ("Bool", "Float", "Int", "Shaped"))
 _by_source = {}
 _beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def jaxtyped(*, typechecker):
+    """The decorator that jaxtyping's import hook puts on every function and class; it leaves those without shapes as
+    they are."""
+
+    def decorated(thing):
+        written = inspect.get_annotations(thing)
+        shaped = any(kind in str(one) for one in written.values() for kind in _SHAPED)
+        return _jaxtyped(thing, typechecker=typechecker) if shaped else thing
+
+    return decorated
+
+
+jaxtyping.jaxtyped = jaxtyped
 
 
 def checked(function):

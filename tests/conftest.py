@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,7 @@ def racing(monkeypatch):
 
 @pytest.fixture
 def full_disk():
-    """`with full_disk(size):` no file can grow beyond so many bytes, which stands for a disk without room."""
+    """`with full_disk(size):` no file can grow beyond so many bytes, like a full disk."""
 
     @contextmanager
     def limited(size):
@@ -72,6 +73,22 @@ def full_disk():
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limited
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`command(*arguments)` runs `local-elasticity` in this process: its exit status, stdout and stderr."""
+    from local_elasticity.cli import main
+
+    def run(*arguments, columns=200):
+        monkeypatch.setattr(sys, "argv", ["local-elasticity", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code or 0, said.out, said.err
+
+    return run
 
 
 @pytest.fixture

@@ -372,6 +372,13 @@ class Complex(nn.Module):
         return self.head((x.to(torch.complex128) @ self.w).abs())
 
 
+@kind("a complex parameter that is a conjugate", dtype=None, inputs=lambda: torch.randn(N, 4).double())
+class Conjugate(Complex):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(self.w.detach().conj())
+
+
 kind(
     "linear over places",
     lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(12, 2)),
@@ -643,6 +650,16 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return self.head(checkpoint(self.body, x, use_reentrant=False))
+
+
+@kind("attention in a checkpoint")
+class CheckpointedEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.layer, x[:, None], use_reentrant=False)[:, 0])
 
 
 class Square(torch.autograd.Function):

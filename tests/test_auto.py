@@ -25,27 +25,30 @@ def problem_and_sources(n=60):
     return le.Problem.of(net, "cross_entropy"), (torch.randn(n, 4).double(), torch.arange(n) % 2)
 
 
-def slowed(patch, runner, times):
-    rows = runner.rows
+def clocked(patch, seconds):
+    """Race by a clock on which a row of each kind of runner takes so long."""
+    clock = [0.0]
 
-    def slowly(self, start, stop):
-        for _ in range(times):
-            result = rows(self, start, stop)
-        return result
+    def timed(rows, a_row):
+        def computed(self, start, stop):
+            clock[0] += (stop - start) * a_row(self)
+            return rows(self, start, stop)
 
-    patch.setattr(runner, "rows", slowly)
+        return computed
+
+    for runner, a_row in seconds.items():
+        patch.setattr(runner, "rows", timed(runner.rows, a_row if callable(a_row) else lambda self, a_row=a_row: a_row))
+    patch.setattr("local_elasticity.engine.choose.now", lambda device: clock[0])
 
 
 @pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize("winner", ["looped", "vmapped", "structured"])
 def test_auto_takes_the_fastest_engine(winner, monkeypatch, caplog):
-    """Those that are slowed down lose, the note says by how much, and the choice is remembered."""
+    """Slower ones lose, the note says by how much, and the choice is remembered."""
     problem, sources = problem_and_sources()
     expected = le.respond(problem, sources, engine="looped").target_change
     runners = {"looped": LoopedRunner, "vmapped": VmappedRunner, "structured": StructuredRunner}
-    for name, runner in runners.items():
-        if name != winner:
-            slowed(monkeypatch, runner, 400 if name == "structured" else 20)
+    clocked(monkeypatch, {runner: 1 if name == winner else 20 for name, runner in runners.items()})
     with caplog.at_level(logging.INFO, logger="local_elasticity"):
         response = le.respond(problem, sources)
     assert response.engine == winner
@@ -84,7 +87,7 @@ def test_differences_that_are_far_slower_are_not_proved(monkeypatch):
     """A proof takes as long as many rows; where a chunk is one row, that row tells beforehand."""
     problem, sources = problem_and_sources()
     monkeypatch.setattr(StructuredRunner, "_fitting", lambda self, memory: 1)
-    slowed(monkeypatch, StructuredRunner, 400)
+    clocked(monkeypatch, {LoopedRunner: 1, StructuredRunner: 20})
     monkeypatch.setattr("local_elasticity.engine.choose.spot_check", lambda job, kind: pytest.fail("it was proved"))
     response = le.respond(problem, sources)
     assert response.engine != "structured"
@@ -200,18 +203,15 @@ def test_estimate_tells_engine_time_and_memory(engine):
 @pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize("fastest", [le.Looped(), le.Looped(15), le.Looped(gradients_at_once=12)], ids=str)
 def test_auto_takes_the_fastest_loop(fastest, monkeypatch):
-    """By a clock on which every other loop takes a hundred times as long."""
+    """Every other loop takes a hundred times as long."""
     problem, sources = problem_and_sources(60)
     expected = le.respond(problem, sources, engine="looped").target_change
-    clock, rows = [0.0], LoopedRunner.rows
 
-    def timed(self, start, stop):
+    def a_row(self):
         same = (self.at_once, self.chunk) == (fastest.at_once or 60, fastest.gradients_at_once)
-        clock[0] += (stop - start) * (0.01 if same else 1)
-        return rows(self, start, stop)
+        return 0.01 if same else 1
 
-    monkeypatch.setattr(LoopedRunner, "rows", timed)
-    monkeypatch.setattr("local_elasticity.engine.choose.now", lambda device: clock[0])
+    clocked(monkeypatch, {LoopedRunner: a_row})
     monkeypatch.setattr("local_elasticity.engine.choose.CACHE_BYTES", 15 * 8 * 8)
     monkeypatch.setattr("local_elasticity.engine.choose.GRADIENTS_AT_ONCE", 12)
     monkeypatch.setattr("local_elasticity.engine.choose.Race._differences", lambda race: None)
@@ -260,7 +260,7 @@ def test_what_a_rule_cannot_take_goes_to_the_loop():
 
 @pytest.mark.usefixtures("racing")
 def test_a_model_that_was_rebuilt_is_looked_at_again(monkeypatch):
-    slowed(monkeypatch, LoopedRunner, 60)
+    clocked(monkeypatch, {LoopedRunner: 60, StructuredRunner: 1})
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     problem, sources = le.Problem.of(net, "cross_entropy"), problem_and_sources()[1]
     assert le.respond(problem, sources).engine == "structured"

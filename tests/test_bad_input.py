@@ -308,7 +308,7 @@ def test_similarity_checks_before_it_works(tmp_path):
     assert measured == []
     with pytest.raises(FileExistsError, match="store"):
         le.similarity(problem(), (x, y), store=tmp_path)
-    with pytest.raises(ValueError, match="source_labels: shape"):
+    with pytest.raises(ValueError, match="source_labels: expected 6 classes"):
         le.similarity(problem(), (x, y), source_labels=[1, 2])
     with pytest.raises(ValueError, match="normalized_kernel needs"):
         le.similarity(problem(), (x, y), x.clone(), measure="normalized_kernel")

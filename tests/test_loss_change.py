@@ -11,7 +11,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine.loss import LOSSES, gradient_of
-from local_elasticity.measures.loss import _Named, _Own
+from local_elasticity.measures.loss_differences import NamedLosses, OwnLosses
 from tests.cases import CASE_OF, CASES
 from tests.kinds import KINDS, N
 from tests.oracles.loop import looped_loss_change
@@ -217,8 +217,8 @@ def test_nothing_cancels(name, shape, soft, size, sure):
             for a, b in zip(before.numpy(), d.numpy(), strict=True)
         ]
     expected = in_many_digits(name, list(before.numpy()), after, list(labels.numpy()))
-    got = _Named(LOSSES[name][0]).change(before, d, labels)[0]
-    slope = _Named(LOSSES[name][0]).gradient(before, labels)
+    got = NamedLosses(LOSSES[name][0]).change(before, d, labels)[0]
+    slope = NamedLosses(LOSSES[name][0]).gradient(before, labels)
     scale = (slope * d).abs().reshape(len(d), -1).sum(1)
     for value, true, least in zip(got.tolist(), expected, scale.tolist(), strict=True):
         assert abs(value - float(true)) <= ROUNDING * max(abs(float(true)), least * (1 + sure)) + 1e-50
@@ -232,7 +232,7 @@ def test_gradients_are_those_of_the_losses(name):
         if len(shape) > 2 and name == "cross_entropy":
             labels = labels.clamp_min(0)
         expected = gradient_of(LOSSES[name][0], before, labels)
-        assert torch.allclose(_Named(LOSSES[name][0]).gradient(before, labels), expected)
+        assert torch.allclose(NamedLosses(LOSSES[name][0]).gradient(before, labels), expected)
 
 
 def learned(dtype):
@@ -350,7 +350,7 @@ def test_its_rounding_counts():
     S = le.similarity(net, (x, y), loss=coarse, measure="loss", update=le.SGD(1e-9))
     assert S.attrs["unresolved"] == 1
     assert le.similarity(net, (x, y), loss=coarse, measure="loss", update=le.SGD(1e-1)).attrs["unresolved"] == 0
-    assert _Own(coarse).change(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))[1] > 0
+    assert OwnLosses(coarse).change(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))[1] > 0
 
 
 def test_minibatches_move_the_loss_as_one_step():

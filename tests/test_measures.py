@@ -17,8 +17,6 @@ from tests.cases import CASE_OF, CASES
 from tests.oracles.bootstrap import interval
 from tests.oracles.loop import dense_ntk
 
-RESPONSE_CASES = [case for case in CASES if case.loss != "mse"]
-
 
 def response_of(case, **options):
     return le.respond(case.problem(), case.sources, **options)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import local_elasticity as le
@@ -106,6 +107,152 @@ def test_large_outputs_hide_small_residuals(engine):
     resolved = S.isfinite()
     assert resolved.all() if engine == "auto" else not resolved.any()
     assert ((S - truth).abs()[resolved] <= RESOLVED_ERROR * truth[resolved].clamp_min(1)).all()
+
+
+def _one_hot(outputs, labels):
+    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
+
+
+def _weights(outputs):
+    return torch.linspace(1, 3, outputs.shape[1], dtype=outputs.dtype)
+
+
+def _focal(outputs, labels):
+    log_p = F.log_softmax(outputs, 1).gather(1, labels[:, None])
+    return ((1 - log_p.exp()).square() * -log_p).mean()
+
+
+OF_NUMBERS = {
+    "mse": F.mse_loss,
+    "huber": F.smooth_l1_loss,
+    "absolute": F.l1_loss,
+    "quartic": lambda outputs, labels: (outputs - labels).pow(4).mean(),
+}
+OF_CLASSES = {
+    "weighted": lambda outputs, labels: F.cross_entropy(outputs, labels, weight=_weights(outputs)),
+    "smoothed": lambda outputs, labels: F.cross_entropy(outputs, labels, label_smoothing=0.1),
+    "focal": _focal,
+    "brier": lambda outputs, labels: (outputs.softmax(1) - _one_hot(outputs, labels)).square().sum(1).mean(),
+    "margin": F.multi_margin_loss,
+    "binary": lambda outputs, labels: F.binary_cross_entropy_with_logits(outputs, _one_hot(outputs, labels)),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_losses_of_the_user_keep_the_promise(seed):
+    """Losses and outputs of any scale, learned to any residual: what is called resolved is right, and a loss in another
+    unit is resolved as well."""
+    torch.manual_seed(seed)
+    low, high = torch.tensor([-2.0, -6.0, -6.0]), torch.tensor([3.0, 6.0, 0.0])
+    size, scale, residual = (10 ** (low + (high - low) * torch.rand(3))).tolist()
+    net, x = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 2 + seed % 4)), torch.randn(10, 6)
+    with torch.no_grad():
+        for p in net[2].parameters():
+            p *= size
+        f = net.double()(x.double())
+    net.float()
+    numbers, classes = (f + residual * size * torch.randn(f.shape).double()).float(), f.argmax(1)
+    for name, loss in (OF_NUMBERS | OF_CLASSES).items():
+        y = numbers if name in OF_NUMBERS else classes
+        shares = []
+        for unit in (1.0, scale):
+            problem = le.Problem.of(net, lambda f, y, loss=loss, unit=unit: unit * loss(f, y))
+            update = le.SGD(1e-3 / unit)
+            truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine="structured"))
+            for engine in ("structured", "looped"):
+                S = le.relative(le.respond(problem, (x, y), update=update, engine=engine)).double()
+                known = S.isfinite() & truth.isfinite()
+                assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all(), (name, engine)
+                shares.append(float(known.double().mean()))
+        assert shares[:2] == pytest.approx(shares[2:], abs=0.2), name
+
+
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_masked_outputs_are_not_rounded_with_the_rest():
+    """A mask of −1e9 or −∞ puts outputs out of the loss; their last digit is not that of the others."""
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 5)), torch.randn(8, 6), torch.arange(8) % 3
+
+    for mask in (-1e9, torch.finfo(torch.float32).min, -torch.inf):
+        for loss in ("cross_entropy", lambda f, y: F.cross_entropy(f, y, label_smoothing=0.0)):
+            masked = nn.Sequential(net, Masked(mask))
+            S = le.relative(le.respond(le.Problem.of(masked, loss, kind="logits"), (x, y), engine="structured"), le.kl)
+            assert S.isfinite().all()
+
+
+class Masked(nn.Module):
+    """Only the first three outputs count."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, f):
+        return f.masked_fill(torch.arange(f.shape[1]) >= 3, self.mask)
+
+
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_activations_that_lose_digits_are_noticed_by_every_engine():
+    """Unix times of three hours: float32 knows them to two minutes. `auto` resolves everything, in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    x, y = 1.7e9 + 1e4 * torch.rand(40, 8), torch.arange(40) % 3
+    net[0].running_mean.copy_(x.double().mean(0))
+    net[0].running_var.copy_(x.double().var(0))
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(1e-2)
+    for exact, engines in {"looped": ("looped", "structured", "auto"), "linearized": ("linearized",)}.items():
+        truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine=exact))
+        for engine in engines:
+            response = le.respond(problem, (x, y), update=update, engine=engine)
+            S = le.relative(response).double()
+            assert S.isfinite().all() if engine == "auto" else S.isnan().all()
+            assert engine not in ("structured", "linearized") or "loses digits" in response.notes[0]
+            assert torch.allclose(S[S.isfinite()], truth[S.isfinite()], atol=RESOLVED_ERROR)
+    first_order = le.similarity(problem, (x, y), measure="loss", update=update, approximate=True)
+    assert first_order.isnull().all()
+    monitor = le.Monitor(problem, (x, y), update=update, every=1, budget=None)
+    monitor.step(0)
+    truth = le.similarity(problem.to(torch.float64), (x, y), update=update).values
+    assert monitor.history[0].similarity["relative"] == pytest.approx(truth, abs=RESOLVED_ERROR)
+
+
+def test_a_batch_that_is_rounded_otherwise_is_no_dependence_on_the_batch():
+    """A first layer that takes inputs of 1e5 ± 1 apart: float32 gives one example 0.4 % more or less in a batch."""
+    torch.manual_seed(0)
+    x, y = 1e5 + torch.randn(60, 6), torch.arange(60) % 3
+    net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    with torch.no_grad():
+        net[0].bias -= (net[0].weight.double() @ x.double().mean(0)).float()
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(1e-12)
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update))
+    S = le.relative(le.respond(problem, (x, y), update=update)).double()
+    assert torch.allclose(S, truth, atol=RESOLVED_ERROR)
+
+
+class LogSurvival(nn.Module):
+    """log(1 − p) as it is often written: float32 rounds 1 − p to multiples of 6e-8."""
+
+    def forward(self, z):
+        return torch.log(1 - torch.sigmoid(z))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_steps_within_a_staircase_of_rounding_are_noticed(seed):
+    """Weights that move by their last digit do not reach the next stair; functions that round otherwise do."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3), LogSurvival())
+    x, y = torch.randn(24, 6), torch.randn(24, 3)
+    with torch.no_grad():
+        for p in net[2].parameters():
+            p *= 14 / net[:3](x).abs().max()
+    problem = le.Problem.of(net, "mse")
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), engine="looped"))
+    for engine in ("looped", "auto"):
+        S = le.relative(le.respond(problem, (x, y), engine=engine)).double()
+        known = S.isfinite() & truth.isfinite()
+        assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all()
 
 
 def test_the_share_resolved_falls_with_the_residual(trained, record_property):

@@ -491,7 +491,7 @@ def test_an_interrupt_while_examples_are_read_leaves_the_loader():
 
         def interrupt(frame, event, _):
             nonlocal left
-            if frame.f_code.co_name not in READING or not frame.f_code.co_filename.endswith("inputs.py"):
+            if frame.f_code.co_name not in READING or not frame.f_code.co_filename.endswith("loader_states.py"):
                 return None
             left -= event == "line"
             if left < 0:

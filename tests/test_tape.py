@@ -160,7 +160,7 @@ def test_understood_or_left_over_the_response_is_the_same(case, memory, monkeypa
     """With the tape switched off, everything is left over; nothing changes."""
     problem = case.problem()
     with_tape = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
-    monkeypatch.setattr("local_elasticity.engine.tape._READERS", {})
+    monkeypatch.setattr("local_elasticity.engine.tape.READERS", {})
     monkeypatch.setattr("local_elasticity.engine.coverage._coverages", ModelCache())
     without = le.respond(problem, case.sources, (case.targets, None), engine="linearized", memory=memory)
     assert torch.allclose(with_tape.target_change, without.target_change, rtol=1e-9, atol=1e-15)

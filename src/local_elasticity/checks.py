@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -39,6 +40,26 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def class_labels(name: str, labels: Any, size: int) -> np.ndarray:
+    """One class for each of `size` examples, as an array: numbers or texts, none of them missing.
+
+    >>> class_labels("source_labels", ["cat", "dog"], 2).tolist()
+    ['cat', 'dog']
+    """
+    values = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if values.shape != (size,):
+        raise ValueError(f"{name}: expected {size} classes, one for each example, got shape {values.shape}")
+    if values.dtype.kind not in "fO":
+        return values
+    missing = next((i for i, one in enumerate(values.tolist()) if one is None or one != one), None)
+    if missing is not None:
+        raise ValueError(f"{name}: example {missing} has no class ({values[missing]}); leave it out or give it one")
+    kinds = {"text" if isinstance(one, str) else "number" for one in values.tolist()}
+    if len(kinds) > 1:
+        raise ValueError(f"{name}: expected numbers or texts, got both; pass [str(one) for one in labels]")
+    return values
 
 
 def check_device(device: Any, name: str = "device") -> None:

@@ -42,7 +42,7 @@ OF_PROBABILITIES = ("kl", "relative_l1", "loss")
 
 @dataclass(frozen=True)
 class Measured:
-    """What a measurement found: the scores of every measure by name, and how they came about."""
+    """What a measurement found: the scores of every measure by name, and how they were computed."""
 
     scores: Mapping[str, Scores]
     engine: str
@@ -189,7 +189,7 @@ class Measurement:
             target_labels = source_labels if self.square else own(self.target_labels)
         if class_names is None:
             return source_labels, target_labels
-        return _named(source_labels, class_names), _named(target_labels, class_names)
+        return named_classes(source_labels, class_names), named_classes(target_labels, class_names)
 
     def part(self, rows: slice, columns: slice) -> Measurement:
         """Some of the rows and columns. Their examples are copied, so that their memory layout does not depend on the
@@ -337,7 +337,8 @@ def _check_options(measures: tuple[Measure, ...], given: list[str]) -> None:
         raise ValueError(f"{given[0]}: {names} {takes} no step, so {given[0]}= would have no effect; leave it out")
 
 
-def _named(labels: Any, names: Mapping[Any, str] | Sequence[str]) -> list[str] | None:
+def named_classes(labels: Any, names: Mapping[Any, str] | Sequence[str]) -> list[str] | None:
+    """The name of each label; a ValueError if one has none."""
     if labels is None:
         return None
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)

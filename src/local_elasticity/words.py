@@ -1,6 +1,11 @@
-"""Numbers in words: the same form in sentences, pages and figures."""
+"""Numbers in words, and names in order: the same form in sentences, pages, frames and figures."""
 
 from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -32,18 +37,18 @@ def times(value: float, low: float | None = None, high: float | None = None) -> 
 
     >>> times(3.501, 3.23, 3.82), times(12.3, 9.2, 16.1), times(1.0)
     ('3.5× (3.2–3.8×)', '12× (9.2–16×)', '1.0×')
-    >>> times(1.262, 1.254, 1.281)  # a narrow interval has another digit
-    '1.26× (1.25–1.28×)'
+    >>> times(1.262, 1.214, 1.281), times(1.11, 1.04, 1.19)  # another digit tells the ends apart, or from 1
+    ('1.26× (1.21–1.28×)', '1.11× (1.04–1.19×)')
     """
     text = [_digits(one) for one in (value, low, high) if one is not None]
-    if low is not None and high is not None and text[1] == text[2] and high < 9.5:
+    if low is not None and high is not None and high < 9.5 and (len(set(text)) < 3 or "1.0" in text[1:]):
         text = [f"{one:.2f}" for one in (value, low, high)]
     return f"{text[0]}×" + (f" ({text[1]}–{text[2]}×)" if len(text) == 3 else "")
 
 
 def _digits(value: float) -> str:
-    if value != value:
-        return "–"
+    if not math.isfinite(value):
+        return number(value)
     return f"{value:.2f}" if value < 0.95 else f"{value:.1f}" if value < 9.5 else number(round(value))
 
 
@@ -69,3 +74,31 @@ def percent(share: float) -> str:
     if share != share:
         return "–"
     return f"{100 * share:,.0f} %" if abs(share) >= 0.1 else f"{100 * share:.2g} %"
+
+
+def natural(label: Any) -> tuple[Any, ...]:
+    """A key that sorts labels as people do: numbers by size, also where they are part of a name.
+
+    >>> sorted(["class 10", "class 9", "10", "-1", "9"], key=natural)
+    ['-1', '9', '10', 'class 9', 'class 10']
+    """
+    text = str(label)
+    try:
+        size = float(text)
+    except ValueError:
+        size = math.inf
+    if math.isfinite(size):
+        return 0, size, text
+    parts = re.split(r"(\d+)", text)
+    words, numbers = parts[::2], [one.lstrip("0") for one in parts[1::2]]
+    mixed = [part for word, one in zip(words, [*numbers, ""], strict=True) for part in (word, len(one), one)]
+    return 1, mixed, text
+
+
+def in_natural_order(labels: Iterable[Any]) -> list[Any]:
+    """Every different label once, as people sort them.
+
+    >>> in_natural_order(["b10", "b9", "b9"]), in_natural_order([10, 9])
+    (['b9', 'b10'], [9, 10])
+    """
+    return sorted(dict.fromkeys(labels), key=natural)

@@ -1,4 +1,4 @@
-"""Examples of the user's own: arrays in a file, a folder of images by class, or a Dataset; at most n, even by class."""
+"""The user's own examples: arrays in a file, a folder of images, or a Dataset; at most n, balanced by class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from local_elasticity.data.images import FILES, load
-from local_elasticity.data.points import read_arrays
+from local_elasticity.data.points import as_points, read_arrays
 from local_elasticity.extras import extra
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -107,7 +107,7 @@ def read_own(data: str, n: int, *, size: tuple[int, int] | None = None, argument
 
 def of_dataset(made: Any, n: int, place: str, argument: str = "--data") -> Examples:
     """At most n examples of a Dataset whose items are (input, label), a dict with "labels", or inputs; or of a pair of
-    tensors. They are even by class where the Dataset has `targets` or `labels`, and evenly spaced elsewhere.
+    tensors. They are balanced by class if the Dataset has `targets` or `labels`, and evenly spaced otherwise.
     """
     if (
         isinstance(made, (tuple, list))
@@ -198,18 +198,11 @@ def _plain(values: Tensor) -> Tensor:
 
 
 def _of_arrays(path: Path, held: Mapping[str, np.ndarray], n: int, argument: str) -> Examples:
-    given = list(held.values())
-    if any(one.dtype.kind not in "biuf" or not one.ndim for one in given) or len({len(one) for one in given}) != 1:
-        kinds = " and ".join(f"{name} of {one.dtype} {one.shape}" for name, one in held.items())
-        raise ValueError(f"{argument}: {path} must hold numbers, one y for each x; it holds {kinds}")
-    if not len(given[0]):
-        raise ValueError(f"{argument}: {path} holds no examples; give at least one")
-    tensors = [torch.from_numpy(np.ascontiguousarray(one)) for one in given]
-    x = tensors[0].float() if tensors[0].is_floating_point() or tensors[0].dtype == torch.uint8 else tensors[0]
-    if len(tensors) == 1:
+    x, *labels = as_points(path, held, argument)
+    if not labels:
         rows = _spaced(len(x), n)
         return Examples(x[rows], None, rows.numpy())
-    y = tensors[1].float() if tensors[1].is_floating_point() else tensors[1].long()
+    y = labels[0]
     rows = even_rows(y, n) if y.ndim == 1 and not y.is_floating_point() else _spaced(len(x), n)
     return Examples(x[rows], y[rows], rows.numpy())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +23,28 @@ def read_points(data: str, per_class: int) -> tuple[Tensor, Tensor]:
     if path.suffix != ".npz":
         images = load(data)
         return images.take(images.y_test.unique().tolist(), per_class, split="test")
-    given = read_arrays(path, ("x", "y"), "--data")
-    if any(values.dtype.kind not in "biuf" or not values.ndim for values in given) or len(given[0]) != len(given[1]):
-        kinds = " and ".join(f"{name} of {one.dtype} {one.shape}" for name, one in zip("xy", given, strict=True))
-        raise ValueError(f"--data: {path} must hold numbers, one y for each x; it holds {kinds}")
-    x, y = map(torch.from_numpy, given)
-    x = x.float() if x.is_floating_point() or x.dtype == torch.uint8 else x
-    y = y.float() if y.is_floating_point() else y.long()
+    x, y = as_points(path, dict(zip("xy", read_arrays(path, ("x", "y"), "--data"), strict=True)), "--data")
     if y.ndim != 1 or y.is_floating_point():
         return x, y
     rows = torch.cat([torch.nonzero(y == label).flatten()[:per_class] for label in y.unique()])
     return x[rows], y[rows]
+
+
+def as_points(path: Path, held: Mapping[str, np.ndarray], argument: str) -> list[Tensor]:
+    """x, and y where there is one, as tensors: whole numbers stay, pixels and other numbers become float32.
+
+    Raises:
+        ValueError: they are no numbers, not one y for each x, or none at all; the message names the argument.
+    """
+    given = list(held.values())
+    if any(one.dtype.kind not in "biuf" or not one.ndim for one in given) or len({len(one) for one in given}) != 1:
+        kinds = " and ".join(f"{name} of {one.dtype} {one.shape}" for name, one in held.items())
+        raise ValueError(f"{argument}: {path} must hold numbers, one y for each x; it holds {kinds}")
+    if not len(given[0]):
+        raise ValueError(f"{argument}: {path} holds no examples; give at least one")
+    x, *labels = (torch.from_numpy(np.ascontiguousarray(one)) for one in given)
+    x = x.float() if x.is_floating_point() or x.dtype == torch.uint8 else x
+    return [x, *(y.float() if y.is_floating_point() else y.long() for y in labels)]
 
 
 def read_arrays(path: Path, names: Sequence[str], argument: str) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The one place that knows torchvision (extra `vision`), which does not import beside a CPU-only build of torch."""
+"""The one place that knows torchvision (extra `vision`), which does not import with a CPU-only build of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svh
 
 
 def works() -> bool:
-    """Whether torchvision is installed and imports beside this build of torch."""
+    """Whether torchvision is installed and imports with this build of torch."""
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError) as error:

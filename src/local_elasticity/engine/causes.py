@@ -79,7 +79,7 @@ def cause_of_rest(response: Response) -> str | None:
         return (
             f"the loss gradient is exactly 0 at {learned} of {n} sources: their outputs are saturated, so that the "
             "network has nothing to learn from them in this precision; measure in float64, problem.to(torch.float64), "
-            "or sources that it does not know by heart"
+            "or sources that it has not memorised"
         )
     if without_gradient > MOSTLY * n:
         return f"the loss gradient is exactly 0 at {without_gradient} of {n} sources: {_why_flat(response)}"

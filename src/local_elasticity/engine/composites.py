@@ -65,44 +65,16 @@ def _prelu(x: Any, weight: Any) -> Any:
     return torch.relu(x) - w * torch.relu(-x)
 
 
-@composite(torch.log2, Tensor.log2)
-def _log2(x: Any) -> Any:
-    return torch.log(x) / math.log(2)
-
-
-@composite(torch.log10, Tensor.log10)
-def _log10(x: Any) -> Any:
-    return torch.log(x) / math.log(10)
-
-
-@composite(torch.exp2, Tensor.exp2)
-def _exp2(x: Any) -> Any:
-    return torch.exp(x * math.log(2))
-
-
-@composite(torch.tan, Tensor.tan)
-def _tan(x: Any) -> Any:
-    return torch.sin(x) / torch.cos(x)
-
-
-@composite(torch.hypot, Tensor.hypot)
-def _hypot(x: Any, y: Any) -> Any:
-    return torch.sqrt(x * x + y * y)
-
-
-@composite(torch.logaddexp, Tensor.logaddexp)
-def _logaddexp(x: Any, y: Any) -> Any:
-    return torch.maximum(x, y) + F.softplus(-torch.abs(x - y))
-
-
-@composite(torch.lerp, Tensor.lerp)
-def _lerp(start: Any, end: Any, weight: Any) -> Any:
-    return start + weight * (end - start)
-
-
-@composite(torch.addcmul, Tensor.addcmul)
-def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
-    return input + value * (tensor1 * tensor2)
+composite(torch.log2, Tensor.log2)(lambda x: torch.log(x) / math.log(2))
+composite(torch.log10, Tensor.log10)(lambda x: torch.log(x) / math.log(10))
+composite(torch.exp2, Tensor.exp2)(lambda x: torch.exp(x * math.log(2)))
+composite(torch.tan, Tensor.tan)(lambda x: torch.sin(x) / torch.cos(x))
+composite(torch.hypot, Tensor.hypot)(lambda x, y: torch.sqrt(x * x + y * y))
+composite(torch.logaddexp, Tensor.logaddexp)(lambda x, y: torch.maximum(x, y) + F.softplus(-torch.abs(x - y)))
+composite(torch.lerp, Tensor.lerp)(lambda start, end, weight: start + weight * (end - start))
+composite(torch.addcmul, Tensor.addcmul)(
+    lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 * tensor2)
+)
 
 
 @composite(F.multi_head_attention_forward)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.order import Call, same_calls
@@ -178,9 +178,8 @@ def _kind(bound: BoundProblem, inputs: Inputs) -> Any:
 
 def _finite(bound: BoundProblem, inputs: Inputs) -> Tensor:
     """A few examples, far apart, with finite predictions if there are any."""
-    n = count(inputs)
     with torch.no_grad():
-        some = torch.linspace(0, n - 1, min(n, CANDIDATES), device=bound.device).round().long()
+        some = spread(count(inputs), CANDIDATES, bound.device)
         finite = some[bound.predict(bound.params, take(inputs, some)).isfinite().all(1)]
     some = finite if len(finite) else some
     return some.repeat(3) if len(some) == 1 else some

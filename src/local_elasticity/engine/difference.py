@@ -66,7 +66,7 @@ class Pending:
 
     kernel: Kernel
     reads: Tensor
-    """Values that the kernel reads, and that nobody may write into until then."""
+    """Values that the kernel will read; they must not be written before that."""
     seen: int
     plus: Tensor | None = None
 
@@ -298,7 +298,7 @@ def _written_into(x: Any, result: Difference) -> Difference:
 
 
 def aligned(delta: Tensor, ndim: int) -> Tensor:
-    """δ [c, …] with the axes of a result of so many, the missing ones after c.
+    """δ [c, …] with the axes of a result with `ndim` axes; missing ones are inserted after c.
 
     >>> import torch
     >>> aligned(torch.ones(5, 3), 3).shape

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.noise import ROUNDING, Noise
@@ -34,10 +33,7 @@ def without_drift(job: Job, make: Callable[[Job], Runner]) -> Runner:
         return make(some).rows(0, 1).target_change[0]
 
     at_targets = drift_at(job.target_inputs)
-    if job.targets_are_sources:
-        at_sources = at_targets
-    else:
-        at_sources = drift_at(tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs))
+    at_sources = at_targets if job.targets_are_sources else drift_at(job.examples())
     return DriftlessRunner(job, runner, at_sources.reshape(job.n, job.batch, -1), at_targets)
 
 

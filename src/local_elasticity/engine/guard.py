@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, checkpoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-        if getattr(_inside, "call", False):
+        if measuring():
             return function(*args, **kwargs)
         with _one_at_a_time:
             before, left = Surroundings(), False
@@ -72,6 +72,11 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
                     _leave(before)
 
     return inside
+
+
+def measuring() -> bool:
+    """Whether this thread is inside an `untouched` call, so that the caller is the model, or a hook of it."""
+    return getattr(_inside, "call", False)
 
 
 def _close_contexts(error: BaseException) -> None:
@@ -156,7 +161,7 @@ def isolated(device: torch.device, model: Any = None) -> Iterator[None]:
     for a recurrent model, because it differentiates those in training mode only. Inside an `untouched` call the flags
     stay set until that call ends.
     """
-    before = None if getattr(_inside, "call", False) else Surroundings()
+    before = None if measuring() else Surroundings()
     try:
         _set_flags(device, model)
         with torch.inference_mode(False), torch.enable_grad():
@@ -214,8 +219,22 @@ def _set_flags(device: torch.device, model: Any) -> None:
     if device.type == "cuda" and any(isinstance(module, nn.RNNBase) for module in modules):
         torch.backends.cudnn.enabled = False
     parametrize._cache_enabled = 0  # `parametrize.cached()` would keep the weights of before a step
+    setattr(checkpoint, _CHECKPOINTED, _plain_call)
     if "torch._dynamo" in sys.modules:
         _set_stance(torch._dynamo.eval_frame.DynamoStance("force_eager"))
+
+
+_CHECKPOINTED = "_checkpoint_without_reentrant_generator"
+_checkpointed: Callable[..., Iterator[None]] = getattr(checkpoint, _CHECKPOINTED)
+
+
+def _plain_call(function: Any, preserve: bool, context_fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """What `torch.utils.checkpoint` does around a call: nothing. It would compute the call a second time for the
+    backward pass, and differently, because nothing is recorded then."""
+    if context_fn is checkpoint.noop_context_fn:
+        yield
+    else:
+        yield from _checkpointed(function, preserve, context_fn, *args, **kwargs)
 
 
 def _has_fast_path(module: nn.Module) -> bool:
@@ -255,6 +274,7 @@ def _flags() -> Iterator[Access]:
         yield _attribute(_python_dispatch, name)
     yield _stance, _set_stance
     yield _attribute(parametrize, "_cache_enabled")
+    yield _attribute(checkpoint, _CHECKPOINTED)
     yield _attribute(torch.backends.cudnn, "enabled")
     yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
     yield torch.is_grad_enabled, torch._C._set_grad_enabled

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-import random
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from local_elasticity.engine.copying import cell_contents
-from local_elasticity.engine.guard import Access, random_states
+from local_elasticity.engine.loader_states import beside, kept_generators
 from local_elasticity.engine.problem import Inputs
 
 T = TypeVar("T")
 
 LOADED_AT_ONCE = 256
-
-MOST_PARTS, MOST_TRANSFORMS = 5000, 32
-"""In how many parts of a loader, the nearest first, and in lists of what length its generators are looked for."""
-
-END: Any = object()
-"""What comes after the last batch."""
 
 NO_EXAMPLES = "there are no examples; give at least one"
 
@@ -38,7 +25,7 @@ NO_EXAMPLES = "there are no examples; give at least one"
 def read_sources(
     sources: Any, device: torch.device, dtype: torch.dtype, name: str = "sources"
 ) -> tuple[Inputs, Tensor]:
-    """(inputs, labels), one label for each example; errors speak of `name`."""
+    """(inputs, labels), one label for each example; errors call them `name`."""
     check_sources(sources, name)
     if isinstance(sources, (Dataset, DataLoader)):
         inputs, labels = _loaded(sources, _labelled, device)
@@ -69,8 +56,8 @@ def check_sources(sources: Any, name: str = "sources") -> None:
         raise ValueError(f"{name}: {NO_EXAMPLES}")
     if not isinstance(sources, (tuple, list)) or len(sources) != 2:
         raise TypeError(
-            f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}; "
-            'without labels, add labels="predicted"'
+            f"{name}: expected a pair (inputs, labels), a Dataset or a DataLoader, got {type(sources).__name__}"
+            + ('; without labels, add labels="predicted"' if name == "sources" else "")
         )
     if isinstance(sources[1], (int, float)) or getattr(sources[1], "ndim", None) == 0:
         raise ValueError(
@@ -80,7 +67,7 @@ def check_sources(sources: Any, name: str = "sources") -> None:
 
 
 def read_inputs(inputs: Any, device: torch.device, dtype: torch.dtype, name: str) -> Inputs:
-    """Inputs alone; the labels of a Dataset or DataLoader are left out. Errors speak of `name`."""
+    """Inputs alone; the labels of a Dataset or DataLoader are left out. Errors call them `name`."""
     if isinstance(inputs, (Dataset, DataLoader)):
         return _checked(_loaded(inputs, _unlabelled, device), name, device, dtype)
     return _checked(as_tensors(inputs), name, device, dtype)
@@ -127,10 +114,10 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(tree_flatten(one)[1] == tree_flatten(other)[1])
 
 
-def spread(count: int, few: int, device: torch.device) -> Tensor:
-    """A few of so many, evenly spaced.
+def spread(count: int, few: int, device: torch.device | str = "cpu") -> Tensor:
+    """At most `few` of `count` positions, evenly spaced.
 
-    >>> spread(10, 3, torch.device("cpu"))
+    >>> spread(10, 3)
     tensor([0, 4, 9])
     """
     return torch.linspace(0, count - 1, min(few, count), device=device).round().long()
@@ -144,6 +131,11 @@ def count(inputs: Inputs) -> int:
 def take(inputs: Inputs, rows: slice | int | Tensor | None) -> Inputs:
     """The examples at `rows`; None adds an axis in front."""
     return tree_map(lambda leaf: leaf[rows], inputs)
+
+
+def cast_floats(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The same with floating-point numbers in this precision; whole numbers stay."""
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, inputs)
 
 
 def given_twice(sources: Any, targets: Any) -> bool:
@@ -229,7 +221,7 @@ def _from_array(array: np.ndarray) -> Tensor:
 
 
 def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any], device: torch.device) -> Any:
-    batches = _beside(examples)
+    batches = beside(examples)
     if not isinstance(batches, DataLoader):
         batches = DataLoader(batches, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
     with kept_generators(examples):
@@ -251,127 +243,6 @@ def _joined(*leaves: Tensor) -> Tensor:
             "all to one length in its collate_fn, or pass batches of tokens through le.training.language.sequences"
         )
     return torch.cat(leaves)
-
-
-@contextmanager
-def kept_generators(examples: Any) -> Iterator[None]:
-    """The random generators of a DataLoader, its samplers and its dataset put back, and the attributes of samplers and
-    of an iterable dataset.
-    Reading the examples must not reorder a training run that continues with the same loader.
-    """
-    states = _states_of(examples)
-    before, back = [get() for get, _ in states], False
-    try:
-        try:
-            yield
-        finally:
-            back = _put(states, before)
-    finally:
-        if not back:  # interrupted
-            _put(states, before)
-
-
-def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
-    """What `read` makes of each batch. It and the batches use their own random states, which start as copies of the
-    global state and the loader's. The caller's random states are unchanged between any two batches.
-    """
-    states = [*random_states(), *_states_of(batches)]
-    own = [get() for get, _ in states]
-    under_way: Iterator[Any] | None = None
-    while True:
-        outside, back = [get() for get, _ in states], False
-        try:
-            try:
-                _put(states, own)
-                under_way = iter(_beside(batches)) if under_way is None else under_way
-                batch = next(under_way, END)
-                found = END if batch is END else read(batch)
-                own = [get() for get, _ in states]
-            finally:
-                back = _put(states, outside)
-        finally:
-            if not back:  # interrupted
-                _put(states, outside)
-        if found is END:
-            return
-        yield found
-
-
-def _put(states: list[Access], values: list[Any]) -> bool:
-    for (_, put), value in zip(states, values, strict=True):
-        put(value)
-    return True
-
-
-def _beside(batches: Any) -> Any:
-    """A copy of a DataLoader, whose persistent workers may be in the middle of an epoch; anything else as it is."""
-    if not isinstance(batches, DataLoader):
-        return batches
-    made = copy.copy(batches)
-    vars(made)["_iterator"] = None
-    return made
-
-
-def _states_of(examples: Any) -> list[Access]:
-    found, waiting = [], deque([examples])
-    seen: dict[int, Any] = {}  # with what they are the ids of, so that none is used again
-    while waiting and len(seen) < MOST_PARTS:
-        value = waiting.popleft()
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        state = _state_of(value)
-        if state is not None:
-            found.append(state)
-        waiting += _parts_of(value)
-    return found
-
-
-def _state_of(value: Any) -> Access | None:
-    """The state of a random generator, or of a sampler or an iterable dataset, which may count its epochs."""
-    if isinstance(value, torch.Generator):
-        return value.get_state, value.set_state
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return value.getstate, value.setstate
-    if isinstance(value, np.random.RandomState):
-        return value.get_state, value.set_state
-    if isinstance(value, np.random.Generator):
-        value = value.bit_generator
-    if isinstance(value, np.random.BitGenerator):
-        return partial(getattr, value, "state"), partial(setattr, value, "state")
-    if isinstance(value, (Sampler, IterableDataset)):
-        return vars(value).copy, partial(_put_attributes, value)
-    return None
-
-
-def _put_attributes(owner: Any, before: dict[str, Any]) -> None:
-    """An interrupt at any moment leaves at least those that were there."""
-    vars(owner).update(before)
-    for name in vars(owner).keys() - before.keys():
-        del vars(owner)[name]
-
-
-def _parts_of(value: Any) -> list[Any]:
-    """What an object, a container or a function holds, where a generator may be."""
-    if isinstance(value, (type, ModuleType, Tensor, np.ndarray, str, bytes)):
-        return []
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, MethodType):
-        return [value.__self__]
-    if isinstance(value, BuiltinMethodType):  # generator.normal
-        return [value.__self__] if not isinstance(value.__self__, ModuleType) else []
-    if isinstance(value, FunctionType):
-        held = [cell_contents(cell) for cell in value.__closure__ or ()]
-        return [
-            *held,
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-        ]
-    if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        return [] if len(value) > MOST_TRANSFORMS else list(value.values() if isinstance(value, dict) else value)
-    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if name != "__dict__"]
-    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots if hasattr(value, name))]
 
 
 def _labelled(batch: Any) -> tuple[Inputs, Tensor]:

@@ -15,15 +15,10 @@ from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vmap
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.coverage import Coverage
-from local_elasticity.engine.guard import vectorized
-from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
-from local_elasticity.engine.replica import Params
+from local_elasticity.engine.left_over import left_over_gradients, left_over_jacobian
+from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.tape import Tape
 from local_elasticity.engine.uses import LinearUse, Matrices, Use, joined, outer_sums
 from local_elasticity.shapes import Float
@@ -233,7 +228,7 @@ def _left_over(
     if coverage.unsupported and cotangents.shape[1] == 1:
         yield Factors((), left_over_gradients(bound, coverage.unsupported, inputs, cotangents[:, 0]))
     elif coverage.unsupported:
-        jacobian = _left_over_jacobian(bound, coverage.unsupported, inputs)
+        jacobian = left_over_jacobian(bound, coverage.unsupported, inputs)
         yield Factors((), {name: torch.einsum("bkp,brk->brp", part, cotangents) for name, part in jacobian.items()})
 
 
@@ -252,23 +247,28 @@ def own_kernel(
 
 def inner(left: Factors, right: Factors) -> Float[Tensor, "bl rl br rr"]:
     """⟨∇, ∇′⟩ between every gradient on the left and every one on the right."""
-    layers = [one.inner(other) for one, other in zip(left.outer, right.outer, strict=True)]
-    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
-    return summed([*layers, *(_products(a, b).reshape(*a.shape[:2], *b.shape[:2]) for a, b in pairs)])
+    return _met(left, right, Outer.inner, lambda a, b: _products(a, b).reshape(*a.shape[:2], *b.shape[:2]))
 
 
 def inner_own(left: Factors, right: Factors) -> Float[Tensor, "b rr"]:
     """⟨∇, ∇′⟩ between the one gradient of every example on the left and those of the same example on the right."""
-    layers = [one.inner_own(other) for one, other in zip(left.outer, right.outer, strict=True)]
-    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
-    return summed([*layers, *(torch.bmm(b, a.mT)[:, :, 0] for a, b in pairs)])
+    return _met(left, right, Outer.inner_own, lambda a, b: torch.bmm(b, a.mT)[:, :, 0])
 
 
 def inner_trace(left: Factors, right: Factors) -> Float[Tensor, "bl br"]:
     """Σ_r ⟨∇_r, ∇′_r⟩, the trace over the cotangents, without the rest of `inner`."""
-    layers = [one.inner_trace(other) for one, other in zip(left.outer, right.outer, strict=True)]
-    pairs = [(left.explicit[name], right.explicit[name]) for name in left.explicit]
-    return summed([*layers, *(a.flatten(1) @ b.flatten(1).T for a, b in pairs)])
+    return _met(left, right, Outer.inner_trace, lambda a, b: a.flatten(1) @ b.flatten(1).T)
+
+
+def _met(
+    left: Factors,
+    right: Factors,
+    of_layers: Callable[[Outer, Outer], Tensor],
+    of_matrices: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """The sum over layers of what the gradients on either side make together."""
+    layers = [of_layers(one, other) for one, other in zip(left.outer, right.outer, strict=True)]
+    return summed([*layers, *(of_matrices(part, right.explicit[name]) for name, part in left.explicit.items())])
 
 
 def gram(gradients: Factors) -> Float[Tensor, "b b"]:
@@ -340,77 +340,3 @@ def summed(parts: Iterable[Tensor]) -> Tensor:
     if total is None:
         raise ValueError("expected at least one tensor to sum")
     return total
-
-
-def _left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inputs) -> Matrices:
-    """name → [b, k, p_name] for some parameters, by vmap, or one by one for modules that vmap cannot take."""
-    some = {name: bound.params[name] for name in names}
-
-    def predict(params: Params, one: Inputs) -> Tensor:
-        return bound.predict({**bound.params, **params}, take(one, None))[0]
-
-    def by_vmap(one: Inputs) -> Params:
-        rows: Params = jacrev(predict)(some, one)
-        return rows
-
-    def plainly(one: Inputs) -> Params:
-        leaves = leaves_of(some)
-        rows = [
-            gradient(output, leaves, torch.ones_like(output), retain=True)
-            if output.requires_grad
-            else {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # under no_grad in the forward pass
-            for output in predict(leaves, one)
-        ]
-        return {name: torch.stack([row[name] for row in rows]) for name in leaves}
-
-    parts = _each(by_vmap, plainly, inputs)
-    return {name: part.reshape(*part.shape[:2], -1) for name, part in parts.items()}
-
-
-def left_over_gradients(
-    bound: BoundProblem, names: tuple[str, ...], inputs: Inputs, cotangents: Float[Tensor, "b k"]
-) -> Matrices:
-    """name → [b, 1, p_name] along one cotangent for each example."""
-    some = {name: bound.params[name] for name in names}
-
-    def along(params: Params, one: Inputs) -> Tensor:
-        predictions = bound.predict({**bound.params, **params}, take(one[0], None))
-        return torch.dot(predictions[0], one[1])
-
-    def by_vmap(one: Inputs) -> Params:
-        found: Params = grad(along)(some, one)
-        return found
-
-    def plainly(one: Inputs) -> Params:
-        leaves = leaves_of(some)
-        with torch.enable_grad():
-            value = along(leaves, one)
-        return (
-            gradient(value, leaves, torch.ones_like(value)) if value.requires_grad else tree_map(torch.zeros_like, some)
-        )
-
-    parts = _each(by_vmap, plainly, (inputs, cotangents))
-    return {name: part.reshape(len(part), 1, -1) for name, part in parts.items()}
-
-
-def _each(function: Callable[[Inputs], Params], plainly: Callable[[Inputs], Params], inputs: Inputs) -> Params:
-    """For all examples by vmap, where that agrees with plain autograd on the last one; else one by one."""
-    last = count(inputs) - 1
-    one = plainly(take(inputs, last))
-    try:
-        with torch.no_grad(), vectorized():
-            found = vmap(function)(inputs)
-    except Exception as error:  # whatever a forward pass raises that does not support vmap
-        if not may_be_passed_over(error):
-            raise
-    else:
-        if all(_agrees(found[name][last], part) for name, part in one.items()):
-            return found
-    parts = [*(plainly(take(inputs, i)) for i in range(last)), one]
-    return {name: torch.stack([part[name] for part in parts]) for name in one}
-
-
-def _agrees(found: Tensor, expected: Tensor) -> bool:
-    """Whether they are the same but for rounding; NaN agrees with NaN."""
-    same = (found.nan_to_num() - expected.nan_to_num()).norm() <= torch.finfo(found.dtype).eps ** 0.5 * expected.norm()
-    return found.shape == expected.shape and (bool(same) or not expected.isfinite().all())

@@ -14,7 +14,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.guard import vectorized
-from local_elasticity.engine.inputs import count, given_twice, read_sources, read_targets, take
+from local_elasticity.engine.inputs import cast_floats, count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of
@@ -39,7 +39,7 @@ COMPANY = 4
 
 @dataclass(frozen=True)
 class Sampled:
-    """Pairs whose limits of small steps are asked for. An engine that finds them beside its rows puts them into
+    """Pairs whose limits of small steps are asked for. An engine that finds them together with its rows puts them into
     `limits`, by source: [targets, k]; one that has the displacements of parameters puts these."""
 
     sources: tuple[int, ...]
@@ -205,6 +205,17 @@ class Job:
         """The batch that row `row` steps on."""
         return take(self.source_inputs, row), self.source_labels[row]
 
+    def examples(self, rows: slice | Tensor = slice(None)) -> Inputs:
+        """The examples that some rows step on, those of one batch after those of another."""
+        return tree_map(lambda leaf: leaf.flatten(0, 1), take(self.source_inputs, rows))
+
+    def refuse_hooks(self, engine: str) -> None:
+        """Raise an UnsupportedModelError if gradients pass hooks of the user's, which this engine cannot run."""
+        hooks = (self.bound.hooks, "hooks on parameters"), (self.bound.alters_gradients, "backward hooks of modules")
+        for there, what in hooks:
+            if there:
+                raise UnsupportedModelError(f"engine: {engine} cannot run {what}; use engine='auto'")
+
     def predict(self, params: Params, inputs: Inputs, at_once: int) -> Float[Tensor, "b k"]:
         """Predictions without gradients, at most `at_once` examples in a pass."""
         return predictions(self.bound, params, inputs, at_once)
@@ -215,7 +226,8 @@ class Job:
         if self.m <= COMPANY or self.alone is None:
             return
         alone = self.alone.to(target_before.dtype)
-        if not same_predictions(alone, target_before[[0, -1]], self.bound.replica.coarsest):
+        same = same_predictions(alone, target_before[[0, -1]], self.bound.replica.coarsest)
+        if not same and _differs_in_float64(self.bound, self.target_inputs, self.memory // self.footprint.forward()):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
     def rounding_inside(self) -> float:
@@ -235,18 +247,15 @@ class Job:
     def again(self, bound: BoundProblem, rows: Tensor) -> Job:
         """The same job for some of its sources, in the precision of another moment of the same problem."""
         bound.replica.effects = self.bound.replica.effects
-
-        def cast(leaf: Tensor) -> Tensor:
-            return leaf.to(bound.dtype) if leaf.is_floating_point() else leaf
-
+        inputs, labels = cast_floats((take(self.source_inputs, rows), self.source_labels[rows]), bound.dtype)
         return replace(
             self,
             bound=bound,
             rule=rule_of(self.update, bound),
-            source_inputs=tree_map(lambda leaf: cast(leaf[rows]), self.source_inputs),
-            source_labels=cast(self.source_labels[rows]),
-            target_inputs=tree_map(cast, self.target_inputs),
-            target_labels=None if self.target_labels is None else cast(self.target_labels),
+            source_inputs=inputs,
+            source_labels=labels,
+            target_inputs=cast_floats(self.target_inputs, bound.dtype),
+            target_labels=None if self.target_labels is None else cast_floats(self.target_labels, bound.dtype),
             targets_are_sources=False,
             sampled=None,
             alone=None,
@@ -268,7 +277,7 @@ def predictions(bound: BoundProblem, params: Params, inputs: Inputs, at_once: in
 
 
 class Runner(ABC):
-    """An engine at work on one job."""
+    """Computes the rows of one job, for one engine."""
 
     job: Job
 
@@ -368,7 +377,7 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
     with torch.no_grad():
         last = bound.predict(bound.params, take(inputs, some[-1:]))
     alone = torch.cat([as_predictions(outputs).detach(), last])
-    _check_alone(bound, one, alone, together[[0, -1]], name)
+    _check_alone(bound, take(inputs, some), alone, together[[0, -1]], name)
     return outputs, size, alone
 
 
@@ -417,15 +426,34 @@ def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception
     return f"{name}: the model does not take one example of {given} ({error})"
 
 
-def _check_alone(bound: BoundProblem, one: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
+def _check_alone(bound: BoundProblem, few: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
     """The predictions of the first and the last example are the same alone as among others, and the same twice."""
     if same_predictions(alone, together, bound.replica.coarsest):
         return
     with torch.no_grad():
-        again = bound.predict(bound.params, one)
+        again = bound.predict(bound.params, take(few, slice(0, 1)))
     if not same_predictions(alone[:1], again, bound.replica.coarsest):
         raise ValueError("model: two equal calls give different predictions; remove what is random in eval mode")
-    raise ValueError(DEPENDS_ON_BATCH.format(name))
+    if _differs_in_float64(bound, few, COMPANY):
+        raise ValueError(DEPENDS_ON_BATCH.format(name))
+
+
+def _differs_in_float64(bound: BoundProblem, inputs: Inputs, at_once: int) -> bool:
+    """Whether the predictions of the first and the last example change with the others where rounding is small: a
+    network may lose so many digits in float32 that a batch is rounded otherwise than one example."""
+    if bound.dtype == torch.float64:
+        return True
+    inputs = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, inputs)
+    ends = [take(inputs, slice(i, i + 1)) for i in (0, count(inputs) - 1)]
+    try:
+        with bound.problem.to(torch.float64).bound() as higher:
+            together = predictions(higher, higher.params, inputs, max(1, at_once))
+            alone = torch.cat([predictions(higher, higher.params, one, 1) for one in ends])
+    except Exception as error:  # whatever a forward pass raises that was not made for float64
+        if not may_be_passed_over(error):
+            raise
+        return True
+    return not same_predictions(alone, together[[0, -1]])
 
 
 def same_predictions(one: Tensor, other: Tensor, coarsest: float = 0.0) -> bool:
@@ -485,7 +513,7 @@ def _check_classes(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: s
     if len(outside):
         raise ValueError(f"{name}: label {int(outside[0])} is outside the model's {k} outputs; give labels 0 … {k - 1}")
     if bool(left_out.reshape(len(labels), -1).all(1).any()):
-        raise ValueError(f"{name}: an example has the label {IGNORED} at every place, hence no loss; leave it out")
+        raise ValueError(f"{name}: an example has the label {IGNORED} at every place and so no loss; leave it out")
 
 
 def _check_step_size(update: Update, dtype: torch.dtype) -> None:

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.inputs import spread, take
@@ -58,9 +57,7 @@ class Linearized:
     It needs no subtraction of nearly equal numbers, so that it is right in float32 at any step size.
     """
 
-    @property
-    def exact(self) -> bool:
-        return False
+    exact = False
 
     def runner(self, job: Job) -> Runner:
         notes = notes_on_the_limit(job)
@@ -89,8 +86,8 @@ def notes_on_the_limit(job: Job) -> tuple[str, ...]:
 
 
 def _forwards(job: Job) -> LimitRunner | None:
-    """Differences of a small share of each step, in float32, where outputs are so many that these are faster than
-    Jacobians: they take a pass for each pair, and Jacobians a backward pass for each target and output."""
+    """Differences of a small share of each step, in float32, if there are so many outputs that this is faster than
+    Jacobians: differences take a pass for each pair, Jacobians a backward pass for each target and output."""
     most = SOURCES_AN_OUTPUT.get(job.bound.device.type, 0) * job.k
     if job.bound.dtype != torch.float32 or job.n * job.batch > most:
         return None
@@ -194,7 +191,7 @@ class LinearizedRunner(Runner):
 
     def _rows(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         job = self.job
-        examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
+        examples = job.examples(slice(start, stop))
         tape = self.coverage.record(job.bound, examples)
         loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
         cotangents = loss_gradient.flatten(0, 1)[:, None]

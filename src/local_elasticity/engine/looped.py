@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.coverage import Coverage
-from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.problem import as_predictions, leaves_of
@@ -36,6 +35,7 @@ class Looped:
     at_once: int | None = None
     channels_last: bool = False
     gradients_at_once: int = 1
+    exact = True
 
     def __post_init__(self) -> None:
         for name in ("at_once", "gradients_at_once"):
@@ -47,10 +47,6 @@ class Looped:
         """The newest option only where it is set, so that it is the engine that older stores name."""
         together = f", gradients_at_once={self.gradients_at_once}" if self.gradients_at_once > 1 else ""
         return f"Looped(at_once={self.at_once}, channels_last={self.channels_last}{together})"
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     def runner(self, job: Job) -> LoopedRunner:
         return LoopedRunner(job, self.at_once, self.channels_last, self.gradients_at_once)
@@ -146,7 +142,7 @@ class LoopedRunner(Runner):
         if self.coverage is None or stop - start == 1:
             return None
         job = self.job
-        examples = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, slice(start, stop)))
+        examples = job.examples(slice(start, stop))
         try:
             tape = self.coverage.record(job.bound, examples)
             loss_gradient = job.bound.loss_gradients(tape.outputs, job.source_labels[start:stop])
@@ -156,7 +152,7 @@ class LoopedRunner(Runner):
             self.coverage = None
             return None
         gradients = {
-            name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).unflatten(1, job.bound.params[name].shape)
+            name: part[:, 0].unflatten(0, (-1, job.batch)).sum(1).reshape(-1, *job.bound.params[name].shape)
             for name, part in of_examples.items()
         }
         before = tape.predictions.detach().unflatten(0, (-1, job.batch))
@@ -186,14 +182,14 @@ def _coverage(job: Job) -> Coverage | None:
     if one_by_one or (isinstance(job.update, FromOptimizer) and not job.plain):
         return None
     try:
-        found = Coverage.of(job.bound, tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs))
+        found = Coverage.of(job.bound, job.examples())
     except UnsupportedModelError:
         return None
     return None if found.unsupported else found
 
 
 def _same_gradient(found: Params, expected: Params) -> bool:
-    """Whether gradients are the same but for rounding, by a share of the norm of all of it."""
+    """Whether gradients are the same up to rounding, as a share of the norm of all of them."""
     off = torch.stack([torch.linalg.vector_norm(found[name] - part) for name, part in expected.items()]).norm()
     size = torch.stack(torch._foreach_norm(list(expected.values()))).norm()
     return bool(off <= torch.finfo(off.dtype).eps ** 0.5 * size)

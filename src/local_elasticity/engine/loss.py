@@ -203,7 +203,7 @@ def _is_own(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _like(labels: Tensor, outputs: Tensor) -> Tensor:
-    """Labels in the shape and dtype of the outputs, so that [b] beside [b, 1] never broadcasts to [b, b]."""
+    """Labels in the shape and dtype of the outputs, so that [b] with [b, 1] never broadcasts to [b, b]."""
     if labels.numel() != outputs.numel():
         raise ValueError(
             f"sources: labels of shape {tuple(labels.shape)} do not fit outputs of shape {tuple(outputs.shape)}; "

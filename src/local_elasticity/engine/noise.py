@@ -1,16 +1,16 @@
 """The noise of a difference: how much of a change may be rounding alone.
 
 A change computed as f(x; w⁺) − f(x; w) contains the rounding of two forward passes and of the weights. Both are
-*measured*: every weight is moved up or down by one unit in the last place, and the change of predictions is recorded.
+*measured* by null steps (`null_steps.py`).
 
 Each row has two more terms. One is the part of the step that was rounded away (`realized`). It is coherent, and can be
 far larger than random rounding. The other is the rounding of the loss gradient, for several outputs, which changes the
 direction of the step. It is large if that gradient is a small difference f − y of large numbers. If the gradient is a
-product, only the rounding of the logits counts.
+product, only the rounding of the logits counts. For a loss of the user's it is measured (`turned_by_rounding`).
 
-An engine that does not subtract has a few units of relative rounding, and the rounding of the drift by decay and
-momentum, which is measured against float64. An optimizer whose code rounds weights to float32 also rounds its
-displacements; the bound is taken from a few of its steps.
+An engine that does not subtract has a few units of relative rounding; more where activations have lost digits, which
+null steps show; and the rounding of the drift by decay and momentum, which is measured against float64. An optimizer
+whose code rounds weights to float32 also rounds its displacements; the bound is taken from a few of its steps.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from local_elasticity.engine.inputs import spread
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, leaves_of, sizes_of
-from local_elasticity.engine.replica import Params
+from local_elasticity.engine.null_steps import alternating_signs, forward_rounding, null_noise
+from local_elasticity.engine.problem import Problem, leaves_of, sizes_of
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, without_gradient
 from local_elasticity.shapes import Bool, Float
@@ -37,17 +37,11 @@ RESOLVED = 1000.0
 """A source's own change is resolved where it exceeds its noise by this factor: ten standard deviations of rounding
 are then one percent of it, and five, the most that is seen in practice, half a percent."""
 
-NULL_SAMPLES = 32
-"""The least number of examples times null steps from which the noise is estimated."""
-
 DRIFT_TARGETS = 16
 """Targets at which the rounding of the drift, which all steps share, is measured."""
 
 STEPS_LOOKED_AT = 4
 """Sources whose steps are used to bound the rounding of displacements, if an optimizer rounds."""
-
-PATTERN = 65537
-"""Length of the random pattern of null steps; prime, so that it is not aligned with rows or channels."""
 
 ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
@@ -56,11 +50,18 @@ ROUNDING = 8
 HUGE = 1e8
 """Outputs from here on without a gradient are those that a mask puts out of the loss, and are not rounded with it."""
 
+PATTERNS = 2
+"""Patterns of signs by which outputs are moved to see what their rounding does to a loss gradient."""
+
+UNITS = 16
+"""Units in the last place by which they are moved; what one of them does would itself be rounded to one or to none."""
+
 
 @dataclass(frozen=True)
 class Noise:
-    """Predictions before the step, the standard deviation of rounding in a change of each, and whether the loss
-    gradient is a difference of nearly equal numbers where a source is learned."""
+    """Predictions before the step, and the standard deviation of rounding in a change of each. For a named loss,
+    whether its gradient is a difference of nearly equal numbers where a source is learned; for another, the share of
+    each source's loss gradient that rounding turns."""
 
     source_before: Float[Tensor, "n batch k"]
     source: Float[Tensor, "n batch k"]
@@ -72,29 +73,45 @@ class Noise:
     """The rounding of the drift, if changes are not differences of predictions."""
     step: float = 0.0
     """A bound of the rounding of a displacement, as a share of it."""
+    turned: Float[Tensor, " n"] | None = None
+    forward: float = 0.0
+    """The share of changes that are not differences of predictions by which the rounding of activations moves them."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
         """Null steps at the sources and targets of a job; none where the runner does not subtract."""
         at_once = max(1, job.memory // job.footprint.forward())
         target_before = runner.target_before
-        target = _null_noise(job, job.target_inputs, target_before, at_once) if runner.subtracts else None
+        target = null_noise(job, job.target_inputs, target_before, at_once) if runner.subtracts else None
         if job.targets_are_sources:
             source_before, source = target_before, target
         else:
-            inputs = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
+            inputs = job.examples()
             source_before = job.predict(job.bound.params, inputs, at_once)
-            source = _null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
+            source = null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
         batches = (-1, job.batch, target_before.shape[1])
+        source_before = source_before.reshape(batches)
         return cls(
-            source_before.reshape(batches),
-            (torch.zeros_like(source_before) if source is None else source).reshape(batches),
+            source_before,
+            torch.zeros_like(source_before) if source is None else source.reshape(batches),
             torch.zeros_like(target_before) if target is None else target,
             gradient_cancels(job.bound.problem.loss, job.source_labels),
             job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
+            turned_by_rounding(job, source_before, job.source_labels),
+            forward_rounding(job, target_before, target),
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the result should know."""
+        if not self.forward:
+            return []
+        return [
+            f"rounding moves predictions by {self.forward:.1g} of their size: the network loses digits, as of inputs "
+            "that are large beside their spread; scale them, or measure in float64, problem.to(torch.float64)"
+        ]
 
     def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:
         """The noise of some rows in another precision: rounding goes with the unit in the last place."""
@@ -108,6 +125,8 @@ class Noise:
             computed_in,
             finer * self.drift,
             self.step,
+            None if self.turned is None else finer * self.turned[rows].to(dtype),
+            finer * self.forward,
         )
 
     def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
@@ -115,18 +134,67 @@ class Noise:
         smallest number, because norms square it."""
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
-        share = (realized - 1).abs() + ROUNDING * eps + self.step
-        before = self.source_before[: len(change)].abs()
-        largest = torch.where((gradient != 0) | (before < HUGE), before, 0).flatten(1).amax(1)
-        if gradient[0].numel() > 1 and self.gradient_cancels:
-            size = _size(gradient)
-            share = share + eps * largest.clamp_min(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
-        elif gradient[0].numel() > 1:
-            share = share + eps * largest
+        share = (realized - 1).abs() + ROUNDING * eps + self.step + self._turned(gradient, eps)
+        share = share + self.forward * (1 - rows.subtracted)
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
         noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row + self.drift)
         return noise.clamp_min(torch.finfo(change.dtype).tiny ** 0.5)
+
+    def _turned(self, gradient: Float[Tensor, "c batch k"], eps: float) -> Tensor | float:
+        """The share of the first c loss gradients that rounding turns; one output has no direction."""
+        if gradient[0].numel() == 1:
+            return 0.0
+        if self.turned is not None:
+            return self.turned[: len(gradient)]
+        before = self.source_before[: len(gradient)].abs()
+        largest = torch.where((gradient != 0) | (before < HUGE), before, 0).flatten(1).amax(1)
+        if not self.gradient_cancels:
+            return eps * largest
+        size = _size(gradient)
+        return eps * largest.clamp_min(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Tensor) -> Float[Tensor, " n"] | None:
+    """The share of each source's loss gradient ∂ℓ/∂f that rounding turns, for a loss of the user's; None for a named
+    loss.
+
+    The outputs are rounded: each is moved by its last digits, and the change of the gradient across its own direction
+    counts. The loss rounds as well. Where it computes p − 1, it loses what is below a unit in the last place of its
+    largest gradient, which is found at outputs of exchanged and of equal classes.
+    """
+    if job.bound.problem.loss_is_named:
+        return None
+    eps = torch.finfo(outputs.dtype).eps
+
+    def gradients(at: Tensor) -> Tensor:
+        return job.bound.loss_gradients(at.reshape(-1, *job.output_shape), labels).flatten(1)
+
+    slope = gradients(outputs)
+    size = slope.abs().amax(1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
+    along = torch.nn.functional.normalize(slope / size, dim=1)
+    unit = torch.where(outputs.isfinite(), eps * outputs.abs().clamp_min(1), 0)
+    try:
+        moves = [UNITS * unit * alternating_signs(outputs[0], pattern) for pattern in range(PATTERNS)]
+        moved = [(gradients(outputs + move) - slope) / (UNITS * size) for move in moves]
+        others = [gradients(at) / size for at in _far_from(outputs, job.output_shape)]
+    except Exception as error:  # whatever a loss raises at outputs that it does not take, such as a probability of 1.1
+        if not may_be_passed_over(error):
+            raise
+        moved, others = [unit.flatten(1) / size], []
+    across = [change - (change * along).sum(1, keepdim=True) * along for change in moved]
+    turned = torch.stack([_size(change) for change in across]).square().mean(0).sqrt()
+    for other in others:
+        turned = torch.maximum(turned, eps * _size(other).nan_to_num(0.0, 0.0))
+    return turned / _size(slope / size).clamp_min(eps)
+
+
+def _far_from(outputs: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Outputs at which a loss has a large gradient, and that it was made for: each in the place of its neighbour on the
+    first axis that has any, which are classes or else examples; and all equal along it."""
+    each = outputs.reshape(-1, *shape)
+    axis = next((axis for axis, length in enumerate(shape, 1) if length > 1), 0)
+    return each.roll(1, axis), each.mean(axis, keepdim=True).expand_as(each)
 
 
 def resolved_rows(
@@ -238,37 +306,3 @@ def _step_rounding(job: Job) -> float:
         whole = abs(sum(float((g * moved[name]).sum()) for name, g in gradient.items()))
         shares.append(unit / 2 * rounded / whole if whole else 0.0)
     return max(shares)
-
-
-def _null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:
-    """Standard deviation of f(x; w′) − f(x; w) for weights w′ that differ from w by rounding only.
-
-    Few null steps give a rough figure for a single example, so it is never taken to be below the root mean square
-    over all of them. Predictions that are not finite are left out.
-    """
-    generator = torch.Generator(before.device).manual_seed(0)
-    squares = torch.zeros_like(before)
-    steps = -(-NULL_SAMPLES // len(before))
-    finite = before.isfinite()
-    largest = torch.where(finite, before, 0).abs().amax()
-    scale = largest.clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
-    for _ in range(steps):
-        moved = job.predict(_rounded_otherwise(job.bound, generator), inputs, at_once)
-        squares += torch.where(finite, (moved - before) / scale, 0).square()
-    own = (squares / steps).sqrt()
-    typical = (squares.sum() / steps / finite.sum().clamp_min(1)).sqrt()
-    return scale * own.clamp_min(typical)
-
-
-def _rounded_otherwise(bound: BoundProblem, generator: torch.Generator) -> Params:
-    """Every weight moved up, down or not at all by one rounding unit: the coarsest of the weights and of what is
-    computed from them. Large weights repeat a long random pattern."""
-    moved = {}
-    floating = [p for p in (*bound.params.values(), *bound.constants.values()) if p.is_floating_point()]
-    unit = max(*(torch.finfo(p.dtype).eps for p in floating), bound.replica.coarsest)
-    for name, p in bound.params.items():
-        length = max(1, min(PATTERN, p.numel()))
-        pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
-        units = pattern.repeat(-(-p.numel() // length))[: p.numel()].view(p.shape)
-        moved[name] = p * (1 + unit * units)
-    return moved

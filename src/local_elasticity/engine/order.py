@@ -126,7 +126,7 @@ Call = tuple[Any, ...]
 
 
 def call_of(func: Any, leaves: list[Any]) -> Call:
-    """A call by what decides where it puts entries, but for the shapes of tensors."""
+    """What decides where a call puts entries, except for the shapes of tensors."""
     given: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, slice):

@@ -62,7 +62,7 @@ class Problem:
     dtype: torch.dtype | None = None
     weights: Mapping[str, Tensor] | None = None
     by_default: bool = False
-    """Whether nobody selected the parameters that step: they are those that require a gradient."""
+    """Whether the parameters that step are the default: those that require a gradient."""
 
     def __new__(cls, *args: Any, **fields: Any) -> Problem:
         if 0 < len(args) + len(fields) < REQUIRED_FIELDS:
@@ -252,13 +252,8 @@ class Problem:
             A context manager that gives a `BoundProblem`.
         """
         self.check()
-        problem, other, own, tensors = (
-            self.promoted(),
-            self.weights or {},
-            self.named_parameters(),
-            self.named_tensors(),
-        )
-        device = self.device
+        problem, other, device = self.promoted(), self.weights or {}, self.device
+        own, tensors = self.named_parameters(), self.named_tensors()
         with isolated(device, self.model):
             parameters = {name: other.get(name, p).data for name, p in own.items()}
             params = {name: as_real(problem._cast(parameters[name])) for name in self.stepped}
@@ -474,8 +469,7 @@ def leaves_of(params: Params) -> Params:
 def sizes_of(tensors: Iterable[Tensor]) -> list[float]:
     """The norm of each tensor, with one transfer from the device."""
     norms = [torch.linalg.vector_norm(_numbers(tensor)) for tensor in tensors if tensor.numel()]
-    found: list[float] = torch.stack(norms).tolist() if norms else []
-    return found
+    return torch.stack(norms).tolist() if norms else []
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -521,7 +515,7 @@ class ParametersChangedError(ValueError):
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _can_step(p: Tensor) -> bool:

@@ -369,7 +369,7 @@ def as_response(
         engine=name,
         policy=job.bound.problem.policy,
         targets_are_sources=job.targets_are_sources,
-        notes=notes,
+        notes=(*notes, *noise.notes),
         source_labels=job.source_labels if job.minibatches else job.source_labels.flatten(0, 1),
         target_labels=job.target_labels,
         loss=job.bound.problem.loss,

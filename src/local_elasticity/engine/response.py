@@ -13,6 +13,12 @@ from local_elasticity.engine.loss import Kind, LossFunction, has_classes_first, 
 from local_elasticity.engine.update import Update
 from local_elasticity.shapes import Float
 
+OF_SOURCES = (
+    *("source_before", "source_change", "source_noise", "source_labels"),
+    *("loss_gradient", "step_size", "noise_scale"),
+)
+"""The fields of a response that have a row for every source, besides `target_change`."""
+
 
 @dataclass(frozen=True)
 class Response:
@@ -33,7 +39,7 @@ class Response:
             precision, less for rows computed in a higher one, 0 if nothing was subtracted.
         kind: what the k outputs are; `update`: the rule; `engine`: what computed it; `policy`: how the model was run.
         targets_are_sources: whether column j is the example of row j.
-        notes: what was decided on the way, in words.
+        notes: decisions that were made during the measurement, in words.
         source_labels, target_labels: the labels of the sources, and of the targets where they were given.
         loss: ℓ(outputs, labels); None if the outputs were transformed. `output_shape` is the shape of one example's
             outputs, which are flat here. `exact` is False where changes are to first order in the step.
@@ -64,7 +70,7 @@ class Response:
     nonlinearity: float = float("nan")
 
     def __repr__(self) -> str:
-        """Its size, what made it and what was decided; tensors of thousands of numbers tell nobody anything."""
+        """Its size, what made it and what was decided, without the numbers of its tensors."""
         n, m, k = self.target_change.shape
         notes = "".join(f"\n  {note}" for note in self.notes)
         return f"Response({n} sources × {m} targets × {k} {self.kind}; {self.update}; engine {self.engine}){notes}"
@@ -161,8 +167,7 @@ class Response:
 
 def by_place(outputs: Tensor, classes: int) -> Tensor:
     """Flat outputs [..., classes · places] as [..., places, classes]."""
-    places: Tensor = outputs.unflatten(-1, (classes, -1)).transpose(-1, -2)
-    return places
+    return outputs.unflatten(-1, (classes, -1)).transpose(-1, -2)
 
 
 def _softmax_of(z: Tensor) -> Tensor:
@@ -174,18 +179,9 @@ def repeated(response: Response, n: int, m: int) -> Response:
     device = response.step_size.device
     rows = torch.arange(n, device=device) % len(response.step_size)
     columns = torch.arange(m, device=device) % response.target_change.shape[1]
-    of_sources = (
-        "source_before",
-        "source_change",
-        "loss_gradient",
-        "step_size",
-        "source_noise",
-        "noise_scale",
-        "source_labels",
-    )
     of_targets = ("target_before", "target_noise", "target_labels")
-    parts = {name: getattr(response, name)[rows] for name in of_sources if getattr(response, name) is not None}
-    parts |= {name: getattr(response, name)[columns] for name in of_targets if getattr(response, name) is not None}
+    places = {**dict.fromkeys(OF_SOURCES, rows), **dict.fromkeys(of_targets, columns)}
+    parts = {name: getattr(response, name)[at] for name, at in places.items() if getattr(response, name) is not None}
     return replace(response, target_change=response.target_change[rows][:, columns], **parts)
 
 

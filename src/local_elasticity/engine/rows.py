@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("local_elasticity")
 
 
+PARTS = ("source_change", "target_change", "loss_gradient", "realized", "subtracted")
+"""The tensors of `Rows`, in their order."""
+
+
 @dataclass
 class Rows:
     """What one update on each of c sources did; the first `done` of them are known, the others NaN.
 
     `realized` is the part of the intended first-order decrease of the loss that survived when the new weights were
-    rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 where steps are large beside the spacing of floating-point numbers.
+    rounded: ⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩. It is 1 if steps are far larger than the spacing of floating-point numbers.
     `subtracted` is 1 where changes are differences of two predictions, and so carry the rounding of both, else 0.
     """
 
@@ -62,24 +66,13 @@ class Rows:
 
     def first(self) -> Rows:
         """The rows that are known."""
-        done = slice(0, self.done)
-        return Rows(
-            self.source_change[done],
-            self.target_change[done],
-            self.loss_gradient[done],
-            self.realized[done],
-            self.subtracted[done],
-            self.done,
-        )
+        return replace(self, **{name: getattr(self, name)[: self.done] for name in PARTS})
 
     def put(self, rows: Rows) -> None:
         """Add the next rows."""
         at = slice(self.done, self.done + rows.done)
-        self.source_change[at] = rows.source_change
-        self.target_change[at] = rows.target_change
-        self.loss_gradient[at] = rows.loss_gradient
-        self.realized[at] = rows.realized
-        self.subtracted[at] = rows.subtracted
+        for name in PARTS:
+            getattr(self, name)[at] = getattr(rows, name)
         self.done = at.stop
 
 
@@ -116,7 +109,7 @@ def collect(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            _make_room(job, runner, error)
+            _use_less_memory(job, runner, error)
             continue
         advance(stop - rows.done)
         rows.put(found)
@@ -129,7 +122,7 @@ def own_change(target_change: Float[Tensor, "c m k"], start: int) -> Float[Tenso
     return target_change[rows, rows + start][:, None]
 
 
-def _make_room(job: Job, runner: Runner, error: BaseException) -> None:
+def _use_less_memory(job: Job, runner: Runner, error: BaseException) -> None:
     if job.bound.device.type == "cuda":
         torch.cuda.empty_cache()
     if not runner.shrink():
@@ -137,4 +130,4 @@ def _make_room(job: Job, runner: Runner, error: BaseException) -> None:
             "one source and one target at a time still do not fit in memory; step fewer parameters (params=) or use a "
             "larger machine"
         ) from error
-    logger.info("out of memory: going on with smaller chunks")
+    logger.info("out of memory: continuing with smaller chunks")

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.fast_paths.two_layer import TwoLayerRunner
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.loss import LossFunction, gradient_cancels
-from local_elasticity.engine.noise import Noise
+from local_elasticity.engine.noise import Noise, turned_by_rounding
 from local_elasticity.engine.problem import Problem, as_predictions, as_problem, leaves_of
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
@@ -146,7 +145,7 @@ class _TwoLayerWalk:
 
     def __init__(self, job: Job, net: TwoLayerRunner, recorded: Tensor) -> None:
         self.job, self.net, self.recorded = job, net, recorded
-        stream = tree_map(lambda leaf: leaf.flatten(0, 1), job.source_inputs)
+        stream = job.examples()
         passes = [self.net.run(inputs) for inputs in (stream, job.target_inputs)]
         self.x = torch.cat([one.x for one in passes])
         self.Z = torch.cat([one.Z for one in passes])
@@ -229,6 +228,7 @@ def _response(
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
     at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
     cancels = gradient_cancels(job.bound.problem.loss, job.source_labels)
+    turned = turned_by_rounding(job, before, job.source_labels[recorded.to(job.source_labels.device)])
     dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
     return Response(
         source_before=before[:, 0].to(dtype),
@@ -237,7 +237,7 @@ def _response(
         target_change=measured.target_change.to(dtype),
         loss_gradient=measured.loss_gradient[:, 0].to(dtype),
         step_size=torch.full((len(steps),), job.update.step_size, dtype=dtype, device=job.bound.device),
-        source_noise=Noise(before, at_sources, at_targets, cancels).of_rows(measured)[:, 0].to(dtype),
+        source_noise=Noise(before, at_sources, at_targets, cancels, turned=turned).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
         kind=job.kind,

@@ -11,7 +11,7 @@ from torch import Tensor
 from local_elasticity.engine.replica import Params
 
 SAMPLED_ROWS, SAMPLED = 16, 1 << 14
-"""How many weights of each tensor are looked at, in so many rows, to see whether rounding swallowed the step."""
+"""Rows and weights of each tensor that are sampled to see which share of the step rounding left."""
 
 ALIGNED = 64
 """Parameters in one piece of memory begin at multiples of this many numbers, as fast kernels require."""
@@ -65,16 +65,15 @@ class Pieces:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def realized_step(params: Params, after: Params, gradient: Params, moved: Params, scale: float = 1.0) -> Tensor:
-    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = scale · moved, from a sample of the weights; 1 if there is no step."""
+def realized_step(params: Params, after: Params, gradient: Params, moved: Params) -> Tensor:
+    """⟨g, fl(w + Δ) − w⟩ / ⟨g, Δ⟩ for Δ = moved, from a sample of the weights; 1 if there is no step."""
 
     def some(part: Params) -> Tensor:
         return torch.cat([part[name][_sample(part[name].shape)].reshape(-1) for name in params])
 
     before, there, g = some(params), some(after), some(gradient)
-    step = g if moved is gradient else some(moved)
     stand_for = _stands_for(tuple((name, p.shape) for name, p in params.items()), g.device)
-    return realized_share(before, there, g, step, stand_for, scale)
+    return realized_share(before, there, g, some(moved), stand_for, 1.0)
 
 
 def realized_share(before: Tensor, there: Tensor, g: Tensor, step: Tensor, stand_for: Tensor, scale: float) -> Tensor:

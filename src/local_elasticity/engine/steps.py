@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.changes import LowRank, TokenRows, WeightChange
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.difference import Difference
-from local_elasticity.engine.inputs import take
-from local_elasticity.engine.jacobian import left_over_gradients, summed
+from local_elasticity.engine.jacobian import summed
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.left_over import left_over_gradients
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.tape import Tape
 from local_elasticity.engine.update import SGD, FromOptimizer
@@ -44,7 +43,7 @@ class Steps:
         plain rule, the sources `again` follow with `LINEAR_SHARE` of theirs."""
         bound, c = job.bound, stop - start
         rows = torch.tensor([*range(start, stop), *again], device=bound.device) if again else slice(start, stop)
-        inputs = tree_map(lambda leaf: leaf.flatten(0, 1), take(job.source_inputs, rows))
+        inputs = job.examples(rows)
         tape = coverage.record(bound, inputs)
         loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[rows])
         if again:

@@ -77,7 +77,7 @@ MOST_TARGETS = 64
 gradient of a source is shared by its targets, and the values before the step at a target by its sources."""
 
 LIMITS_SHARE = 10
-"""Limits are computed beside the rows if there are at least this many times as many rows."""
+"""Limits are computed together with the rows if there are at least this many times as many rows."""
 
 MOST_OUTPUTS = 256
 """The most outputs for which split products can distinguish a change from its rounding."""
@@ -110,14 +110,11 @@ class Structured:
     """
 
     precision: str | None = None
+    exact = True
 
     def __post_init__(self) -> None:
         if self.precision not in (None, "float32", "split_bf16"):
             raise ValueError(f"precision: expected 'float32' or 'split_bf16', got {self.precision!r}")
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     def runner(self, job: Job) -> Runner:
         return two_layer_runner(job) or differences_runner(job, self.precision)
@@ -150,14 +147,11 @@ class StructuredRunner(Runner):
     share = 1.0
     """The share of each step that is taken; its effect is scaled up again."""
 
-    room = 0
+    capacity = 0
     """How many sources fit into memory at a time; it may exceed the number of sources."""
 
     def __init__(self, job: Job, precision: str | None = None) -> None:
-        if job.bound.hooks:
-            raise UnsupportedModelError("engine: Structured cannot run hooks on parameters; use engine='auto'")
-        if job.bound.alters_gradients:
-            raise UnsupportedModelError("engine: Structured cannot run backward hooks of modules; use engine='auto'")
+        job.refuse_hooks("Structured")
         self.job = job
         by_default = "split_bf16" if job.bound.device.type == "cuda" and job.k <= MOST_OUTPUTS else "float32"
         self.splits = None
@@ -185,8 +179,8 @@ class StructuredRunner(Runner):
 
     def _fitting(self, memory: int) -> int:
         """How many sources are computed at a time within this memory."""
-        self.room = max(1, (memory - self.fixed_bytes) // self.row_bytes)
-        return min(self.job.n, self.room)
+        self.capacity = max(1, (memory - self.fixed_bytes) // self.row_bytes)
+        return min(self.job.n, self.capacity)
 
     def _measured_bytes(self) -> tuple[int, int]:
         """The memory of a few sources, as a constant and an amount for each, measured. A pair needs 4 to 17 tensors,
@@ -213,7 +207,7 @@ class StructuredRunner(Runner):
         smaller = max(1, self.chunk // 2), max(1, self.at_once // (1 if self.chunk > 1 else 2))
         shrunk = smaller < (self.chunk, self.at_once)
         self.chunk, self.at_once = smaller
-        self.room = self.chunk
+        self.capacity = self.chunk
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -240,15 +234,15 @@ class StructuredRunner(Runner):
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
 
     def _sampled(self, start: int, stop: int) -> list[int]:
-        """The sources among these whose limits are computed beside their rows, if that adds little work. They are twice
-        in the batch then, which a network that orders its batch by values may not take."""
+        """The sources among these whose limits are computed together with their rows, if that adds little work. They
+        are then twice in the batch, which a network that orders its batch by values may not take."""
         job = self.job
         if job.sampled is None or not job.plain or self.share != 1 or self.coverage.may_order:
             return []
         if job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []
         found = [row for row in job.sampled.sources if start <= row < stop]
-        return found if stop - start + len(found) <= self.room else []
+        return found if stop - start + len(found) <= self.capacity else []
 
     def _changes(self, steps: Steps, inputs: Inputs) -> Tensor:
         """[c, b, k], some targets at a time."""
@@ -260,7 +254,7 @@ class StructuredRunner(Runner):
 
     def _own_changes(self, steps: Steps, start: int, stop: int) -> Tensor:
         """Each row's change at its own batch, [c, B, k]."""
-        own = tree_map(lambda leaf: leaf.flatten(0, 1), take(self.job.source_inputs, slice(start, stop)))
+        own = self.job.examples(slice(start, stop))
         changes: Tensor = self._changes(steps, own).unflatten(1, (stop - start, self.job.batch))
         rows = torch.arange(stop - start, device=changes.device)
         return changes[rows, rows]

@@ -210,6 +210,7 @@ class SGD:
 
     step_size: float
     weight_decay: float = 0.0
+    vectorizes = True
 
     def __init__(self, step_size: float | str, weight_decay: float = 0.0) -> None:
         if isinstance(step_size, str) and step_size != "auto":
@@ -230,10 +231,6 @@ class SGD:
     @property
     def plain(self) -> bool:
         return self.weight_decay == 0
-
-    @property
-    def vectorizes(self) -> bool:
-        return True
 
     def rule(self, problem: Problem) -> Rule:
         def displacement(params: Params, gradient: Params) -> Params:
@@ -263,19 +260,12 @@ class Adam:
     step_size: float
     eps: float = 1e-8
     weight_decay: float = 0.0
+    plain, vectorizes = False, True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", _checked("step_size", self.step_size))
         object.__setattr__(self, "eps", _checked("eps", self.eps))
         object.__setattr__(self, "weight_decay", _checked("weight_decay", self.weight_decay, zero=True))
-
-    @property
-    def plain(self) -> bool:
-        return False
-
-    @property
-    def vectorizes(self) -> bool:
-        return True
 
     def rule(self, problem: Problem) -> Rule:
         def displacement(params: Params, gradient: Params) -> Params:

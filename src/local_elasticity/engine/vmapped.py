@@ -31,20 +31,14 @@ class Vmapped:
     """
 
     chunk: int | None = None
+    exact = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk: expected a positive whole number, got {self.chunk!r}")
 
-    @property
-    def exact(self) -> bool:
-        return True
-
     def runner(self, job: Job) -> VmappedRunner:
-        if job.bound.hooks:
-            raise UnsupportedModelError("engine: Vmapped cannot run hooks on parameters; use engine='auto'")
-        if job.bound.alters_gradients:
-            raise UnsupportedModelError("engine: Vmapped cannot run backward hooks of modules; use engine='auto'")
+        job.refuse_hooks("Vmapped")
         if not job.vectorizes:
             raise ValueError(
                 f"engine: {type(job.update).__name__} with this optimizer cannot be vectorised; use engine=le.Looped()"

@@ -19,12 +19,7 @@ from local_elasticity.shapes import Float
 
 @untouched
 def activation(
-    model: Problem | nn.Module,
-    x: Any,
-    x2: Any = None,
-    *,
-    memory: int | None = None,
-    progress: ProgressOption = None,
+    model: Problem | nn.Module, x: Any, x2: Any = None, *, memory: int | None = None, progress: ProgressOption = None
 ) -> Float[Tensor, "n m"]:
     """⟨a(x), a(x′)⟩ / (‖a(x)‖ ‖a(x′)‖), a(x) ∈ {0, 1} marking the ReLU units that are on, of all layers together.
 

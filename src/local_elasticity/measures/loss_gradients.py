@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.memory import Footprint, examples_at_once
+from local_elasticity.engine.null_steps import alternating_signs
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.shapes import Float
@@ -111,15 +111,7 @@ def _block(
     return found, GradientNorms(norm, scaled, turned, tape.predictions.detach())
 
 
-def rounded(outputs: Tensor, seed: int = 0) -> Tensor:
+def rounded(outputs: Tensor, pattern: int = 0) -> Tensor:
     """Outputs that differ by one unit in the last place of the largest, up or down."""
-    signs = _signs(tuple(outputs.shape[1:]), seed, outputs.dtype, outputs.device)
     largest = outputs.reshape(len(outputs), -1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs + torch.finfo(outputs.dtype).eps * largest * signs
-
-
-@cache
-def _signs(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random signs; cached, since a GPU would have to wait for them."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(device, dtype)
+    return outputs + torch.finfo(outputs.dtype).eps * largest * alternating_signs(outputs[0], pattern)

@@ -44,6 +44,5 @@ def losses(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor:
     tensor([0.5000, 2.0000])
     """
     if loss in NAMED:
-        found: Tensor = vmap(lambda f, y: loss(f[None], y[None]))(outputs, labels)
-        return found
+        return vmap(lambda f, y: loss(f[None], y[None]))(outputs, labels)
     return torch.stack([loss(outputs[i : i + 1], labels[i : i + 1].clone()) for i in range(len(labels))])

@@ -35,17 +35,7 @@ AnyMeasure = str | Measure | OfResponse
 
 Function = TypeVar("Function", bound=OfResponse)
 
-OURS = (
-    RELATIVE,
-    RELATIVE_L1,
-    KL,
-    KERNEL,
-    NORMALIZED_KERNEL,
-    LOSS,
-    STIFFNESS_COS,
-    STIFFNESS_SIGN,
-    ACTIVATION,
-)
+OURS = (RELATIVE, RELATIVE_L1, KL, KERNEL, NORMALIZED_KERNEL, LOSS, STIFFNESS_COS, STIFFNESS_SIGN, ACTIVATION)
 """The measures of this package."""
 
 _by_name = {one.name: one for one in OURS}

@@ -37,8 +37,7 @@ def euclidean(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"]) 
     >>> euclidean(torch.zeros(2), torch.tensor([3.0, 4.0]))
     tensor(5.)
     """
-    size: Tensor = torch.linalg.vector_norm(difference, dim=-1)
-    return size
+    return torch.linalg.vector_norm(difference, dim=-1)
 
 
 def manhattan(before: Float[Tensor, "*b k"], difference: Float[Tensor, "*c k"]) -> Float[Tensor, "*c"]:
@@ -229,13 +228,13 @@ def noise_floor(response: Response, change: Change = euclidean) -> Float[Tensor,
     return floor.clamp_min(torch.finfo(floor.dtype).tiny)
 
 
-def resolved(response: Response, change: Change = euclidean) -> Bool[Tensor, "n m"]:
+def resolved(response: Response) -> Bool[Tensor, "n m"]:
     """Which pairs are known to a percent, of the similarity or of 1, whichever is larger: the source's own change is
-    above its `noise_floor`, and what the noise makes at the target is small beside the larger of the two changes. What
-    is infinite is not known.
+    above its `noise_floor`, and the effect of the noise at the target is small compared with the larger of the two
+    changes. What is infinite is not known.
     """
-    own, moved = source_change(response, change), _target_change(response, change)
-    return _resolved(response, change, own, moved, noise_floor(response, change))
+    own, moved = source_change(response), _target_change(response, euclidean)
+    return _resolved(response, euclidean, own, moved, noise_floor(response))
 
 
 def _scores(response: Response, change: Change) -> Scores:

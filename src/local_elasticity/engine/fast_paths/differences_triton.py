@@ -188,18 +188,7 @@ def norm_change_on_gpu(
     block, at_once = _tile(width)
     with _device(d):
         _norms[(triton.cdiv(rows, at_once), len(d))](
-            x.contiguous(),
-            root.contiguous(),
-            d,
-            *given,
-            out,
-            rows,
-            width,
-            eps,
-            centred,
-            *flags,
-            at_once,
-            block,
+            x.contiguous(), root.contiguous(), d, *given, out, rows, width, eps, centred, *flags, at_once, block
         )
     return out
 
@@ -262,17 +251,7 @@ def softmax_change_on_gpu(h: Tensor, p: Tensor, d: Tensor, *, log: bool) -> Tens
             _wide_softmaxes[(total,)](*given, rows, width, log, 2048, num_warps=8)
             return out
         _softmaxes[(triton.cdiv(total, at_once),)](
-            h.contiguous(),
-            p.contiguous(),
-            h.argmax(-1).contiguous(),
-            d,
-            out,
-            rows,
-            width,
-            total,
-            log,
-            at_once,
-            block,
+            h.contiguous(), p.contiguous(), h.argmax(-1).contiguous(), d, out, rows, width, total, log, at_once, block
         )
     return out
 
@@ -370,7 +349,7 @@ def _attentions(
 
 
 WIDEST_HEAD = 128
-"""Numbers of a head up to which its keys and values fit beside each other."""
+"""The largest size of a head whose keys and values fit into shared memory together."""
 
 
 def attention_change_on_gpu(
@@ -565,7 +544,7 @@ def _put(at, x, width, inside, LEFT: tl.constexpr):
 
 
 def _columns(width: int) -> tuple[int, int]:
-    """Columns of a program, so that few are computed in vain, and its rows."""
+    """Columns of a program, so that few unused ones are computed, and its rows."""
     block = min((64, 128, 256, 512, 1024), key=lambda block: (triton.cdiv(width, block) * block, -block))
     return block, BLOCK // block
 

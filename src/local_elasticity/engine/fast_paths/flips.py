@@ -52,8 +52,7 @@ def flips(
         return s.new_zeros(*s.shape, len(V))
     kernel = _on_gpu() if Z.is_cuda else None
     if kernel is not None:
-        out: Tensor = kernel(Z, s, H, V, g, upper_rate, j, r)
-        return out
+        return kernel(Z, s, H, V, g, upper_rate, j, r)
     z, units = Z[j, r], torch.unique(r)
     if ONE_IN * len(units) < H.shape[1]:
         H, V, r = H[:, units], V[:, units], torch.searchsorted(units, r)

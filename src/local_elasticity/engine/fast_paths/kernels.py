@@ -17,7 +17,7 @@ def masked_below(dtype: torch.dtype) -> float:
 
 @cache
 def _triton() -> Any:
-    """The kernels, where Triton is installed, as it is beside torch for CUDA."""
+    """The kernels, if Triton is installed, as it is with torch for CUDA."""
     try:
         from local_elasticity.engine.fast_paths import differences_triton
     except ImportError:

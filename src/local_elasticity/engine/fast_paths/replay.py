@@ -1,8 +1,8 @@
 """Replay: a measurement recorded as one graph of GPU kernels, and launched whole at every later moment of training.
 
 Measuring a small network is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
-graph reads copies of the weights, which are updated before each launch, so training continues beside it. A graph
-repeats the branches that Python code took while it was recorded. So a few predictions are computed anew at each launch
+graph reads copies of the weights, which are updated before each launch, so training continues meanwhile. A graph
+repeats the branches that Python code took while it was recorded. So a few predictions are computed again at each launch
 and compared with those of a second, small graph; if they differ, the graphs are not used.
 """
 

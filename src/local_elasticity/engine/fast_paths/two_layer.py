@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.fast_paths.flips import flips, tiles
 from local_elasticity.engine.guard import FunctionMode
@@ -73,6 +72,10 @@ class Pass:
     H: Tensor
     top: Tensor
     outputs: Tensor
+
+    def some(self, rows: slice | Tensor) -> Pass:
+        """The same of some of the examples."""
+        return Pass(*(part[rows] for part in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class TwoLayerRunner(Runner):
         for i in range(0, len(step.x), OWN_AT_ONCE):
             some = slice(i, i + OWN_AT_ONCE)
             few = HiddenStep(*(part[some] for part in (step.x, step.H, step.g)))
-            at = Pass(*(part[some] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
+            at = source.some(some)
             found, rounding = self._changes(few, at)
             parts.append(own_change(found, 0))
             rough.append(rounding)
@@ -190,9 +193,8 @@ class TwoLayerRunner(Runner):
             kept = self._target(slice(None))
             if stop - start == self.job.n:
                 return kept
-            return Pass(*(part[start:stop] for part in (kept.x, kept.Z, kept.H, kept.top, kept.outputs)))
-        inputs = take(self.job.source_inputs, slice(start, stop))
-        return self.run(tree_map(lambda leaf: leaf.flatten(0, 1), inputs))
+            return kept.some(slice(start, stop))
+        return self.run(self.job.examples(slice(start, stop)))
 
     def run(self, inputs: Inputs) -> Pass:
         """A forward pass, with its functions recorded."""
@@ -214,7 +216,7 @@ class TwoLayerRunner(Runner):
         small = ~(rounding < RIGHT * g.norm(dim=1))
         rows = torch.nonzero(small if self.job.bound.problem.loss_is_named else torch.ones_like(small)).flatten()
         if len(rows):
-            some = Pass(*(part[rows] for part in (source.x, source.Z, source.H, source.top, source.outputs)))
+            some = source.some(rows)
             precise = self._gradients_at(self._precise_top(some.x), some, labels[rows])
             loss_gradient, g = (
                 rough.index_copy(0, rows, part.to(g.dtype))

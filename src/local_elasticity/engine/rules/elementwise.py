@@ -12,16 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.difference import (
-    IN_PLACE,
-    Difference,
-    Pair,
-    aligned,
-    base_of,
-    delta_of,
-    pending_of,
-    rule,
-)
+from local_elasticity.engine.difference import IN_PLACE, Difference, Pair, aligned, base_of, delta_of, pending_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -61,8 +52,7 @@ def on_gpu(kind: str) -> Callable[[Change], Change]:
         @wraps(change)
         def chosen(h: Tensor, d: Tensor) -> Tensor:
             kernels = kernels_for(d) if d.shape[1:] == h.shape else None
-            found: Tensor = change(h, d) if kernels is None else kernels.changes_on_gpu(kind, h, d)
-            return found
+            return change(h, d) if kernels is None else kernels.changes_on_gpu(kind, h, d)
 
         return chosen
 
@@ -88,16 +78,6 @@ def relu_change(h: Tensor, d: Tensor) -> Tensor:
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Pair:
     h, d = _parts(x)
     return F.leaky_relu(h, negative_slope), negative_slope * d + (1 - negative_slope) * relu_change(h, d)
-
-
-@rule(F.hardtanh)
-def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Pair:
-    return _clamped(x, min_val, max_val)
-
-
-@rule(F.relu6)
-def relu6(x: Any) -> Pair:
-    return _clamped(x, 0.0, 6.0)
 
 
 def _clamped(x: Any, low: float, high: float) -> Pair:
@@ -180,8 +160,7 @@ def gelu(x: Any, approximate: str = "none") -> Pair:
 
 @on_gpu("gelu")
 def _gelu_change(h: Tensor, d: Tensor) -> Tensor:
-    found: Tensor = d * torch.special.ndtr(h + d) + h * _normal_between(h, d)
-    return found
+    return d * torch.special.ndtr(h + d) + h * _normal_between(h, d)
 
 
 @on_gpu("gelu_tanh")
@@ -235,16 +214,6 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     return base, torch.add(dx, dy, alpha=alpha)
 
 
-@rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)
-def sub(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
-    return add(x, y, alpha=-alpha)
-
-
-@rule(torch.rsub, Tensor.__rsub__)
-def rsub(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
-    return sub(y, x, alpha=alpha)
-
-
 @rule(torch.neg, Tensor.neg, Tensor.__neg__)
 def neg(x: Any) -> Pair:
     h, d = _parts(x)
@@ -295,12 +264,6 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
     return base, _spread_over(over / (g + dy), base)
 
 
-@rule(Tensor.__rtruediv__, Tensor.__rdiv__)
-def rdiv(x: Any, y: Any) -> Pair:
-    """y / x."""
-    return div(y, x)
-
-
 @rule(torch.reciprocal, Tensor.reciprocal)
 def reciprocal(x: Any) -> Pair:
     h, d = _parts(x)
@@ -349,7 +312,7 @@ def rsqrt(x: Any) -> Pair:
 
 @rule(torch.pow, Tensor.pow, Tensor.__pow__)
 def power(x: Any, exponent: Any) -> Pair:
-    """Whole powers by products, others as h^p expm1(p log1p(d/h)) where d is small beside h."""
+    """Whole powers by products, others as h^p expm1(p log1p(d/h)) where d is small compared with h."""
     if delta_of(exponent) is not None or isinstance(base_of(exponent), Tensor):
         raise UnsupportedModelError("a power with a tensor as its exponent")
     p = float(exponent)
@@ -409,16 +372,6 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Pair:
     return _clamped(x, -math.inf if min is None else min, math.inf if max is None else max)
 
 
-@rule(torch.clamp_min, Tensor.clamp_min)
-def clamp_min(x: Any, min: float) -> Pair:
-    return clamp(x, min)
-
-
-@rule(torch.clamp_max, Tensor.clamp_max)
-def clamp_max(x: Any, max: float) -> Pair:
-    return clamp(x, None, max)
-
-
 @rule(torch.maximum, Tensor.maximum)
 def maximum(x: Any, y: Any) -> Pair:
     """max(h + δ, g + ε) − max(h, g) = max(δ + (h − m), ε + (g − m)), m the larger."""
@@ -426,16 +379,6 @@ def maximum(x: Any, y: Any) -> Pair:
     base = torch.maximum(h, g)
     dx, dy = _aligned(x, base), _aligned(y, base)
     return base, torch.maximum(h - base if dx is None else dx + (h - base), g - base if dy is None else dy + (g - base))
-
-
-@rule(torch.minimum, Tensor.minimum)
-def minimum(x: Any, y: Any) -> Any:
-    return -torch.maximum(-x, -y)
-
-
-@rule(Tensor.where)
-def where_of(x: Any, condition: Any, y: Any) -> Pair:
-    return where(condition, x, y)
 
 
 @rule(torch.where)
@@ -457,45 +400,28 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Pair:
     return base, _spread_over(torch.masked_fill(aligned(d, base.ndim), base_of(mask), 0), base)
 
 
-@rule(F.hardsigmoid)
-def hardsigmoid(x: Any) -> Any:
-    return F.relu6(x + 3) / 6
-
-
-@rule(F.hardswish)
-def hardswish(x: Any) -> Any:
-    return x * F.relu6(x + 3) / 6
-
-
-@rule(F.mish)
-def mish(x: Any) -> Any:
-    return x * torch.tanh(F.softplus(x))
-
-
-@rule(F.logsigmoid)
-def logsigmoid(x: Any) -> Any:
-    return -F.softplus(-x)
-
-
-@rule(F.softsign)
-def softsign(x: Any) -> Any:
-    return x / (1 + torch.abs(x))
-
-
-@rule(F.selu)
-def selu(x: Any) -> Any:
-    return 1.0507009873554804934193349852946 * F.elu(x, 1.6732632423543772848170429916717)
-
-
-@rule(F.celu)
-def celu(x: Any, alpha: float = 1.0) -> Any:
-    return alpha * F.elu(x / alpha)
-
-
 @rule(F.glu)
 def glu(x: Any, dim: int = -1) -> Any:
     one, gate = torch.chunk(x, 2, dim)
     return one * torch.sigmoid(gate)
+
+
+rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)(lambda x, y, *, alpha=1: add(x, y, alpha=-alpha))
+rule(torch.rsub, Tensor.__rsub__)(lambda x, y, *, alpha=1: add(y, x, alpha=-alpha))
+rule(Tensor.__rtruediv__, Tensor.__rdiv__)(lambda x, y: div(y, x))
+rule(torch.clamp_min, Tensor.clamp_min)(lambda x, min: clamp(x, min))
+rule(torch.clamp_max, Tensor.clamp_max)(lambda x, max: clamp(x, None, max))
+rule(torch.minimum, Tensor.minimum)(lambda x, y: -torch.maximum(-x, -y))
+rule(Tensor.where)(lambda x, condition, y: where(condition, x, y))
+rule(F.hardtanh)(lambda x, min_val=-1.0, max_val=1.0: _clamped(x, min_val, max_val))
+rule(F.relu6)(lambda x: _clamped(x, 0.0, 6.0))
+rule(F.hardsigmoid)(lambda x: F.relu6(x + 3) / 6)
+rule(F.hardswish)(lambda x: x * F.relu6(x + 3) / 6)
+rule(F.mish)(lambda x: x * torch.tanh(F.softplus(x)))
+rule(F.logsigmoid)(lambda x: -F.softplus(-x))
+rule(F.softsign)(lambda x: x / (1 + torch.abs(x)))
+rule(F.selu)(lambda x: 1.0507009873554804934193349852946 * F.elu(x, 1.6732632423543772848170429916717))
+rule(F.celu)(lambda x, alpha=1.0: alpha * F.elu(x / alpha))
 
 
 def _parts(x: Any) -> tuple[Tensor, Tensor]:

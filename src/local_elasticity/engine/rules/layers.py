@@ -155,13 +155,7 @@ def embedding(
 
 @rule(F.conv1d, F.conv2d, F.conv3d)
 def convolution(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Pair:
     """The same as a linear layer at every patch; ΔW_i is multiplied out where it has more places than that saves.
 
@@ -197,14 +191,12 @@ def _grouped(
     """W⁺ δ + ΔW h, the sources as further groups of channels."""
     if moved is None:
         assert d is not None
-        found: Tensor = function(d.flatten(0, 1), W, **geometry, groups=groups).unflatten(0, d.shape[:2])
-        return found
+        return function(d.flatten(0, 1), W, **geometry, groups=groups).unflatten(0, d.shape[:2])
     c, kernels = len(moved), kernels_for(moved) if groups == h.shape[1] == len(W) and h.ndim == 4 else None
     if kernels is not None and not isinstance(geometry["padding"], str):
         options = [each_axis(geometry[name], 2) for name in ("stride", "padding", "dilation")]
         places = Windows(h[None], tuple(W.shape[2:]), geometry).places
-        changed: Tensor = kernels.depthwise_change_on_gpu(h, d, W, moved, places, *options)
-        return changed
+        return kernels.depthwise_change_on_gpu(h, d, W, moved, places, *options)
 
     def each_source(x: Tensor, filters: Tensor) -> Tensor:
         side_by_side = x.transpose(0, 1).flatten(1, 2)

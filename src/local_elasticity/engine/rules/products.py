@@ -48,30 +48,10 @@ def matmul(x: Any, y: Any) -> Pair:
     return base, part if total is None else total if part is None else total.add_(part)
 
 
-@rule(Tensor.__rmatmul__)
-def rmatmul(x: Any, y: Any) -> Pair:
-    return matmul(y, x)
-
-
-@rule(torch.dot, torch.vdot, torch.mv, Tensor.dot, Tensor.vdot, Tensor.mv)
-def vector_product(x: Any, y: Any) -> Pair:
-    return telescoped(torch.matmul, x, y)
-
-
-@rule(torch.outer, Tensor.outer)
-def outer(x: Any, y: Any) -> Pair:
-    return telescoped(torch.outer, x, y)
-
-
 @rule(torch.einsum)
 def einsum(equation: str, *operands: Any) -> Pair:
     found = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     return telescoped(lambda *parts: torch.einsum(equation, *parts), *found)
-
-
-@rule(torch.baddbmm, Tensor.baddbmm)
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    return torch.mul(input, beta) + torch.mul(torch.bmm(batch1, batch2), alpha)
 
 
 @rule(F.bilinear)
@@ -161,8 +141,7 @@ def _softmax_change(h: Tensor, p: Tensor, d: Tensor, dim: int, *, log: bool) -> 
     fits = axis == h.ndim and d.shape[1:] == h.shape
     kernels = kernels_for(d, h.shape[-1]) if fits else None
     if kernels is not None:
-        found: Tensor = kernels.softmax_change_on_gpu(h, p, d, log=log)
-        return found
+        return kernels.softmax_change_on_gpu(h, p, d, log=log)
     moved = _less_the_largest(h, d, axis)
     moved = moved.sub_(_log_normalizer(p, moved, axis))
     return moved if log else moved.expm1_().mul_(p)
@@ -270,11 +249,6 @@ def variance(
     return (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim) / count
 
 
-@rule(torch.std, Tensor.std)
-def deviation(x: Any, *args: Any, **kwargs: Any) -> Any:
-    return variance(x, *args, **kwargs).sqrt()
-
-
 @rule(F.cosine_similarity)
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     sizes = [vector_norm(one, 2, dim).clamp_min(eps) for one in (x1, x2)]
@@ -286,3 +260,14 @@ def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
     """v g / ‖v‖ over all axes but one."""
     axes = [i for i in range(v.ndim) if i != dim]
     return v * (g / vector_norm(v, 2, axes, True))
+
+
+rule(Tensor.__rmatmul__)(lambda x, y: matmul(y, x))
+rule(torch.dot, torch.vdot, torch.mv, Tensor.dot, Tensor.vdot, Tensor.mv)(lambda x, y: telescoped(torch.matmul, x, y))
+rule(torch.outer, Tensor.outer)(lambda x, y: telescoped(torch.outer, x, y))
+rule(torch.std, Tensor.std)(lambda x, *args, **kwargs: variance(x, *args, **kwargs).sqrt())
+rule(torch.baddbmm, Tensor.baddbmm)(
+    lambda input, batch1, batch2, *, beta=1, alpha=1: (
+        torch.mul(input, beta) + torch.mul(torch.bmm(batch1, batch2), alpha)
+    )
+)

@@ -51,8 +51,7 @@ def _flatten(d: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def _unflatten(d: Tensor, dim: int, sizes: Any) -> Tensor:
-    found: Tensor = d.unflatten(_later(dim), sizes)
-    return found
+    return d.unflatten(_later(dim), sizes)
 
 
 def _unsqueeze(d: Tensor, dim: int) -> Tensor:
@@ -70,8 +69,7 @@ def _reduced(function: Any) -> Any:
     ) -> Tensor:
         dim = axis if dim is None else dim
         dims = tuple(range(1, d.ndim)) if dim is None else tuple(map(_later, (dim,) if isinstance(dim, int) else dim))
-        found: Tensor = function(d, dims, keepdim, dtype=dtype) if dims else d
-        return found
+        return function(d, dims, keepdim, dtype=dtype) if dims else d
 
     return reduced
 
@@ -80,8 +78,7 @@ def _by_channel(function: Any) -> Any:
     """Of every source's signals or images as if they were further ones; vmap has no rule for some orders in memory."""
 
     def pooled(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = function(d.flatten(0, 1), *args, **kwargs).unflatten(0, d.shape[:2])
-        return found
+        return function(d.flatten(0, 1), *args, **kwargs).unflatten(0, d.shape[:2])
 
     return pooled
 
@@ -107,8 +104,7 @@ def _item(d: Tensor, index: Any) -> Tensor:
     index = tuple(base_of(one) for one in index)
     if sum(isinstance(one, (Tensor, list)) for one in index) <= 1:
         return d[(slice(None), *index)]
-    found: Tensor = torch.vmap(lambda one: one[index])(d)
-    return found
+    return torch.vmap(lambda one: one[index])(d)
 
 
 def _movedim(d: Tensor, source: Any, destination: Any) -> Tensor:
@@ -131,71 +127,51 @@ def _cast(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return found
 
 
+def _of_both(names: str) -> list[Any]:
+    """Functions of torch and methods of tensors, by name."""
+    return [getattr(home, name) for name in names.split() for home in (torch, Tensor)]
+
+
+_DIRECT: dict[str, Any] = {
+    "reshape": _reshape,
+    "permute": _permute,
+    "transpose swapaxes": _transpose,
+    "flatten": _flatten,
+    "unflatten": _unflatten,
+    "unsqueeze": _unsqueeze,
+    "mean": _reduced(torch.mean),
+    "sum": _reduced(torch.sum),
+    "chunk": _chunk,
+    "split": _split,
+    "narrow": _narrow,
+    "select": _select,
+    "movedim moveaxis": _movedim,
+    "clone detach": _same,
+    # vectorised
+    "squeeze roll flip cumsum tile gather index_select take_along_dim repeat_interleave": None,
+    "tril triu diagonal unbind swapdims t scatter_add index_add": None,
+}
+LINEAR.update({function: direct for names, direct in _DIRECT.items() for function in _of_both(names)})
 LINEAR.update(
     {
-        torch.reshape: _reshape,
-        Tensor.reshape: _reshape,
-        torch.permute: _permute,
-        Tensor.permute: _permute,
-        torch.transpose: _transpose,
-        Tensor.transpose: _transpose,
-        torch.swapaxes: _transpose,
-        Tensor.swapaxes: _transpose,
-        torch.flatten: _flatten,
-        Tensor.flatten: _flatten,
-        torch.unflatten: _unflatten,
-        Tensor.unflatten: _unflatten,
-        torch.unsqueeze: _unsqueeze,
-        Tensor.unsqueeze: _unsqueeze,
         Tensor.expand: _expand,
-        torch.mean: _reduced(torch.mean),
-        Tensor.mean: _reduced(torch.mean),
-        torch.sum: _reduced(torch.sum),
-        Tensor.sum: _reduced(torch.sum),
-        torch.chunk: _chunk,
-        Tensor.chunk: _chunk,
-        torch.split: _split,
-        Tensor.split: _split,
-        torch.narrow: _narrow,
-        Tensor.narrow: _narrow,
-        torch.select: _select,
-        Tensor.select: _select,
         Tensor.__getitem__: _item,
-        F.avg_pool1d: _by_channel(F.avg_pool1d),
-        F.avg_pool2d: _by_channel(F.avg_pool2d),
-        F.avg_pool3d: _by_channel(F.avg_pool3d),
-        F.adaptive_avg_pool1d: _by_channel(F.adaptive_avg_pool1d),
-        F.adaptive_avg_pool2d: _by_channel(F.adaptive_avg_pool2d),
-        F.adaptive_avg_pool3d: _by_channel(F.adaptive_avg_pool3d),
-        torch.movedim: _movedim,
-        Tensor.movedim: _movedim,
-        torch.moveaxis: _movedim,
-        Tensor.moveaxis: _movedim,
         Tensor.contiguous: _same,
-        torch.clone: _same,
-        Tensor.clone: _same,
-        torch.detach: _same,
-        Tensor.detach: _same,
         Tensor.to: _cast,
         Tensor.float: lambda d: _cast(d, torch.float32),
         Tensor.double: lambda d: _cast(d, torch.float64),
         Tensor.type_as: lambda d, other: _cast(d, other.dtype),
     }
 )
+_POOLS = F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d
+LINEAR.update({pool: _by_channel(pool) for pool in _POOLS})
 
 LINEAR.update(
     dict.fromkeys(
         [
-            *(getattr(torch, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
-            *(getattr(torch, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
-            *(getattr(torch, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "rot90")),
-            *(torch.scatter_add, Tensor.scatter_add, torch.index_add, Tensor.index_add),
-            *(getattr(Tensor, name) for name in ("squeeze", "roll", "flip", "cumsum", "tile")),
-            *(getattr(Tensor, name) for name in ("gather", "index_select", "take_along_dim", "repeat_interleave")),
-            *(getattr(Tensor, name) for name in ("tril", "triu", "diagonal", "unbind", "swapdims", "repeat")),
-            *(getattr(Tensor, name) for name in ("expand_as", "reshape_as", "unfold", "t")),
+            *(getattr(Tensor, name) for name in ("repeat", "expand_as", "reshape_as", "unfold")),
             *(F.interpolate, F.pixel_shuffle, F.pixel_unshuffle, F.unfold, F.fold),
-            *(torch.t, torch.channel_shuffle, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
+            *(torch.rot90, torch.channel_shuffle, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
         ]
     )
 )

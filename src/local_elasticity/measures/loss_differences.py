@@ -1,0 +1,217 @@
+"""The change of a loss, example by example, from predictions and their differences d.
+
+For the named losses nothing cancels:
+
+| loss            | change                                                                                      |
+|-----------------|---------------------------------------------------------------------------------------------|
+| `mse`           | mean of d (2 (f − y) + d)                                                                   |
+| `half_mse`      | Σ d ((f − y) + d/2)                                                                         |
+| `cross_entropy` | log1p(Σ_{k≠y} p_k expm1(d_k − d_y)); labels q that are probabilities: `_of_soft_labels`     |
+| `bce_logits`    | the same for the two logits (z, 0) and q = (y, 1 − y), mean over outputs                    |
+| `bce`           | mean of −y log1p(d/f) − (1 − y) log1p(−d/(1 − f))                                           |
+
+Any other loss is evaluated before and after in float64 and subtracted; its rounding is measured and counts as noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from local_elasticity.engine.loss import IGNORED, LossFunction, bce, bce_logits, cross_entropy, gradient_of, half_mse
+from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.measures.loss_gradients import rounded
+from local_elasticity.measures.relative import expm1_minus
+
+HALF = 0.5
+"""Up to this total the logarithm is taken as log1p; beyond it, nothing cancels in a logsumexp."""
+
+PATTERNS = 4
+"""How often the rounding of a user's loss is sampled."""
+
+
+class Losses(Protocol):
+    """The losses of single examples, [N, …] each."""
+
+    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ(before + d) − ℓ(before), [N], and the standard deviation of what the formula itself rounds."""
+
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """∂ℓ/∂f, [N, …]."""
+
+
+class NamedLosses:
+    """A loss by name: closed forms without cancellation."""
+
+    def __init__(self, loss: LossFunction) -> None:
+        self.loss = loss
+
+    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._change(before, d, labels)
+        return found, torch.zeros_like(found)
+
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self.loss is not cross_entropy or labels.is_floating_point():
+            found = gradient_of(self.loss, outputs, labels)
+            assert found is not None
+            return found
+        p, own, known = _by_place(outputs, labels)
+        others = p.masked_fill(own, 0)
+        slope = torch.where(own, -others.sum(-1, keepdim=True), others) * _share(known, p)[..., None]
+        return slope.movedim(-1, 1).reshape(outputs.shape)
+
+    def _change(self, before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
+        if self.loss is cross_entropy:
+            return _of_soft_labels(before, d, labels) if labels.is_floating_point() else _of_classes(before, d, labels)
+        y = labels.reshape(before.shape).to(before.dtype)
+        if self.loss is half_mse:
+            return total(d * (before - y + d / 2))
+        if self.loss is bce_logits:
+            zero = torch.zeros_like(before)
+            slope = (1 - y) * torch.sigmoid(before) - y * torch.sigmoid(-before)
+            z, moved, q = (torch.stack(pair, -1) for pair in ((before, zero), (d, zero), (y, 1 - y)))
+            return _mean(_of_distributions(z, moved, q, torch.stack([slope, -slope], -1)))
+        return _mean(_of_probabilities(before, d, y) if self.loss is bce else d * (2 * (before - y) + d))
+
+
+class OwnLosses:
+    """A loss of the user's: values before and after in float64, subtracted; the rounding of the values is measured."""
+
+    def __init__(self, loss: LossFunction) -> None:
+        self.loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
+        self.takes_float64: bool | None = None
+        self.vectorizes: bool | None = None
+
+    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        higher = self._cast(before, labels)
+        after = higher + d.to(higher.dtype)
+        one, other = self._values(higher, labels), self._values(after, labels)
+        eps = torch.finfo(higher.dtype).eps
+        null = torch.stack([self._values(rounded(higher, pattern), labels) - one for pattern in range(PATTERNS)])
+        rounding = null.abs().amax(0).clamp_min(null.square().mean().sqrt()) + eps * (one.abs() + other.abs())
+        return (other - one).to(before.dtype), rounding.to(before.dtype)
+
+    def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.enable_grad():
+            read = self._cast(outputs, labels).detach().requires_grad_()
+            (found,) = torch.autograd.grad(self._values(read, labels).sum(), read)
+        return found.to(outputs.dtype)
+
+    def _cast(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """In float64, where the loss takes that."""
+        if self.takes_float64 is None:
+            try:
+                self._one(outputs[:1].double(), _like(labels[:1], outputs.double()))
+                self.takes_float64 = True
+            except Exception as error:  # any error of a loss that was written for one precision
+                if not may_be_passed_over(error):
+                    raise
+                self.takes_float64 = False
+        return outputs.double() if self.takes_float64 else outputs
+
+    def _values(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every example on its own, [N]."""
+        labels = _like(labels, outputs)
+        if self.vectorizes is None:
+            self.vectorizes = self._agrees(outputs, labels)
+        if self.vectorizes:
+            return torch.func.vmap(lambda one, label: self._one(one[None], label[None]))(outputs, labels)
+        return torch.stack([self._one(outputs[i : i + 1], labels[i : i + 1]) for i in range(len(outputs))])
+
+    def _agrees(self, outputs: Tensor, labels: Tensor) -> bool:
+        """Whether vmap takes the loss, and gives the values of the first and the last example."""
+        ends = [0, len(outputs) - 1]
+        try:
+            found = torch.func.vmap(lambda one, label: self._one(one[None], label[None]))(outputs[ends], labels[ends])
+        except Exception as error:  # any error of vmap for functions that it does not support
+            if not may_be_passed_over(error):
+                raise
+            return False
+        expected = torch.stack([self._one(outputs[i : i + 1], labels[i : i + 1]) for i in ends])
+        return torch.allclose(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+    def _one(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(outputs, labels.clone())
+
+
+def _of_classes(before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of class labels: log1p(Σ_{k≠y} p_k expm1(d_k − d_y)), the mean over places that have a class."""
+    p, own, known = _by_place(before, labels)
+    moved = _classes_last(d)
+    u = moved - moved.masked_fill(~own, 0).sum(-1, keepdim=True)
+    summed = (p.masked_fill(own, 0) * torch.expm1(u)).sum(-1)
+    far = torch.logsumexp(_classes_last(before).log_softmax(-1) + u, -1)
+    each = torch.where(summed.abs() < HALF, torch.log1p(summed), far)
+    return (torch.where(known, each, 0) * _share(known, p)).sum(-1)
+
+
+def _of_soft_labels(before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of labels q that are probabilities, the mean over places."""
+    z, moved, q = _classes_last(before), _classes_last(d), _classes_last(labels.to(before.dtype))
+    weight = q.sum(-1, keepdim=True)
+    q = q / torch.where(weight == 0, 1, weight)
+    return (weight[..., 0] * _of_distributions(z, moved, q, z.softmax(-1) - q)).mean(-1)
+
+
+def _of_distributions(z: Tensor, d: Tensor, q: Tensor, slope: Tensor) -> Tensor:
+    """log Σ p e^u with u = d − q·d, where slope = p − q: log1p(Σ slope_k u_k + Σ p_k (e^{u_k} − 1 − u_k))."""
+    u = d - (q * d).sum(-1, keepdim=True)
+    p = z.softmax(-1)
+    beyond = torch.where(u.abs() < HALF, expm1_minus(u), torch.expm1(u) - u)
+    summed = (slope * u).sum(-1) + (p * beyond).sum(-1)
+    return torch.where(summed.abs() < HALF, torch.log1p(summed), torch.logsumexp(z.log_softmax(-1) + u, -1))
+
+
+def _of_probabilities(f: Tensor, d: Tensor, y: Tensor) -> Tensor:
+    """−y Δlog f − (1 − y) Δlog(1 − f), each logarithm bounded at −100 as torch does."""
+    after = (f + d).clamp(0, 1)
+    found = -(y * _log_change(f, d, after) + (1 - y) * _log_change(1 - f, -d, 1 - after))
+    soft = d * (f - y) / (f * (1 - f)) - y * _log1p_minus(d / f) - (1 - y) * _log1p_minus(-d / (1 - f))
+    return torch.where((y != 0) & (y != 1) & (d.abs() < 0.1 * f) & (d.abs() < 0.1 * (1 - f)), soft, found)
+
+
+def _log_change(f: Tensor, d: Tensor, after: Tensor) -> Tensor:
+    bounded = (f.log() <= -100) | (after.log() <= -100)
+    return torch.where(bounded, after.log().clamp_min(-100) - f.log().clamp_min(-100), torch.log1p(d / f))
+
+
+def _log1p_minus(r: Tensor) -> Tensor:
+    """log(1 + r) − r for |r| ≤ 0.1 by its series −r²/2 + r³/3 − …"""
+    r = r.clamp(-0.1, 0.1)
+    series = torch.zeros_like(r)
+    for n in range(18, 1, -1):
+        series = 1 / n - r * series
+    return -r * r * series
+
+
+def _by_place(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [N, places, k], which of them is the label's, and which places have a label, [N, places]."""
+    p, classes = _classes_last(outputs).softmax(-1), labels.reshape(len(outputs), -1).long()
+    known = classes != IGNORED if outputs.ndim > 2 else torch.ones_like(classes, dtype=torch.bool)
+    return p, classes[..., None] == torch.arange(p.shape[-1], device=p.device), known
+
+
+def _classes_last(outputs: Tensor) -> Tensor:
+    """[N, k, …] as [N, places, k]."""
+    return outputs.flatten(2).movedim(1, -1) if outputs.ndim > 2 else outputs[:, None]
+
+
+def _share(known: Tensor, like: Tensor) -> Tensor:
+    """The weight of every place in the mean, [N, places]."""
+    return known.to(like) / known.sum(-1, keepdim=True)
+
+
+def _like(labels: Tensor, outputs: Tensor) -> Tensor:
+    return labels.to(outputs.dtype) if labels.is_floating_point() else labels
+
+
+def total(each: Tensor) -> Tensor:
+    """The sum over everything but the examples."""
+    return each.flatten(1).sum(1) if each.ndim > 1 else each
+
+
+def _mean(each: Tensor) -> Tensor:
+    return each.flatten(1).mean(1) if each.ndim > 1 else each
