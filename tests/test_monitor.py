@@ -365,7 +365,7 @@ def other_model():
         ({"measure": ("elastic",)}, "measure: expected one of .*, got 'elastic'"),
         ({"measure": ("elasticity",)}, "measure: 'elasticity' is a measure of features; say of which"),
         ({"measure": (3,)}, "measure: expected a name, a le.Measure or a function"),
-        ({"source_labels": [1, 2]}, "source_labels: 2 labels do not fit 6"),
+        ({"source_labels": [1, 2]}, "source_labels: expected 6 classes"),
         ({"engine": "quick"}, "engine: 'quick'"),
         ({"loggers": [3]}, "loggers: int has none of"),
         ({"update": le.FromOptimizer(other_model())}, "optimizer: it holds none of the parameters"),

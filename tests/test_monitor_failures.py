@@ -444,6 +444,31 @@ def test_a_logger_that_raises_is_left_out():
     assert seen == [0, 1, 2, 3]
 
 
+class Gone(logging.Handler):
+    """A log server that is gone."""
+
+    def emit(self, record):
+        raise ConnectionError("the log server is gone")
+
+
+def test_a_log_handler_that_raises_does_not_end_the_run(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Gone()])
+    run = Run()
+    run.net[2] = nn.Linear(11, 3)
+    with pytest.warns(Warned, match="monitor: ") as told:
+        assert not run.monitor.step(0)
+    assert "the probe at step 0 failed" in str(told[-1].message)
+
+
+def test_a_step_inside_a_probe_takes_none():
+    """A forward hook that counts steps runs while measuring, too."""
+    run, calls = Run(), []
+    run.net.register_forward_hook(lambda *_: calls.append(run.monitor.step(len(calls))))
+    run.net(x)
+    assert run.monitor.history.steps == [0]
+    assert calls.count(True) == 1
+
+
 def test_one_measure_that_fails_leaves_the_others():
     fails = []
 

@@ -28,6 +28,7 @@ import local_elasticity as le
 from local_elasticity.cli import app
 from local_elasticity.engine.update import DEFAULT_UPDATE
 from local_elasticity.store import provenance
+from local_elasticity.store.atomic import whole_folder
 from local_elasticity.store.blocks import OURS, BlockStore, Grid
 from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.result import verify
@@ -227,6 +228,36 @@ def _killed_at_a_random_time(path, seconds, run):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)
+
+
+def _fills_forever(path):
+    """Another process that fills a folder and never ends; and that folder, once it is there."""
+    child = os.fork()
+    if child == 0:
+        with whole_folder(path) as unfinished:
+            (unfinished / "begun").touch()
+            time.sleep(600)
+    while not (found := [*path.parent.glob(f".{path.name}.*.partial/begun")]):
+        time.sleep(0.01)
+    os.utime(found[0].parent, (0, 0))
+    return child, found[0].parent
+
+
+def test_what_a_killed_process_left_unfinished_is_removed_by_the_next_one(tmp_path):
+    """And what a living one is filling stays."""
+    child, left = _fills_forever(tmp_path / "killed")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    living, filled = _fills_forever(tmp_path / "living")
+    for name in ("killed", "living"):
+        with whole_folder(tmp_path / name):
+            pass
+    try:
+        assert not left.exists()
+        assert filled.exists()
+    finally:
+        os.kill(living, signal.SIGKILL)
+        os.waitpid(living, 0)
 
 
 def _survives(tmp_path, kills):

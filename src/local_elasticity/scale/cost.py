@@ -66,14 +66,9 @@ class Cost:
 
     @classmethod
     def measure(
-        cls,
-        problem: Problem,
-        sources: Any,
-        *,
-        update: Update = DEFAULT_UPDATE,
-        engine: str | Engine = "auto",
+        cls, problem: Problem, sources: Any, *, update: Update = DEFAULT_UPDATE, engine: str | Engine = "auto"
     ) -> Cost:
-        """Time small responses among these sources, and fit: those that half a minute has room for, at least four.
+        """Time small responses among these sources, and fit: as many as fit into half a minute, at least four.
 
         >>> import torch, local_elasticity as le
         >>> problem = le.Problem.of(torch.nn.Linear(4, 1), "mse")
@@ -104,7 +99,7 @@ class Cost:
         return self.start + self.per_source * n + self.per_target * m + self.per_pair * n * m
 
     def in_blocks(self, n: int, m: int, *, side: int = 2048, workers: int = 1, bytes_a_value: int = 4) -> float:
-        """All n·m pairs in blocks of `side`, on so many workers like the one that was measured, written by one driver.
+        """All n·m pairs in blocks of `side`, on this many workers like the measured one, written by one driver.
 
         >>> Cost(0.0, 0.0, 0.0, 1e-6).in_blocks(20_000, 20_000, workers=4)
         100.0

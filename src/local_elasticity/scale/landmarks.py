@@ -72,5 +72,4 @@ def inverse_root(W: Float[Tensor, "l l"]) -> Float[Tensor, "l r"]:
     """
     values, vectors = torch.linalg.eigh((W + W.T).double() / 2)
     kept = values > SMALLEST * values.max().clamp_min(torch.finfo(torch.float64).tiny)
-    root: Tensor = (vectors[:, kept] * values[kept].rsqrt()).to(W.dtype)
-    return root
+    return (vectors[:, kept] * values[kept].rsqrt()).to(W.dtype)

@@ -93,7 +93,7 @@ def loss_gradient_sketch(
 
     Args:
         problem: the network and its loss.
-        inputs, labels: examples that were read; errors speak of `name`.
+        inputs, labels: examples that were read; errors call them `name`.
         sketch: signs and buckets, the same for all sketches that belong together.
         memory: bytes to work in; by default half of what is free.
     """
@@ -132,8 +132,7 @@ class Sketch:
     def counted(self, rows: Float[Tensor, "... w"], name: str) -> Float[Tensor, "... dimension"]:
         """Every one of w entries with a random sign in one of the buckets, which all get equally many."""
         places, signs = self._draw(name, rows.shape[-1], rows)
-        counted: Tensor = (rows[..., places] * signs).unflatten(-1, (-1, self.dimension)).sum(-2)
-        return counted
+        return (rows[..., places] * signs).unflatten(-1, (-1, self.dimension)).sum(-2)
 
     def _outer(self, layer: Outer) -> Tensor:
         """TensorSketch, summed over places; the bias steps along an input that is always 1."""
@@ -150,8 +149,7 @@ class Sketch:
         left, right = (
             torch.fft.rfft(self.counted(part, f"{name} {side}")) for side, part in (("output", q), ("input", a))
         )
-        convolved: Tensor = torch.fft.irfft((left * right).sum(1), n=self.dimension)
-        return convolved
+        return torch.fft.irfft((left * right).sum(1), n=self.dimension)
 
     def _draw(self, name: str, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Which entry goes to which place, and its sign; 0 for places that are left over."""

@@ -86,7 +86,7 @@ def workers(address: str = "local", *, count: int | None = None) -> Iterator[Wor
 
 @contextmanager
 def threads_set(count: int) -> Iterator[None]:
-    """torch computes with so many threads; what it was before is put back."""
+    """Set the number of threads of torch, and restore it at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

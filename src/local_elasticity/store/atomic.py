@@ -6,6 +6,7 @@ Content is written beside its place under another name and then renamed. Every f
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -21,6 +22,10 @@ LONGEST_NAME = 40
 
 TRIES, SECONDS_BETWEEN = 40, 0.05
 """How often, and after which pauses, an unfinished folder is removed."""
+
+SECONDS_UNTIL_ABANDONED = 60
+"""The age from which on an unfinished folder without a lock was left by a process that is gone. A new one may be about
+to be locked."""
 
 ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space and run it again"),
@@ -108,10 +113,12 @@ def whole_folder(path: Path, argument: str = "path") -> Iterator[Path]:
     """
     target = _target(path)
     unfinished = _beside(target)
+    _remove_abandoned(target)
     try:
         unfinished.mkdir(parents=True)
-        yield unfinished
-        unfinished.rename(target)
+        with alone(unfinished):
+            yield unfinished
+            unfinished.rename(target)
     except OSError as error:
         raise not_written(path, argument, error) from error
     finally:
@@ -150,9 +157,20 @@ def _remove(folder: Path) -> None:
         time.sleep(SECONDS_BETWEEN)
 
 
+def _remove_abandoned(target: Path) -> None:
+    """Remove unfinished folders of `target` whose process was killed: they are old, and nobody holds their lock."""
+    if os.name == "nt":  # there are no such locks
+        return
+    for folder in target.parent.glob(f".{glob.escape(target.name[:LONGEST_NAME])}.*.partial"):
+        with suppress(OSError, RuntimeError):
+            if folder.is_dir() and time.time() - folder.stat().st_mtime > SECONDS_UNTIL_ABANDONED:
+                with alone(folder):
+                    shutil.rmtree(folder)
+
+
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """The only writer of a store, for as long as the context lasts; the lock goes when its process does."""
+    """The only writer of a folder, for as long as the context lasts; the lock goes when its process does."""
     try:
         import fcntl
     except ImportError:  # no such locks on Windows

@@ -257,6 +257,12 @@ class BlockStore:
         self._sound.add(at)
         return found
 
+    def matrix(self, at: At, name: str) -> Array:
+        """One matrix of a block. The others are read with it the first time only, for the digest."""
+        if at not in self._sound:
+            return self.read(at)[0][name]
+        return np.asarray(self._array(name)[self.grid.region(at)])
+
     def own_values(self) -> dict[str, Array]:
         """The sources' own values by name, of all blocks that are there."""
         return {name: np.asarray(self._array(name)[:]) for name in self.own}
@@ -289,7 +295,7 @@ class BlockStore:
             raise plainly(
                 error,
                 f"store: {what} could not be written to {self.path} ({error.strerror or error}); finished blocks are "
-                "kept, and the same call resumes once there is room",
+                "kept, and the same call resumes once there is space",
             ) from error
 
     def _on_disk(self, at: At) -> Block:

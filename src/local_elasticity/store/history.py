@@ -179,7 +179,7 @@ class HistoryStore:
             raise _damaged(self.path, error) from error
 
     def steps(self) -> list[int]:
-        """The steps of the finished probes, in order; as many as there are files are read."""
+        """The steps of the finished probes, in order; no more are read than there are files."""
         folder = self.path / "step" / "c"
         files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
         try:

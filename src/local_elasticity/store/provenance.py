@@ -56,12 +56,9 @@ def of_problem(problem: Problem) -> Fingerprints:
     >>> different(of_problem(one), of_problem(other))
     ['weights']
     """
-    model = problem.model
-    tensors = dict(problem.named_parameters())
-    if isinstance(model, nn.Module):
-        tensors |= dict(model.named_buffers())
+    tensors = problem.named_tensors()
     return {
-        "network": fingerprint(model, apart=tensors.values()),
+        "network": fingerprint(problem.model, apart=tensors.values()),
         "weights": fingerprint(tensors),
         "params": fingerprint(problem.stepped),
         "loss": problem.loss_name if problem.loss_is_named else of_function(problem.loss),
@@ -83,11 +80,13 @@ def of_examples(sources: tuple[Any, Tensor], targets: Any, target_labels: Tensor
 
 
 def of_measure(measure: Measure) -> str:
-    """The name of a measure of ours; of another its functions as well."""
-    if is_ours(measure):
-        return measure.name
+    """The name of a measure of ours; the functions of another."""
+    return _named_or(of_function, measure)
+
+
+def _named_or(described: Callable[[Any], str], measure: Measure) -> str:
     functions = [one for one in (measure.compute, measure.normalize) if one is not None]
-    return " ".join(of_function(one) for one in functions)
+    return measure.name if is_ours(measure) else " ".join(map(described, functions))
 
 
 def of_probes(
@@ -115,10 +114,7 @@ def of_probes(
     def of(measure: Measure | str | Callable[..., Any]) -> str:
         if isinstance(measure, str):
             return measure
-        if not isinstance(measure, Measure):
-            return of_code(measure)
-        functions = [one for one in (measure.compute, measure.normalize) if one is not None]
-        return measure.name if is_ours(measure) else " ".join(map(of_code, functions))
+        return _named_or(of_code, measure) if isinstance(measure, Measure) else of_code(measure)
 
     return {
         **of_examples(*tree_map(_in_one_precision, (sources, targets, target_labels))),

@@ -156,7 +156,7 @@ class Blocks(BackendArray):
 
     def _block(self, i: int, j: int) -> Any:
         mirrored = self.store.grid.symmetric and i > j
-        values = self.store.read((j, i) if mirrored else (i, j))[0][self.name]
+        values = self.store.matrix((j, i) if mirrored else (i, j), self.name)
         return values.T if mirrored else values
 
 

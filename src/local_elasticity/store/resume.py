@@ -125,13 +125,7 @@ def _begin(path: Path, work: Work, coords: xr.Dataset, record: dict[str, Any]) -
     try:
         with whole_folder(path, "store") as unfinished:
             BlockStore.create(
-                unfinished,
-                coords,
-                work.grid,
-                measures=work.names,
-                own=work.own,
-                dtype=work.dtype,
-                record=record,
+                unfinished, coords, work.grid, measures=work.names, own=work.own, dtype=work.dtype, record=record
             )
     except OSError as error:
         if not path.exists():

@@ -81,13 +81,10 @@ class Budget:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Measure the time spent inside."""
-        began = self.clock()
-        try:
+        """Measure the time spent on a probe."""
+        self.last_seconds = 0.0
+        with self.recording():
             yield
-        finally:
-            self.last_seconds = self.clock() - began
-            self.probing_seconds += self.last_seconds
 
     @contextmanager
     def recording(self) -> Iterator[None]:

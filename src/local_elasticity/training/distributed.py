@@ -14,21 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from local_elasticity.engine.memory import is_out_of_memory
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import OF_SOURCES, Response
 
 T = TypeVar("T")
-
-OF_SOURCES = (
-    "source_before",
-    "source_change",
-    "target_change",
-    "loss_gradient",
-    "step_size",
-    "source_noise",
-    "noise_scale",
-    "source_labels",
-)
-"""The fields of a response that have a row for every source."""
 
 
 def alone() -> bool:
@@ -101,7 +89,8 @@ def gathered_response(mine: Response, n: int, *, square: bool) -> Response:
     """The response of all n sources from the shares of the ranks; `square` where the targets are all sources."""
     if not shared(n):
         return mine
-    whole = dict(zip(OF_SOURCES, gathered_rows([getattr(mine, name) for name in OF_SOURCES], n), strict=True))
+    names = ("target_change", *OF_SOURCES)
+    whole = dict(zip(names, gathered_rows([getattr(mine, name) for name in names], n), strict=True))
     return replace(mine, **whole, targets_are_sources=square)  # type: ignore[arg-type]
 
 

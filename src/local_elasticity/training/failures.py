@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Hashable
 
+from local_elasticity.engine.guard import raise_interruption
 from local_elasticity.warn import depth_of_caller
 
 logger = logging.getLogger("local_elasticity")
@@ -28,16 +29,24 @@ def tell(message: str, error: BaseException | None = None, category: type[Warnin
     """
     logged = category is MonitorWarning and logger.hasHandlers()
     if logged:
-        logger.warning(message)
+        log(logging.WARNING, message)
     if error is not None:
-        logger.debug("traceback of: %s", message, exc_info=error)
+        log(logging.DEBUG, f"traceback of: {message}", error)
     try:
         warnings.warn(message, category, stacklevel=depth_of_caller())
     except category:
         if any(action == "error" and kind is category for action, _, kind, *_ in warnings.filters):
             raise
         if not logged:
-            logger.warning(message)
+            log(logging.WARNING, message)
+
+
+def log(level: int, message: str, error: BaseException | None = None) -> None:
+    """Log a message. A handler that fails, of a server that is gone say, does not end a training run."""
+    try:
+        logger.log(level, "%s", message, exc_info=error)
+    except Exception as failure:
+        raise_interruption(failure)
 
 
 def first_line(error: BaseException) -> str:
@@ -69,7 +78,7 @@ class Failures:
         known = kind in self._told
         self._told.add(kind)
         if known:
-            logger.debug(message, exc_info=error)
+            log(logging.DEBUG, message, error)
         else:
             tell(message, error)
 
@@ -79,7 +88,7 @@ class Failures:
         stops = self._in_a_row >= PATIENCE and self.stopped is None
         if stops:
             self.stopped = f"probing stopped at step {step} after {PATIENCE} failures in a row ({first_line(error)})"
-            logger.info("monitor: %s", self.stopped)
+            log(logging.INFO, f"monitor: {self.stopped}")
         return stops
 
     def tell_of_probe(self, step: int, error: BaseException) -> None:
@@ -102,4 +111,4 @@ def _place(error: BaseException) -> Hashable:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return type(error), traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+    return type(error).__qualname__, traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from local_elasticity.engine.inputs import read_apart
+from local_elasticity.engine.loader_states import read_apart
 from local_elasticity.engine.loss import IGNORED
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.response import Response
@@ -244,8 +244,7 @@ class _NextTokens(nn.Module):
     def logits(self, input_ids: Tensor) -> Tensor:
         """[b, T, vocabulary]."""
         out = self.model(input_ids)
-        logits: Tensor = getattr(out, "logits", out)
-        return logits
+        return getattr(out, "logits", out)
 
 
 class _Answers(_NextTokens):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._pytree import tree_map
-
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
-from local_elasticity.training.monitor import Monitor, total_steps, update_of
+from local_elasticity.training.callbacks import monitor_of
+from local_elasticity.training.monitor import Monitor
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -51,20 +50,17 @@ class MonitorCallback(Callback):  # type: ignore[misc]
         self._told = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        def moved(leaf: Any) -> Any:
-            return leaf.to(pl_module.device) if hasattr(leaf, "to") else leaf
-
         state = self._state
         if state is None and self.monitor is not None and self._told == trainer.global_step:  # the trainer continues
             state = self.monitor.state_dict()
-        update = update_of(self.update, trainer.optimizers[0])
-        options = {"loggers": trainer.loggers, **total_steps(trainer.estimated_stepping_batches), **self.options}
-        self.monitor = Monitor(
+        self.monitor = monitor_of(
             self.problem(pl_module),
-            tree_map(moved, self.sources),
-            targets=tree_map(moved, self.targets),
-            update=update,
-            **options,
+            (self.sources, self.targets),
+            self.update,
+            {"loggers": trainer.loggers, **self.options},
+            device=pl_module.device,
+            optimizer=trainer.optimizers[0],
+            last_step=trainer.estimated_stepping_batches,
         )
         if state is not None:
             self.monitor.load_state_dict(state)

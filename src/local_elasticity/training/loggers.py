@@ -60,13 +60,13 @@ def log_of(one: Any) -> Log:
     `log` (W&B), or the object itself.
     """
     if hasattr(one, "log_metrics"):
-        return one.log_metrics  # type: ignore[no-any-return]
+        return one.log_metrics
     if hasattr(one, "add_scalar"):
         return lambda values, step: [one.add_scalar(name, value, step) for name, value in values.items()]
     if hasattr(one, "log"):
-        return one.log  # type: ignore[no-any-return]
+        return one.log
     if callable(one):
-        return one  # type: ignore[no-any-return]
+        return one
     raise TypeError(
         f"loggers: {type(one).__name__} has none of log(values, step), log_metrics and add_scalar; pass one that has"
     )

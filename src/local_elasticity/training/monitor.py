@@ -9,15 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
+from local_elasticity.checks import class_labels
 from local_elasticity.emergence.feature_measures import FeatureMeasure
-from local_elasticity.engine.guard import untouched
+from local_elasticity.engine.guard import measuring, untouched
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Problem, as_problem
-from local_elasticity.engine.update import DEFAULT_UPDATE, Update, check_update
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.measurement import Measurement, Sources, Targets
 from local_elasticity.measures.registry import AnyMeasure
 from local_elasticity.store.provenance import of_probes, versions
@@ -68,7 +66,7 @@ class Monitor:
             out, listed in `skipped`, and reported. None takes every probe.
         total_steps: how many steps training will take. With it the probes of the whole run are planned, from the time
             of the first probe and of the first steps. They are spread over the run. If fewer than eight would fit,
-            sources are left out, as even by class as they come (`history[i].facts["sources_measured"]`).
+            sources are left out, balanced by class as far as possible (`history[i].facts["sources_measured"]`).
         loggers: a TensorBoard SummaryWriter, a W&B run, MLflow, Lightning's loggers, or anything with
             log(values, step). One that raises is reported and left out from then on.
         store: a path; the history grows there as it is measured, survives a killed process, and is continued by a
@@ -121,7 +119,7 @@ class Monitor:
             measure = measures
         problem = as_problem(problem, loss)
         self.schedule = resolve_schedule(every, schedule, budget)
-        told = Loggers(loggers)
+        outlets = Loggers(loggers)
         of_pairs, of_features = sorted_measures(measure)
         measurement = Measurement.read(
             problem,
@@ -161,7 +159,7 @@ class Monitor:
                 approximate=approximate,
             ),
         )
-        self._runner = ProbeRunner(prober, history, Budget(budget), told)
+        self._runner = ProbeRunner(prober, history, Budget(budget), outlets)
         self._pace = Pace(self.schedule, self._runner, asked=every is not None or schedule is not None)
         self._pace.plan_for(total_steps)
         self._resumed = len(history) == 0
@@ -201,7 +199,6 @@ class Monitor:
         """Why and since when nothing is probed, after three failures in a row; None while probing continues."""
         return self._runner.failures.stopped
 
-    @untouched
     def step(self, step: int) -> bool:
         """Probe at this step of training if a probe is due. A probe that fails is reported and skipped.
 
@@ -209,12 +206,16 @@ class Monitor:
             step: the step that training is at, counted over all epochs.
 
         Returns:
-            Whether a probe was taken.
+            Whether a probe was taken. A call from a hook of the model that runs inside a probe takes none.
 
         Raises:
             TypeError: if the step is not a whole number.
             ValueError: if it is not after the last probe's, or the store holds probes of a run that was not resumed.
         """
+        return False if measuring() else self._step(step)
+
+    @untouched
+    def _step(self, step: int) -> bool:
         self._runner.look()
         number = self._checked(step)
         return self._runner.safely(number, lambda: self._wanted(number) and self._runner.take(number))
@@ -222,7 +223,7 @@ class Monitor:
     def _wanted(self, step: int) -> bool:
         """Whether to probe now, as rank 0 decides; ranks do not communicate at steps that all know not to be due.
 
-        Rank 0 also decides when probing stops, and answers all the same, so that no rank waits for another.
+        Rank 0 also decides when probing stops. It still broadcasts its answer then, so that no rank waits for another.
         """
         known = isinstance(self.schedule, OF_STEPS_ALONE)
         if known and not self.schedule.due(step):
@@ -417,24 +418,6 @@ class Monitor:
         return number
 
 
-def total_steps(last: float) -> dict[str, int]:
-    """The option of a monitor that probes from step 0 to the last step of a trainer; none where that is not known.
-
-    >>> total_steps(100), total_steps(float("inf")), total_steps(-1)
-    ({'total_steps': 101}, {}, {})
-    """
-    return {"total_steps": int(last) + 1} if 0 < last < float("inf") else {}
-
-
-def update_of(update: Update | Callable[[Any], Update], optimizer: Any) -> Update:
-    """An update, or what a function such as `FromOptimizer` makes of the optimizer; a class is such a function."""
-    if isinstance(update, Update) and not isinstance(update, type):
-        return update
-    if not callable(update):
-        check_update(update)
-    return update(optimizer)
-
-
 def _classes(
     prober: Prober, source_labels: Any, target_labels: Any, class_names: Mapping[Any, str] | Sequence[str] | None
 ) -> tuple[list[Any], list[Any]]:
@@ -446,8 +429,4 @@ def _classes(
 def _labels(labels: Any, size: int, name: str) -> list[Any]:
     if labels is None:
         return [ONE_CLASS] * size
-    values = labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
-    values = [one.item() if isinstance(one, (Tensor, np.generic)) else one for one in values]
-    if len(values) != size:
-        raise ValueError(f"{name}: {len(values)} labels do not fit {size} examples; give one for each")
-    return values
+    return list(class_labels(name, labels, size).tolist())

@@ -1,4 +1,4 @@
-"""Elastic phases: how local learning is, when half of that has come about, and whether there are two phases at all.
+"""Elastic phases: how local learning is, when half of the change had happened, and whether there are two phases.
 
 Dan et al. (Hypothesis 1.2) describe training as two phases, one in which S_rel changes fast and one in which it stays.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("local_elasticity")
 
 PAIRS_LOGGED = 25
-"""Up to so many pairs of classes are logged one by one."""
+"""The most pairs of classes that are logged one by one."""
 
 
 def locality(frame: pd.DataFrame) -> pd.DataFrame:
     """Deprecated: `monitor.locality()` gives every pair of examples the same weight. This one takes medians of the
-    classes' medians, which one class can rule.
+    classes' medians, which one class can dominate.
 
     >>> import pandas as pd, warnings
     >>> rows = [(0, "kl", "a", "a", 0.8), (0, "kl", "a", "b", 0.2), (0, "kl", "b", "b", 0.4), (0, "kl", "b", "a", 0.4)]

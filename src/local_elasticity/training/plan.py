@@ -34,7 +34,7 @@ after it than fit."""
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Every `stride`-th due step is probed, at so many `sources`; `probes` is how many there will be in all."""
+    """Every `stride`-th due step is probed, with this number of `sources`; `probes` is the total number of probes."""
 
     stride: int
     sources: int
@@ -173,8 +173,8 @@ class Pace:
             runner.history.note(step, words)
             if kept:
                 tell(
-                    f"monitor: from step {step} on {words}, as even by class as they come, so that probes fit into "
-                    f"{self._allowance(planner.total)}. A larger budget= or fewer targets keep all"
+                    f"monitor: from step {step} on {words}, balanced by class as far as possible, so that probes fit "
+                    f"into {self._allowance(planner.total)}. A larger budget= or fewer targets keep all"
                 )
         few = plan.probes < LEAST_PROBES and count_due(self.schedule, 0, planner.total) != plan.probes
         if few and not self._few_told:

@@ -17,7 +17,7 @@ from local_elasticity.emergence.named import OF_FEATURES
 from local_elasticity.engine.choose import short
 from local_elasticity.engine.fast_paths.replay import Launched, Replay, recorded
 from local_elasticity.engine.guard import interruption, isolated
-from local_elasticity.engine.inputs import count, take
+from local_elasticity.engine.inputs import cast_floats, count, take
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import IGNORED
@@ -167,9 +167,7 @@ class Prober:
             return torch.full((2,), torch.nan, dtype=torch.float64)
 
     def _state_of_sources(self, bound: BoundProblem) -> Tensor:
-        inputs, labels = tree_map(
-            lambda leaf: leaf.to(bound.dtype) if leaf.is_floating_point() else leaf, self.measurement.sources
-        )
+        inputs, labels = cast_floats(self.measurement.sources, bound.dtype)
         chunks = [slice(at, at + AT_ONCE) for at in range(0, count(inputs), AT_ONCE)]
         outputs = torch.cat([bound.outputs(bound.params, take(inputs, rows)) for rows in chunks])
         right = _predicted_right(outputs, labels, bound.problem.kind)

@@ -59,7 +59,8 @@ def token_changes(
         of a token of the source itself. `S.le.with_token_changes(...)` puts them onto the report's page.
 
     Raises:
-        ValueError: if the step is not that of S, a pair is not in S, or S was measured at other weights.
+        ValueError: if the step is not that of S, a pair is not in S, or S was measured at other weights (which the
+            measures `"relative"` and `"loss"` show).
 
     >>> import local_elasticity as le
     >>> from local_elasticity.training.language import sequence_problem, sequences
@@ -194,11 +195,7 @@ def _check_same(S: xr.DataArray, response: Response, chosen: _Chosen, lengths: t
 
 
 def _frame(
-    pair: tuple[int, int],
-    read: Mapping[str, Tensor],
-    at: tuple[int, int],
-    changes: Tensor,
-    words: Callable[[int], str],
+    pair: tuple[int, int], read: Mapping[str, Tensor], at: tuple[int, int], changes: Tensor, words: Callable[[int], str]
 ) -> pd.DataFrame:
     """The tokens of one target, padding left out."""
     import pandas as pd

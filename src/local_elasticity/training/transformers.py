@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
+from local_elasticity.training.callbacks import monitor_of
 from local_elasticity.training.distributed import first
 from local_elasticity.training.failures import first_line, tell
-from local_elasticity.training.monitor import Monitor, total_steps, update_of
+from local_elasticity.training.monitor import Monitor
 
 try:
     from transformers import TrainerCallback
@@ -34,8 +34,8 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     """Watches a run of the Hugging Face Trainer: `Trainer(..., callbacks=[MonitorCallback(sources, problem=…)])`.
 
     Steps are the trainer's global steps: 0 is before training, n after n optimizer steps. The state goes into every
-    checkpoint folder and is found there when training resumes. A callback is not told from which folder: where it is
-    not one of `output_dir`, name it in `TrainingArguments(resume_from_checkpoint=…)` as well.
+    checkpoint folder and is found there when training resumes. A callback does not know from which folder training
+    resumes: if it is not one of `output_dir`, name it in `TrainingArguments(resume_from_checkpoint=…)` as well.
 
     Args:
         sources, options: as for `Monitor`; they are moved to the model's device.
@@ -61,17 +61,14 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        device = next(model.parameters()).device
-
-        def moved(leaf: Any) -> Any:
-            return leaf.to(device) if hasattr(leaf, "to") else leaf
-
-        self.monitor = Monitor(
+        self.monitor = monitor_of(
             self.problem(model),
-            tree_map(moved, self.sources),
-            targets=tree_map(moved, self.targets),
-            update=update_of(self.update, optimizer),
-            **{**total_steps(state.max_steps), **self.options},
+            (self.sources, self.targets),
+            self.update,
+            self.options,
+            device=next(model.parameters()).device,
+            optimizer=optimizer,
+            last_step=state.max_steps,
         )
         if not state.global_step:
             self.monitor.step(0)
