@@ -111,6 +111,27 @@ def test_classes_of_examples_that_are_sources_and_targets_draw_them_once():
     assert small <= 19  # of 180 at a level of 5 %, once in 1000
 
 
+def test_p_values_of_class_pairs_allow_for_their_number():
+    """Examples differ in how far they changed, and nothing else does: of 40 comparisons at most five name a pair of
+    classes by the adjusted p-value, most by the single ones. A real change is named."""
+    rng, classes = np.random.default_rng(0), np.repeat(np.arange(6), 8)
+    single = adjusted = 0
+    for _ in range(40):
+        moved = rng.normal(size=(48, 1)) + rng.normal(size=48) + rng.normal(size=(48, 48))
+        found = le.compare(*(le.as_similarity(one, source_labels=classes) for one in (0 * moved, moved))).frame()
+        assert (found.p_adjusted >= found.p_value).all()
+        single += bool((found.p_value < 0.05).any())
+        adjusted += bool((found.p_adjusted < 0.05).any())
+    assert single > 10
+    assert adjusted <= 5
+    moved[np.ix_(classes == 1, classes == 4)] += 6
+    pair = le.compare(*(le.as_similarity(one, source_labels=classes) for one in (0 * moved, moved))).frame()
+    clear = pair[pair.p_adjusted < 0.05]
+    assert clear[["source_class", "target_class"]].values.tolist() == [[1, 4]]
+    without = le.compare(*(le.as_similarity(one, source_labels=classes) for one in (0 * moved, moved)), resamples=0)
+    assert without.frame().p_adjusted.isna().all()
+
+
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))

@@ -240,6 +240,25 @@ def test_bad_input_is_one_sentence(tmp_path):
         index(tmp_path / "s.zarr")
 
 
+def test_weights_that_changed_since_are_noticed(tmp_path):
+    """Gradients of targets at other weights than those of the training examples would be worth nothing."""
+    net, targets = network(), tuple(part[:2] for part in data(seed=5))
+    present = index(tmp_path / "present", net)
+    copied = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    kept, live = (
+        index(tmp_path / name, net, checkpoints=[(weights, 1e-3)])
+        for name, weights in (("kept", copied), ("live", net.state_dict()))
+    )
+    before = present.scores(targets)
+    with torch.no_grad():
+        net[0].weight += 0.1
+    assert np.array_equal(kept.scores(targets), before)
+    for one, words in ((present, "the model has other weights"), (live, "a checkpoint has other weights")):
+        for ask in (one.scores, one.query):
+            with pytest.raises(ValueError, match=f"^problem: {words} than when the index was built"):
+                ask(targets)
+
+
 def test_a_damaged_block_is_computed_again(tmp_path, caplog):
     path = tmp_path / "i.zarr"
     made = index(path)

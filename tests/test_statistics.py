@@ -22,6 +22,42 @@ def planted(rng, n=30, within=1.0, between=0.4, noise=0.2):
     return np.where(same, within, between) * np.exp(noise * rng.standard_normal((n, n))), labels
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.0, 1.0, np.nan], "source_labels: example 2 has no class"),
+        (["a", "b", None], "source_labels: example 2 has no class"),
+        (np.array([1, "b", 1], dtype=object), "source_labels: expected numbers or texts, got both"),
+        (np.zeros((3, 2)), r"source_labels: expected 3 classes, one for each example, got shape \(3, 2\)"),
+    ],
+)
+def test_labels_with_gaps_are_refused_wherever_they_are_given(labels, words):
+    net, S, x = torch.nn.Linear(2, 2), np.eye(3), (torch.randn(3, 2), torch.arange(3) % 2)
+    for call in (
+        lambda: le.locality(S, labels),
+        lambda: le.class_pairs(S, labels),
+        lambda: le.as_similarity(S, source_labels=labels),
+        lambda: le.similarity(net, x, loss="cross_entropy", source_labels=labels),
+        lambda: le.Monitor(net, x, loss="cross_entropy", source_labels=labels, every=1),
+    ):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            call()
+
+
+def test_classes_that_do_not_move_each_other_at_all_are_local():
+    """Zeros between classes are no tie with those of permuted classes; zeros at random places are not local."""
+    classes = np.repeat(["a", "b"], 12)
+    values = np.where(classes[:, None] == classes, np.random.default_rng(0).random((24, 24)), 0.0)
+    found = le.locality(values, classes, measure="relative")
+    assert (found.verdict, found.times) == ("local", np.inf)
+    assert found.headline.endswith("most examples of other classes not at all.")
+    draw = np.random.default_rng(1)
+    noise = draw.random((24, 24))
+    noise[noise < 0.6] = 0
+    verdicts = [le.locality(noise, draw.permutation(classes), measure="relative").verdict for _ in range(20)]
+    assert verdicts.count("local") + verdicts.count("hardly local") <= 2
+
+
 def test_locality_is_the_median_over_pairs():
     S, labels = planted(np.random.default_rng(0))
     found = le.locality(S, labels)
@@ -227,22 +263,92 @@ def test_permuted_classes_seldom_look_local():
 
 def test_noise_has_no_coupled_classes_and_planted_pairs_are_found():
     """Rows and columns differ in size, as sources and targets do; of twenty noise matrices at most one may clear."""
-    from local_elasticity.statistics.coupling import coupling
-
     classes = np.arange(60) % 6
-    false = 0
+    false = {"relative": 0, "stiffness_cos": 0}
     for seed in range(20):
         rng = np.random.default_rng(seed)
         S = rng.lognormal(size=(60, 60)) * rng.lognormal(size=(60, 1)) * rng.lognormal(size=60)
-        false += bool(coupling((S, classes, classes, None, True), resamples=50, seed=seed).clear())
-    assert false <= 1
+        for measure, values in (("relative", S), ("stiffness_cos", np.log(S))):
+            found = le.coupling(values, classes, measure=measure, resamples=50, seed=seed)
+            false[measure] += bool(found.coupled())
+    assert max(false.values()) <= 1
+    assert str(le.coupling(noise(), classes, measure="relative")).startswith(
+        "No structure found: no pair of classes is"
+    )
     S[np.ix_(classes == 2, classes == 5)] *= 30
-    found = coupling((S, classes, classes, None, True))
-    assert [(found.classes[a], found.classes[b]) for a, b in found.clear()] == [(2, 5)]
-    difference = np.log(S)
-    found = coupling((difference, classes, classes, None, True), signed=True)
-    assert found.clear() == [(found.classes.index(2), found.classes.index(5))]
-    assert coupling((S, classes % 3, classes % 3, None, True)) is None
+    assert le.coupling(S, classes).coupled() == [(2, 5)]
+    assert le.coupling(np.log(S), classes).coupled() == [(2, 5)]
+    below = le.coupling(-np.log(S), classes, measure="loss")
+    assert below.coupled() == [(2, 5)]
+    assert " below what row 2 and column 5 suggest (" in str(below)
+    three = le.coupling(S, classes % 3)
+    assert not three.coupled()
+    assert str(three) == "Coupled pairs are searched for among 4 or more classes, not 3."
+    assert len(three.frame()) == 6
+    assert "No two classes have pairs" in str(le.coupling(np.full((60, 60), np.nan), classes))
+    sparse = np.where(np.random.default_rng(0).random((400, 400)) < 0.01, noise(400), np.nan)
+    assert not le.coupling(sparse, np.arange(400) % 40, measure="relative", permutations=20).coupled()
+    for name, value in (("level", 1.5), ("resamples", 0), ("permutations", -1)):
+        with pytest.raises(ValueError, match=f"{name}: "):
+            le.coupling(S, classes, **{name: value})
+
+
+def noise(n=60, sigma=0.3):
+    return np.random.default_rng(0).lognormal(sigma=sigma, size=(n, n))
+
+
+def test_an_excess_is_the_value_over_what_row_and_column_suggest():
+    """Where rows and columns multiply, up to a planted pair, the expectation is exact; of kl the root is taken."""
+    classes = np.repeat(np.arange(6), 4)
+    rng = np.random.default_rng(0)
+    S = np.exp(np.add.outer(rng.normal(size=6), rng.normal(size=6)))
+    expected = S[1, 4]
+    S[1, 4] *= 9
+    for measure, order in (("relative", 1), ("kl", 2)):
+        found = le.coupling(S[classes][:, classes], classes, measure=measure)
+        assert found.expected[1, 4] == pytest.approx(expected)
+        assert found.excess[1, 4] == pytest.approx(9 ** (1 / order))
+        row = found.frame().iloc[0]
+        assert (row.source_class, row.target_class, row.coupled) == (1, 4, True)
+        assert row.value == pytest.approx(S[1, 4])
+        assert row.excess == pytest.approx((row.value / row.expected) ** (1 / order))
+        assert not found.frame().coupled[1:].any()
+    difference = le.coupling(np.log(S)[classes][:, classes], classes, measure="loss")
+    assert difference.excess[1, 4] == pytest.approx(np.log(9))
+    assert difference.excess[1, 4] == pytest.approx(difference.value[1, 4] - difference.expected[1, 4])
+
+
+def test_coupled_pairs_are_in_the_order_of_their_values():
+    """The largest value first, not the largest excess; a larger value that its row explains is named as such."""
+    classes = np.repeat(np.arange(6), 10)
+    S = 0.1 * noise(sigma=0.1)
+    S[classes == 5] *= 9
+    S[np.ix_(classes == 0, classes == 1)] *= 4
+    S[np.ix_(classes == 2, classes == 3)] *= 6
+    S[:, classes == 3] *= 0.5
+    found = le.coupling(S, classes, measure="relative")
+    assert found.coupled() == [(0, 1), (2, 3)]
+    assert found.excess[2, 3] > found.excess[0, 1]
+    assert found.frame().target_class[:2].tolist() == [1, 3]
+    said = found.larger([(0, 1)])
+    assert said.startswith("5 → ")
+    assert " is larger (9" in said
+    assert "its row and column suggest about as much (9" in said
+    S[classes == 5] /= 9
+    assert le.coupling(S, classes, measure="relative").larger([(0, 1)]) == ""
+
+
+def test_values_of_large_matrices_are_those_of_all_examples():
+    """Intervals and baseline are of a sample, and lie around the excess of all."""
+    classes = np.arange(400) % 5
+    S = noise(400, 0.5)
+    S[np.ix_(classes == 2, classes == 4)] *= 3
+    found = le.coupling(S, classes, measure="relative")
+    frame = le.class_pairs(S, classes, resamples=0)
+    np.testing.assert_allclose(found.value.ravel(), frame.value, rtol=1e-6)
+    assert found.coupled() == [(2, 4)]
+    assert found.low[2, 4] < found.excess[2, 4] < found.high[2, 4]
+    assert found.excess[2, 4] == pytest.approx(3, rel=0.03)
 
 
 def test_medians_of_class_pairs_are_numpys():

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from local_elasticity.scale.sketch import gradient_sketch as gradient_sketch
     from local_elasticity.scale.workers import workers as workers
     from local_elasticity.statistics.class_pairs import class_pairs as class_pairs
+    from local_elasticity.statistics.coupling import Coupling as Coupling
+    from local_elasticity.statistics.coupling import coupling as coupling
     from local_elasticity.statistics.locality import Locality as Locality
     from local_elasticity.statistics.locality import locality as locality
     from local_elasticity.training.monitor import Monitor as Monitor
@@ -87,6 +89,7 @@ _PLACES = {
     "measures.stiffness": "stiffness",
     "measures.activation": "activation",
     "statistics.class_pairs": "class_pairs",
+    "statistics.coupling": "coupling Coupling",
     "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
@@ -103,9 +106,9 @@ _PLACES = {
     "training": "Monitor",
 }
 _PLACE_OF = {name: f"local_elasticity.{place}" for place, names in _PLACES.items() for name in names.split()}
-_ROOMS = ("clustering", "data", "emergence", "models", "theory", "training")
+_SUBPACKAGES = ("clustering", "data", "emergence", "models", "theory", "training")
 
-__all__ = [*_PLACE_OF, *_ROOMS, "__version__"]
+__all__ = [*_PLACE_OF, *_SUBPACKAGES, "__version__"]
 
 
 def _version() -> str:
@@ -124,7 +127,7 @@ __version__ = _version()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACE_OF and name not in _ROOMS:
+    if name not in _PLACE_OF and name not in _SUBPACKAGES:
         raise AttributeError(f"module 'local_elasticity' has no attribute {name!r}")
     state, filters = random.getstate(), list(warnings.filters)
     try:
@@ -134,7 +137,7 @@ def __getattr__(name: str) -> Any:
         if warnings.filters != filters:
             warnings.filters[:] = filters  # type: ignore[index]
             warnings._filters_mutated()  # type: ignore[attr-defined]
-    value = globals()[name] = place if name in _ROOMS else getattr(place, name)
+    value = globals()[name] = place if name in _SUBPACKAGES else getattr(place, name)
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,10 @@ import xarray as xr
 from local_elasticity.api.labels import example_coordinates
 from local_elasticity.checks import check_choice
 from local_elasticity.extras import extra
+from local_elasticity.measurement import named_classes
 from local_elasticity.measures.loss import LOSS
-from local_elasticity.statistics.class_pairs import class_pairs
+from local_elasticity.statistics.class_pairs import class_pairs, has_classes
+from local_elasticity.statistics.coupling import Coupling, coupling
 from local_elasticity.statistics.locality import columns, locality
 from local_elasticity.store.result import save
 
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 
 @xr.register_dataarray_accessor("le")
 class SimilarityAccessor:
-    """What a similarity can do: `S.le.classes()`, `.frame()`, `.nearest()`, `.plot()`, `.html()`, `.save()`"""
+    """What a similarity can do: `S.le.classes()`, `.coupled()`, `.frame()`, `.nearest()`, `.plot()`, `.html()`,
+    `.save()`"""
 
     def __init__(self, S: xr.DataArray) -> None:
         self._S = S
@@ -39,11 +43,33 @@ class SimilarityAccessor:
 
     def classes(self, **options: Any) -> pd.DataFrame:
         """One row for each pair of classes; options as for `le.class_pairs`."""
-        if "source_class" not in self._S.coords or "target_class" not in self._S.coords:
+        if not has_classes(self._S):
             raise ValueError(
                 "source_labels, target_labels: this similarity carries no classes; give them to similarity()"
             )
         return class_pairs(self._S, **options)
+
+    def coupled(self, **options: Any) -> Coupling:
+        """The pairs of classes that are coupled, as the report page shows them; options as for `le.coupling`.
+
+        Returns:
+            A `Coupling`. Printed, it names the pairs, the largest value first, or says "No structure found"; `.frame()`
+            has a row for every pair of classes.
+
+        Raises:
+            ValueError: if the similarity carries no classes.
+
+        >>> import numpy as np, local_elasticity as le
+        >>> labels = np.repeat(["cat", "dog", "fox", "owl"], 10)
+        >>> values = np.random.default_rng(0).lognormal(-2, 0.4, size=(40, 40))
+        >>> S = le.as_similarity(values, source_labels=labels, measure="relative")
+        >>> print(str(S.le.coupled())[:68])
+        No structure found: no pair of classes is clearly above what its row
+        >>> values[np.ix_(labels == "cat", labels == "owl")] *= 6
+        >>> print(le.as_similarity(values, source_labels=labels, measure="relative").le.coupled())
+        cat → owl: 78 %, 4.4× (3.2–5.2×) what row cat and column owl suggest (18 %).
+        """
+        return coupling(self._S, **options)
 
     def nearest(self, source: int | None = None, top: int = 10, *, target: int | None = None) -> pd.DataFrame:
         """The targets that a step on `source` moves most, or the sources whose step moves `target` most. An example
@@ -120,18 +146,21 @@ class SimilarityAccessor:
         examples = sources if targets is None else (sources, targets)
         return self._S.assign_coords(example_coordinates(examples, self._S.shape, square))
 
-    def with_predictions(self, predictions: Any) -> xr.DataArray:
-        """The same, with the class that the model predicts for each target, in the words of its classes. The page then
-        shows the confusion matrix, and its rank correlation with the similarities of classes.
+    def with_predictions(
+        self, predictions: Any, class_names: Mapping[Any, str] | Sequence[str] | None = None
+    ) -> xr.DataArray:
+        """The same, with the class that the model predicts for each target. The page then shows the confusion matrix,
+        and its rank correlation with the similarities of classes.
 
         Args:
             predictions: one class for each target, such as `net(x).argmax(1)`.
+            class_names: as for `le.similarity`, if predictions are numbers and classes have names.
 
         Returns:
             The similarity with the coordinate `target_prediction`.
 
         Raises:
-            ValueError: if there is not one for each target.
+            ValueError: if there is not one for each target, or if the classes have names and predictions do not.
 
         >>> import local_elasticity as le
         >>> S = le.as_similarity([[1.0, 0.2], [0.4, 1.0]], source_labels=["cat", "dog"])
@@ -139,6 +168,13 @@ class SimilarityAccessor:
         ['cat', 'cat']
         """
         values = np.asarray(predictions.cpu() if hasattr(predictions, "cpu") else predictions)
+        if class_names is not None:
+            values = np.asarray(named_classes(values, class_names))
+        known = self._S.coords.get("target_class", self._S.coords.get("source_class"))
+        if known is not None and known.dtype.kind in "OU" and values.dtype.kind not in "OU":
+            raise ValueError(
+                f"predictions: expected classes by name, as {str(known.values[0])!r}, got numbers; pass class_names="
+            )
         if values.shape != (self._S.sizes["target"],):
             raise ValueError(f"predictions: shape {values.shape} does not fit {self._S.sizes['target']} targets")
         return self._S.assign_coords(target_prediction=("target", values))

@@ -19,6 +19,7 @@ from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement
 from local_elasticity.measures.registry import as_measures
+from local_elasticity.statistics.class_pairs import has_classes
 from local_elasticity.statistics.comparison import (
     LEAST_UNITS,
     Comparison,
@@ -92,12 +93,13 @@ class Compared(Printed):
         """One row for each pair of classes, pair of examples, source or target: before, after, difference.
 
         Args:
-            by: `"classes"` (medians over pairs, with interval and p-value), `"pairs"` (what changed most comes first),
+            by: `"classes"` (medians over pairs, with interval and p-values: `p_value` of the single pair of classes,
+                `p_adjusted` for the largest of all pairs of classes), `"pairs"` (what changed most comes first),
                 `"sources"` or `"targets"` (medians over the pairs of one example, with an interval).
             top: keep the rows with the largest differences, these first.
 
         Returns:
-            A frame with the columns `before`, `after`, `difference`, and but for pairs `low`, `high` and `pairs`.
+            A frame with the columns `before`, `after`, `difference`, and, except for pairs, `low`, `high` and `pairs`.
 
         Raises:
             ValueError: if `by` is none of these, or no classes are known.
@@ -105,7 +107,7 @@ class Compared(Printed):
         check_choice("by", by, BY)
         if top is not None:
             check_count("top", top)
-        found = self._pairs() if by == "pairs" else self._classes() if by == "classes" else self._examples(by)
+        found = self._pairs() if by == "pairs" else self._classes.copy() if by == "classes" else self._examples(by)
         if by != "pairs" and top is None:
             return found
         order = found["difference"].abs().sort_values(ascending=False, kind="stable").index
@@ -115,11 +117,11 @@ class Compared(Printed):
         frame = self.after.le.frame().drop(columns="value")
         before, after = self._values
         frame = frame.assign(before=before.ravel(), after=after.ravel(), difference=(after - before).ravel())
-        known: pd.DataFrame = frame[np.isfinite(frame["difference"])].reset_index(drop=True)
-        return known
+        return frame[np.isfinite(frame["difference"])].reset_index(drop=True)
 
+    @cached_property
     def _classes(self) -> pd.DataFrame:
-        if not {"source_class", "target_class"} <= set(self.after.coords):
+        if not has_classes(self.after):
             raise ValueError('by: no classes are known; give source_labels= to le.similarity, or pass by="pairs"')
         classes = self.after["source_class"].values, self.after["target_class"].values
         return compared_by_class(*self._values[::-1], *classes, square=self._square, **self._bootstrap)
@@ -190,7 +192,7 @@ class Compared(Printed):
             f"median difference {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
             f"{found.high:+.3g}; {self._tested}; {found.pairs} pairs)",
         ]
-        if {"source_class", "target_class"} <= set(self.after.coords):
+        if has_classes(self.after):
             rows = self.frame("classes", top=TOLD).dropna(subset="difference").itertuples()
             named = [f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows]
             told.append(f"class pairs that changed most: {', '.join(named)}")
@@ -236,7 +238,7 @@ def compare(
     >>> young, old = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
     >>> found = le.compare(young, old, sources=(x, y), loss="cross_entropy", measure="kl")
     >>> found.frame().columns.tolist()
-    ['source_class', 'target_class', 'before', 'after', 'difference', 'low', 'high', 'p_value', 'pairs']
+    ['source_class', 'target_class', 'before', 'after', 'difference', 'low', 'high', 'p_value', 'p_adjusted', 'pairs']
     >>> len(found.frame("pairs", top=5)), found.measure
     (5, 'kl')
     """

@@ -164,7 +164,7 @@ class InfluenceIndex:
             on the example, below 0 where it helps; NaN where a gradient is not finite.
 
         Raises:
-            ValueError, TypeError: what is wrong with the targets.
+            ValueError, TypeError: what is wrong with the targets; or that the weights are not those of the index.
         """
         return self._scores(self._read(ExampleStream.of(targets, "targets")))
 
@@ -182,7 +182,7 @@ class InfluenceIndex:
             `.frame()` with helpers and harmers, and how far to trust them; printed, it shows both.
 
         Raises:
-            ValueError, TypeError: what is wrong with an argument.
+            ValueError, TypeError: what is wrong with an argument; or that the weights are not those of the index.
         """
         check_count("top", top)
         began = time.perf_counter()
@@ -199,7 +199,15 @@ class InfluenceIndex:
         return stream.read(range(stream.n), self.problem.device, self.problem.precision)
 
     def _at(self, checkpoint: _Checkpoint) -> Problem:
-        return _at(self.problem, checkpoint.weights)
+        """The problem with the weights whose gradients are in the store; a ValueError if they have changed since."""
+        problem = _at(self.problem, checkpoint.weights)
+        if _key(problem) == checkpoint.key:
+            return problem
+        which = "the model has other weights" if checkpoint.weights is None else "a checkpoint has other weights"
+        raise ValueError(
+            f"problem: {which} than when the index was built; build it with a copy of the weights, "
+            "checkpoints=[(copy.deepcopy(model.state_dict()), step_size)], and the model may train on"
+        )
 
     def _scores(self, targets: tuple[Inputs, Tensor]) -> np.ndarray:
         total = np.zeros((self.n, count(targets[0])), dtype=np.float32)
@@ -238,8 +246,8 @@ class InfluenceIndex:
         self, scores: np.ndarray, frame: pd.DataFrame, targets: tuple[Inputs, Tensor]
     ) -> tuple[float, float, float, tuple[int, int]]:
         """Rank correlations with exact responses and with their limit, and how many listed signs agree."""
-        columns = spread(scores.shape[1], CHECKED_TARGETS, torch.device("cpu"))
-        sampled = spread(self.n, CHECKED, torch.device("cpu")).numpy()
+        columns = spread(scores.shape[1], CHECKED_TARGETS)
+        sampled = spread(self.n, CHECKED).numpy()
         listed = frame[frame["target"].isin(columns.tolist())]
         rows = np.unique(np.concatenate([sampled, listed["source"].to_numpy(dtype=int)]))
         few = tuple(take(part, columns.to(self.problem.device)) for part in targets)
@@ -408,7 +416,7 @@ def _of_examples(stream: ExampleStream, problem: Problem) -> str:
     """Of tensors all of their bytes; of a dataset how many there are, and some of them as they are read."""
     if stream.pair is not None:
         return fingerprint(stream.pair)
-    rows = spread(stream.n, CHECKED, torch.device("cpu")).tolist()
+    rows = spread(stream.n, CHECKED).tolist()
     return f"{stream.n} {fingerprint(stream.read(rows, torch.device('cpu'), problem.precision))}"
 
 
@@ -416,7 +424,7 @@ def _refuse_random(stream: ExampleStream, problem: Problem) -> None:
     """Sketches of examples that change whenever they are read belong to none of them."""
     if stream.pair is not None:
         return
-    rows = spread(stream.n, 2, torch.device("cpu")).tolist()
+    rows = spread(stream.n, 2).tolist()
     once, twice = (stream.read(rows, torch.device("cpu"), problem.precision) for _ in range(2))
     if fingerprint(once) != fingerprint(twice):
         raise ValueError(

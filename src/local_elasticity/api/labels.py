@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from local_elasticity.checks import class_labels
 from local_elasticity.engine.problem import Problem
 from local_elasticity.measurement import Measured, Measurement, unresolved_share
 from local_elasticity.measures.measure import Measure, Scores
@@ -83,10 +84,7 @@ def coordinates(shape: Sequence[int], source_labels: Any, target_labels: Any) ->
     coords: Coordinates = {"source": np.arange(shape[0]), "target": np.arange(shape[1])}
     for axis, labels, size in (("source", source_labels, shape[0]), ("target", target_labels, shape[1])):
         if labels is not None:
-            values = as_array(labels) if isinstance(labels, Tensor) else np.asarray(labels)
-            if values.shape != (size,):
-                raise ValueError(f"{axis}_labels: shape {values.shape} does not fit {size} {axis}s; give one for each")
-            coords[f"{axis}_class"] = (axis, values)
+            coords[f"{axis}_class"] = (axis, class_labels(f"{axis}_labels", labels, size))
     return coords
 
 

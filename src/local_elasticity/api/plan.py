@@ -97,8 +97,7 @@ def _engine(record: dict[str, Any] | None) -> Engine | None:
     if record is None:
         return None
     kind = ENGINES["structured" if record["kind"] == "two_layer" else record["kind"]]
-    engine: Engine = kind(**{one.name: record[one.name] for one in fields(kind) if one.name in record})
-    return engine
+    return kind(**{one.name: record[one.name] for one in fields(kind) if one.name in record})
 
 
 def _seconds_a_pair(job: Job, runner: Runner) -> float:

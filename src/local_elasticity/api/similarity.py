@@ -15,14 +15,7 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 import local_elasticity.api.accessor  # noqa: F401 (registers S.le)
-from local_elasticity.api.labels import (
-    about,
-    check_examples,
-    circumstances,
-    coordinates,
-    example_coordinates,
-    labelled,
-)
+from local_elasticity.api.labels import about, check_examples, circumstances, coordinates, example_coordinates, labelled
 from local_elasticity.engine.causes import warn_of_unresolved
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Engine
@@ -216,6 +209,7 @@ def as_similarity(
         raise ValueError(
             f"S: expected a matrix [sources, targets] of numbers, got shape {values.shape} of {values.dtype}"
         )
+    values = values.astype(np.float32) if values.dtype.kind == "b" else values
     square = values.shape[0] == values.shape[1] and target_labels is None if square is None else square
     coords = coordinates(
         values.shape, source_labels, source_labels if square and target_labels is None else target_labels

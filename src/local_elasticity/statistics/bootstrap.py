@@ -86,8 +86,7 @@ def reduced(
 
 def _sums(values: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Σ of values over the pairs of every resample, [r]."""
-    sums: np.ndarray = ((sources @ values) * targets).sum(1)
-    return sums
+    return ((sources @ values) * targets).sum(1)
 
 
 def middle(block: np.ndarray, share: float, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -166,5 +165,4 @@ def quantiles(found: np.ndarray, level: float) -> tuple[float, float]:
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """NaN where there is nothing to divide by."""
-    ratio: np.ndarray = np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
-    return ratio
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

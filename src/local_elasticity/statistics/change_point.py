@@ -24,7 +24,7 @@ MEMORIES = np.linspace(0.0, 0.95, 20)
 """How much noise may remember of itself from one probe to the next: φ in x_t = φ x_{t−1} + e_t."""
 
 CUTS = 100
-"""In a long series a change is looked for at so many places, evenly spread."""
+"""The most places of a long series at which a change is tried, evenly spaced."""
 
 NOTHING = 1e-18
 """What is left of a series of variance 1 where a fit is exact."""
@@ -50,8 +50,7 @@ def last_quarter(values: np.ndarray) -> np.ndarray:
 
 
 def log_of(ratio: np.ndarray) -> np.ndarray:
-    """Logarithms, on whose scale a ratio develops alike whichever way round it is told, and whatever power of it; NaN
-    where it is not positive.
+    """Logarithms; NaN where a ratio is not positive. On this scale a ratio, its inverse and its powers develop alike.
 
     >>> log_of(np.array([1.0, 0.0])).tolist()
     [0.0, nan]

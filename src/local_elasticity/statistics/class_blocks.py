@@ -10,7 +10,10 @@ import numpy as np
 from local_elasticity.statistics.bootstrap import redrawn
 
 MOST_EXAMPLES = 160
-"""Sources and targets that resamples and permutations are computed from; of more, so many are sampled at random."""
+"""The most sources, and targets, that resamples and permutations are computed from; of more, a random sample."""
+
+ZERO = 1e-3
+"""What a value of 0 counts as where logarithms are taken, as a multiple of the smallest value above 0."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ClassBlocks:
         >>> classes = np.array(["a", "b"])
         >>> blocks = ClassBlocks.of(np.eye(2), classes, classes, False, np.random.default_rng(0))
         >>> blocks.medians(blocks.rows, blocks.columns).tolist()
-        [[0.0, -inf], [-inf, 0.0]]
+        [[0.0, -6.907755278982137], [-6.907755278982137, 0.0]]
         """
         labels = list(dict.fromkeys([*rows.tolist(), *columns.tolist()]))
         codes = {label: code for code, label in enumerate(labels)}
@@ -57,8 +60,11 @@ class ClassBlocks:
         j = i if square else sampled(columns, rng)
         some = values[np.ix_(i, j)].astype(float)
         if logarithms:
+            smallest = np.min(some[some > 0], initial=np.inf)
             with np.errstate(divide="ignore", invalid="ignore"):
-                some = np.where(some >= 0, np.log(some), np.nan)
+                some = np.where(
+                    some >= 0, np.log(np.maximum(some, ZERO * smallest if np.isfinite(smallest) else 1.0)), np.nan
+                )
         if square:
             np.fill_diagonal(some, np.nan)
         known = ~np.isnan(some)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from local_elasticity.checks import check_choice, check_share
+from local_elasticity.checks import check_choice, check_share, class_labels
 from local_elasticity.statistics.bootstrap import REDUCTIONS, Reduction, draws, quantiles, reduced
+from local_elasticity.words import in_natural_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,7 @@ ReadPairs = tuple[Any, np.ndarray, np.ndarray, np.ndarray | None, bool]
 logger = logging.getLogger("local_elasticity")
 
 MEANS = ("mean", "ratio_of_sums")
-"""Reductions that few pairs may rule."""
+"""Reductions that a few pairs can dominate."""
 
 HEAVY_TAIL = 1.0
 """Standard deviation of log S from which on intervals of means cover too seldom (docs/how-to/numbers.md)."""
@@ -55,8 +56,8 @@ def class_pairs(
     `value` is the reduction over the resolved pairs, `low` and `high` a bootstrap interval, `pairs` how many pairs
     entered, `unresolved` the share that had no value. The interval resamples sources and targets, since pairs that
     share one are not independent; where the targets are the sources, a resample has the same examples on both sides.
-    Intervals of heavy-tailed means are too narrow, and a warning says so. Means of ratios are ruled by the one source
-    that barely moved, so the median is the default.
+    Intervals of heavy-tailed means are too narrow, and a warning says so. One source
+    that barely moved can dominate a mean of ratios, so the median is the default.
     Dan et al.'s smoothed S_rel (Definition 3) is `reduce="mean", self_pairs="include"`.
 
     Args:
@@ -95,7 +96,7 @@ def class_pairs(
 def summarized(
     read: ReadPairs, reduce: Reduction, self_pairs: SelfPairs, resamples: int, *, level: float = 0.95, seed: int = 0
 ) -> pd.DataFrame:
-    """The frame of `class_pairs`, without a word about pairs that are unresolved."""
+    """The frame of `class_pairs`, without warnings about unresolved pairs."""
     import pandas as pd
 
     names = ["source_class", "target_class", "value", "low", "high", "pairs", "unresolved"]
@@ -109,11 +110,11 @@ def pair_rows(
     values, rows, columns, weights, square = read
     _check(reduce, self_pairs, weights, level)
     rng = np.random.default_rng(seed)
-    table = []
-    for a in np.unique(rows):
+    table, targets = [], in_natural_order(columns.tolist())
+    for a in in_natural_order(rows.tolist()):
         i = np.flatnonzero(rows == a)
         strip = np.asarray(values[i])
-        for b in np.unique(columns):
+        for b in targets:
             j = np.flatnonzero(columns == b)
             block, pairs = _block(strip[:, j], i, j, others_only=square and self_pairs == "exclude")
             resolved = int(np.isfinite(block).sum())
@@ -121,7 +122,7 @@ def pair_rows(
             found = reduced(block, reduce, None if weights is None else weights[i], *drawn)
             low, high = quantiles(found[1:], level)
             unresolved = 1 - resolved / pairs if pairs else np.nan
-            table.append((_plain(a), _plain(b), float(found[0]), low, high, resolved, unresolved))
+            table.append((a, b, float(found[0]), low, high, resolved, unresolved))
     return table
 
 
@@ -183,16 +184,19 @@ def read_pairs(
     if source_labels is None:
         raise ValueError("source_labels: give a class for every source")
     values = S.variable if hasattr(S, "coords") else _array(S)
-    rows = _array(source_labels)
-    columns = rows if target_labels is None else _array(target_labels)
-    if values.shape != (len(rows), len(columns)):
-        raise ValueError(
-            f"source_labels, target_labels: {len(rows)} and {len(columns)} labels do not fit S of shape {values.shape}"
-        )
+    if values.ndim != 2 or values.dtype.kind not in "biuf":
+        raise ValueError(f"S: expected a matrix of real numbers, got {values.dtype} of shape {values.shape}")
+    rows = class_labels("source_labels", source_labels, values.shape[0])
+    columns = class_labels("target_labels", rows if target_labels is None else target_labels, values.shape[1])
     if square is None:
         square = len(rows) == len(columns) and bool((rows == columns).all())
     weights = None if source_change is None else _array(source_change).astype(float)
     return values, rows, columns, weights, square
+
+
+def has_classes(S: xr.DataArray) -> bool:
+    """Whether a similarity carries the classes of its sources and targets."""
+    return {"source_class", "target_class"} <= set(S.coords)
 
 
 def carried(S: xr.DataArray, name: str) -> np.ndarray | None:
@@ -229,12 +233,8 @@ def _array(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
-def _plain(label: Any) -> Any:
-    return label.item() if isinstance(label, np.generic) else label
-
-
 def sampled_rows(classes: Sequence[Any], count: int) -> np.ndarray:
-    """The places of `count` examples, as even by class as they come, in order. Those of a smaller count are among them.
+    """The places of `count` examples, balanced by class as far as possible, in order. A larger count adds others.
 
     >>> sampled_rows(["a", "a", "a", "b", "b", "c"], 4)
     array([0, 1, 3, 5])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
+from local_elasticity.statistics.class_blocks import ClassBlocks
+from local_elasticity.words import in_natural_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +31,7 @@ class Comparison:
             `LEAST_UNITS` units.
         pairs: how many pairs entered.
         units: the smaller of the numbers of sources and of targets that have such a pair.
+        error: the standard error of the difference, from the resamples; NaN where there is no p-value.
     """
 
     difference: float
@@ -37,6 +40,7 @@ class Comparison:
     p_value: float
     pairs: int
     units: int
+    error: float = float("nan")
 
 
 def compared(
@@ -68,20 +72,22 @@ def compared(
     low, high = quantiles(found[1:], level) if resamples else (np.nan, np.nan)
     drawn = found[1:][np.isfinite(found[1:])]
     units = int((known | known.T).any(1).sum() if square else min(known.any(0).sum(), known.any(1).sum()))
-    p_value = _p_value(float(found[0]), drawn, units) if units >= LEAST_UNITS and len(drawn) > 1 else np.nan
-    return Comparison(float(found[0]), low, high, p_value, int(known.sum()), units)
+    error = p_value = float("nan")
+    if units >= LEAST_UNITS and len(drawn) > 1:
+        error = float(drawn.std(ddof=1)) * (units / (units - 1)) ** 0.5
+        rarer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+        p_value = max(min(1.0, 2 * (1 + rarer) / (1 + len(drawn))), _t_test(float(found[0]), error, units))
+    return Comparison(float(found[0]), low, high, p_value, int(known.sum()), units, error)
 
 
-def _p_value(difference: float, drawn: np.ndarray, units: int) -> float:
-    """Of no difference, from its values in resamples. Their spread is that of a sample of n units, (n − 1)/n of the
-    variance, and known no better than from n units, so that Student's t takes the place of the normal distribution.
+def _t_test(difference: float, error: float, units: int) -> float:
+    """The p-value of no difference. The spread of resamples is that of a sample of n units, (n − 1)/n of the variance,
+    which `error` corrects, and known no better than from n units, so that Student's t takes the place of the normal
+    distribution.
     """
     from scipy.stats import t
 
-    rarer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    by_sign = min(1.0, 2 * (1 + rarer) / (1 + len(drawn)))
-    error = float(drawn.std(ddof=1)) * (units / (units - 1)) ** 0.5
-    return max(by_sign, 2 * float(t.sf(abs(difference) / error, units - 1))) if error else by_sign
+    return 2 * float(t.sf(abs(difference) / error, units - 1)) if error else 0.0
 
 
 def compared_by_class(
@@ -96,8 +102,12 @@ def compared_by_class(
     seed: int = 0,
 ) -> pd.DataFrame:
     """Compare two matrices for every pair of classes: medians of `other` (before) and `one` (after) over the pairs that
-    have a value in both, and what `compared` gives. P-values are those of single class pairs. In the square case the
-    targets are the sources, and the pairs within a class are compared as such.
+    have a value in both, and what `compared` gives. In the square case the targets are the sources, and the pairs
+    within a class are compared as such.
+
+    `p_value` is that of a single pair of classes. `p_adjusted` allows for the number of pairs of classes: how often the
+    largest difference of all pairs of classes, in units of its standard error, is as large by chance (the maximum over
+    pairs in resamples around their differences; Westfall and Young, 1993).
 
     >>> one = np.array([[np.nan, 2.0, 1.0], [3.0, np.nan, 1.0], [1.0, 1.0, np.nan]])
     >>> classes = np.array(["a", "a", "b"])
@@ -106,16 +116,43 @@ def compared_by_class(
     """
     import pandas as pd
 
-    table = []
-    for a in np.unique(source_classes):
-        for b in np.unique(target_classes):
+    table, sizes = [], []
+    for a in in_natural_order(source_classes.tolist()):
+        for b in in_natural_order(target_classes.tolist()):
             block = np.ix_(source_classes == a, target_classes == b)
             within = square and a == b
             found = compared(one[block], other[block], square=within, level=level, resamples=resamples, seed=seed)
             before, after = _medians(other[block], one[block])
-            table.append((a, b, before, after, found.difference, found.low, found.high, found.p_value, found.pairs))
-    names = ["source_class", "target_class", "before", "after", "difference", "low", "high", "p_value", "pairs"]
-    return pd.DataFrame(table, columns=names)
+            table.append((a, b, before, after, found.difference, found.low, found.high, found.p_value))
+            sizes.append((_t_test(found.difference, found.error, found.units), found.pairs))
+    names = ["source_class", "target_class", "before", "after", "difference", "low", "high", "p_value"]
+    frame = pd.DataFrame(table, columns=names)
+    chance = _largest_by_chance(np.subtract(one, other), source_classes, target_classes, square, resamples, seed)
+    by_test, pairs = np.array(sizes).T
+    return frame.assign(p_adjusted=_adjusted(by_test, frame["p_value"].to_numpy(), chance), pairs=pairs.astype(int))
+
+
+def _largest_by_chance(
+    difference: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, resamples: int, seed: int
+) -> np.ndarray:
+    """The smallest p-value over all pairs of classes in every resample around their differences, [r]."""
+    from scipy.stats import norm
+
+    if resamples < 2:
+        return np.zeros(0)
+    rng = np.random.default_rng(seed)
+    some = ClassBlocks.of(difference, rows, columns, square, rng, logarithms=False)
+    drawn = np.array(list(some.resampled(resamples, rng))).reshape(resamples, -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = np.abs(drawn - some.medians(some.rows, some.columns).ravel()) / drawn.std(0, ddof=1)
+    smallest: np.ndarray = 2 * norm.sf(np.max(np.where(np.isfinite(apart), apart, 0), axis=1, initial=0))
+    return smallest
+
+
+def _adjusted(by_test: np.ndarray, p_value: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """At least the p-value of the single pair."""
+    reached = (chance[:, None] <= by_test).sum(0)
+    return np.where(np.isnan(p_value), np.nan, np.fmax(p_value, (1 + reached) / (1 + len(chance))))
 
 
 def compared_by_example(

@@ -3,26 +3,36 @@
 Some classes have steps that move everything, and some are moved by everything. With M_ab the median over the pairs of
 source class a and target class b,
 
-    log M_ab ≈ r_a + c_b  over a ≠ b, by median polish,    coupling_ab = M_ab / exp(r_a + c_b),
+    log M_ab ≈ r_a + c_b  over a ≠ b, by median polish,    expected_ab = exp(r_a + c_b),
+    excess_ab = (M_ab / expected_ab)^(1/order),
 
-so a coupling of 3 says: a step on a moves b three times as far as the other pairs of a and of b suggest. Medians keep
-one strong pair from changing what the others are compared with. Measures with signs use differences instead:
-coupling_ab = M_ab − (r_a + c_b).
+so an excess of 3 says: a step on a moves b three times as far as row a and column b of the class matrix suggest.
+Medians keep one strong pair from changing what the others are compared with. Measures with signs use differences
+instead: M_ab ≈ r_a + c_b and excess_ab = M_ab − expected_ab.
 
 K classes have K (K − 1) directed pairs, and the largest of so many is large by chance. The baseline is therefore the
-largest coupling over all pairs, where the classes of the examples are permuted.
+largest excess over all pairs, where the classes of the examples are permuted.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from local_elasticity.checks import check_count, check_share
+from local_elasticity.measures.registry import is_ratio, known_measure, order_of
 from local_elasticity.statistics.class_blocks import ClassBlocks
-from local_elasticity.statistics.class_pairs import ReadPairs
-from local_elasticity.statistics.locality import pooled
+from local_elasticity.statistics.class_pairs import ReadPairs, pair_rows, read_pairs
+from local_elasticity.statistics.locality import NO_STRUCTURE, pooled
+from local_elasticity.words import in_natural_order, number, percent, times
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import ArrayLike
 
 FEWEST_CLASSES = 4
 """With fewer classes, r and c explain the pairs nearly or wholly."""
@@ -30,83 +40,264 @@ FEWEST_CLASSES = 4
 SWEEPS = 10
 """Of the median polish (Tukey, 1977), over rows and then columns."""
 
+NEARLY_NOTHING = 0.01
+"""A share of the value; what is expected is called about 0 below it."""
+
+Place = tuple[int, int]
+"""Of a pair of classes: row and column."""
+
 
 @dataclass(frozen=True)
 class Coupling:
-    """The coupling of every directed pair of classes, with intervals and a baseline.
+    """Every directed pair of classes beside what its row and column suggest; printed, the coupled pairs.
 
     Attributes:
         classes: the classes, in the order of rows and columns.
-        value: the coupling, [K, K], source classes in rows; NaN on the diagonal and where there are no pairs.
+        value: the median over the pairs of two classes, [K, K], source classes in rows, as `le.class_pairs` gives it.
+        expected: what row and column suggest, [K, K]; NaN on the diagonal and where there are no pairs.
+        excess: (value / expected)^(1/order), how many times as far; for measures with signs value − expected.
         low, high: its bootstrap interval; sources and targets are resampled within their classes.
-        p_value: how often the largest coupling of permuted classes is as large, [K, K].
-        baseline: the 95 % quantile of the largest coupling of permuted classes.
+        p_value: how often the largest excess of permuted classes is as large, [K, K].
+        baseline: the 95 % quantile of the largest excess of permuted classes.
+        measure: what the numbers are, such as `"kl"`; "" where that is not known.
+        signed: whether excesses are differences; then pairs far below what is expected are coupled too.
     """
 
     classes: list[object]
     value: np.ndarray
+    expected: np.ndarray
+    excess: np.ndarray
     low: np.ndarray
     high: np.ndarray
     p_value: np.ndarray
     baseline: float
+    measure: str = ""
+    signed: bool = False
 
-    def clear(self) -> list[tuple[int, int]]:
-        """The directed pairs whose interval lies above the baseline, the most coupled first."""
+    def coupled(self) -> list[Place]:
+        """The directed pairs whose interval is beyond the baseline, the largest value first.
+
+        Returns:
+            Two places in `classes` for each: source and target.
+        """
         with np.errstate(invalid="ignore"):
-            found = np.argwhere(self.low > self.baseline)
-        return sorted(((int(a), int(b)) for a, b in found), key=lambda at: -self.value[at])
+            beyond = self.low > self.baseline
+            if self.signed:
+                beyond |= self.high < -self.baseline
+        return self._by_value(beyond)
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each pair of different classes, the coupled ones first, and the largest values first.
+
+        Returns:
+            A frame with the columns `source_class`, `target_class`, `value`, `expected`, `excess`, `low`, `high` (of
+            the excess), `p_value` and `coupled`.
+        """
+        import pandas as pd
+
+        coupled = self.coupled()
+        rest = [at for at in self._by_value(np.isfinite(self.value)) if at not in set(coupled)]
+        names = ("value", "expected", "excess", "low", "high", "p_value")
+        rows = [
+            (self.classes[a], self.classes[b], *(float(getattr(self, name)[a, b]) for name in names), (a, b) in coupled)
+            for a, b in (*coupled, *rest)
+        ]
+        return pd.DataFrame(rows, columns=["source_class", "target_class", *names, "coupled"])
+
+    def name(self, at: Place, shortened: Callable[[str], str] = str) -> str:
+        """The two classes, from source to target.
+
+        Args:
+            at: their places in `classes`.
+            shortened: how a long name is written.
+
+        Returns:
+            Words such as "cat → dog".
+        """
+        known = known_measure(self.measure)
+        arrow = "↔" if known is not None and known.symmetric else "→"
+        return f"{shortened(str(self.classes[at[0]]))} {arrow} {shortened(str(self.classes[at[1]]))}"
+
+    def sentence(self, at: Place, shortened: Callable[[str], str] = str) -> tuple[str, str]:
+        """One pair: its value, and how that compares with what its row and column suggest.
+
+        Args:
+            at: the places of the two classes.
+            shortened: how a long name is written.
+
+        Returns:
+            The sentence in two parts: the names with the value, and the comparison.
+        """
+        a, b = (shortened(str(self.classes[one])) for one in at)
+        name, value = self.name(at, shortened), self._amount(self.value[at])
+        if self.signed and abs(self.expected[at]) < NEARLY_NOTHING * abs(self.value[at]):
+            interval = f"({number(float(self.low[at]))} to {number(float(self.high[at]))})"
+            return f"{name}: {value}", f"{interval}, where row {a} and column {b} suggest about 0."
+        side = ("above " if self.excess[at] > 0 else "below ") * self.signed
+        expected = f"what row {a} and column {b} suggest ({self._amount(self.expected[at])})"
+        return f"{name}: {value},", f"{self._excess(at)} {side}{expected}."
+
+    def larger(self, shown: Sequence[Place], shortened: Callable[[str], str] = str) -> str:
+        """Why the largest value that is not coupled is not shown, where it is larger than one that is.
+
+        Args:
+            shown: the pairs that are shown.
+            shortened: how a long name is written.
+
+        Returns:
+            A sentence; "" where all larger values are coupled.
+        """
+        coupled = set(self.coupled())
+        rest = [at for at in self._by_value(np.isfinite(self.excess)) if at not in coupled]
+        if not rest or not shown or abs(self.value[rest[0]]) <= min(abs(self.value[at]) for at in shown):
+            return ""
+        at = rest[0]
+        larger = f"{self.name(at, shortened)} is larger ({self._amount(self.value[at])}), but"
+        if abs(self.excess[at]) <= self.baseline:
+            return f"{larger} its row and column suggest about as much ({self._amount(self.expected[at])})."
+        found = f"{self._excess(at)}, where permuted labels reach {self._reach}"
+        return f"{larger} not clearly {'different from' if self.signed else 'above'} its row and column: {found}."
+
+    @property
+    def nothing(self) -> str:
+        """Why no pair is coupled, with the largest excess; "" where one is."""
+        if self.coupled():
+            return ""
+        if not np.isfinite(self.excess).any():
+            if len(self.classes) < FEWEST_CLASSES:
+                return (
+                    f"Coupled pairs are searched for among {FEWEST_CLASSES} or more classes, not {len(self.classes)}."
+                )
+            return "No two classes have pairs with a value, so none can be coupled."
+        at = self._by_value(np.isfinite(self.excess), self.excess)[0]
+        verb = "differs clearly from" if self.signed else "is clearly above"
+        return (
+            f"{NO_STRUCTURE}: no pair of classes {verb} what its row and column suggest. The largest excess, "
+            f"{self._excess(at)} in {self.name(at)}, is within what permuted class labels give ({self._reach})."
+        )
+
+    def __str__(self) -> str:
+        return self.nothing or "\n".join(" ".join(self.sentence(at)) for at in self.coupled())
+
+    def _by_value(self, chosen: np.ndarray, value: np.ndarray | None = None) -> list[Place]:
+        size = np.abs(self.value if value is None else value)
+        different = chosen & ~np.eye(len(self.classes), dtype=bool)
+        return sorted(((int(a), int(b)) for a, b in np.argwhere(different)), key=lambda at: -size[at])
+
+    def _amount(self, value: float) -> str:
+        """Ratios in percent of how far the source itself moves."""
+        return percent(value ** (1 / order_of(self.measure))) if is_ratio(self.measure) else number(value)
+
+    def _excess(self, at: Place) -> str:
+        """With its interval; of differences the size."""
+        value, low, high = (float(part[at]) for part in (self.excess, self.low, self.high))
+        if not self.signed:
+            return times(value, low, high)
+        value, low, high = (value, low, high) if value > 0 else (-value, -high, -low)
+        return f"{number(value)} ({number(low)} to {number(high)})"
+
+    @property
+    def _reach(self) -> str:
+        return number(self.baseline) if self.signed else f"{number(self.baseline)}×"
 
 
 def coupling(
-    read: ReadPairs,
+    S: ArrayLike | ReadPairs,
+    source_labels: ArrayLike | None = None,
+    target_labels: ArrayLike | None = None,
     *,
-    signed: bool = False,
+    measure: str | None = None,
     level: float = 0.95,
     resamples: int = 200,
     permutations: int = 200,
     seed: int = 0,
-) -> Coupling | None:
-    """The coupling of every directed pair of classes; None with fewer than four classes.
+) -> Coupling:
+    """Which pairs of classes are coupled: further from what their row and column suggest than permuted classes give.
+
+    The report page shows these pairs. Of more than 160 sources or targets, intervals and baseline are computed from
+    160 that are sampled class by class.
 
     Args:
-        read: values, classes of sources and targets, as `read_pairs` gives them.
-        signed: differences instead of ratios, for measures with signs.
-        level, resamples, permutations, seed: of the intervals and of the baseline.
+        S: similarity, [n, m]: a tensor, an array, or the result of `le.similarity`, which brings its own classes.
+        source_labels, target_labels: a class for each source and target; target_labels default to source_labels.
+        measure: the name of the measure; by default what the result of `le.similarity` says. Ratios such as `relative`
+            are divided by what is expected, and of `kl` the root is taken; for other measures it is subtracted. A
+            measure that is not registered is divided if no value is below 0.
+        level, resamples, seed: of the bootstrap intervals.
+        permutations: how often classes are permuted for the baseline.
 
     Returns:
-        A `Coupling`.
+        A `Coupling`: `.frame()` has a row for each pair of classes; printed, it names the coupled pairs, or says "No
+        structure found". With fewer than four classes no pair is coupled.
 
-    >>> rng, classes = np.random.default_rng(0), np.arange(60) % 5
-    >>> S = rng.lognormal(size=(60, 60)) * np.where((classes[:, None] == 1) & (classes == 3), 8, 1)
-    >>> found = coupling((S, classes, classes, None, True))
-    >>> found.clear()
-    [(1, 3)]
+    Raises:
+        ValueError, TypeError: what is wrong with an argument; the message begins with its name.
+
+    >>> import numpy as np, local_elasticity as le
+    >>> rng, classes = np.random.default_rng(0), np.repeat(["cat", "dog", "fox", "owl", "pig"], 12)
+    >>> S = rng.lognormal(-2, 0.5, size=(60, 60)) * np.where((classes[:, None] == "cat") & (classes == "owl"), 8, 1)
+    >>> found = le.coupling(S, classes, measure="relative")
+    >>> print(found)
+    cat → owl: 101 %, 7.2× (5.7–9.2×) what row cat and column owl suggest (14 %).
+    >>> found.frame().query("coupled")[["source_class", "target_class"]].values.tolist()
+    [['cat', 'owl']]
     """
-    values, rows, columns, square = pooled(read)
+    check_share("level", level)
+    check_count("resamples", resamples)
+    check_count("permutations", permutations)
+    check_count("seed", seed, least=0)
+    if measure is None:
+        measure = str(getattr(S, "attrs", {}).get("measure", ""))
+    values, rows, columns, square = pooled(S if isinstance(S, tuple) else read_pairs(S, source_labels, target_labels))
+    known = known_measure(measure)
+    signed = bool((values < 0).any()) if known is None else not known.ratio
+    classes = in_natural_order([*rows.tolist(), *columns.tolist()])
+    medians = _medians(classes, values, rows, columns, square)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = medians if signed else np.log(medians)
+    found = residuals(scaled[None])[0]
+    if len(classes) < FEWEST_CLASSES or not np.isfinite(found).any():
+        none = np.full(medians.shape, np.nan)
+        return Coupling(classes, medians, none, none, none, none, none, float("nan"), measure, signed)
     rng = np.random.default_rng(seed)
     some = ClassBlocks.of(values, rows, columns, square, rng, logarithms=not signed)
-    if some.count < FEWEST_CLASSES:
-        return None
-    found = residuals(some.medians(some.rows, some.columns)[None])[0]
-    if not np.isfinite(found).any():
-        return None
-    again = residuals(np.array(list(some.resampled(resamples, rng))))
-    by_chance = residuals(np.array(list(some.permuted(permutations, rng))))
+    order = np.array([some.labels.index(one) for one in classes])
+    drawn, again, by_chance = (
+        residuals(np.array(list(several)))[:, order[:, None], order]
+        for several in (
+            [some.medians(some.rows, some.columns)],
+            some.resampled(resamples, rng),
+            some.permuted(permutations, rng),
+        )
+    )
+    by_chance = np.abs(by_chance) if signed else by_chance
     largest = np.nanmax(np.where(np.isnan(by_chance), -np.inf, by_chance), axis=(1, 2))
     with np.errstate(invalid="ignore"):
-        p_value = (1 + (largest[:, None, None] >= found).sum(0)) / (1 + len(largest))
-    known = np.isfinite(found)
-    low, high = (np.full(found.shape, np.nan) for _ in range(2))
-    low[known], high[known] = np.nanquantile(again[:, known], [(1 - level) / 2, (1 + level) / 2], axis=0)
-    scale = np.asarray if signed else np.exp
-    return Coupling(
-        some.labels,
-        scale(found),
-        scale(low),
-        scale(high),
-        np.where(known, p_value, np.nan),
-        float(scale(np.quantile(largest, level))),
-    )
+        reached = largest[:, None, None] >= (np.abs(found) if signed else found)
+    p_value = np.where(np.isfinite(found), (1 + reached.sum(0)) / (1 + len(largest)), np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of pairs that no resample has
+        low, high = np.nanquantile(found + again - drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    expected = medians - found if signed else np.exp(scaled - found)
+    excess, low, high = (_unscaled(part, measure, signed) for part in (found, low, high))
+    baseline = float(_unscaled(np.quantile(largest, level), measure, signed))
+    return Coupling(classes, medians, expected, excess, low, high, p_value, baseline, measure, signed)
+
+
+def _unscaled(excess: np.ndarray, measure: str, signed: bool) -> np.ndarray:
+    """Differences as they are; of logarithms, how many times as far."""
+    return excess if signed else np.exp(excess / order_of(measure))
+
+
+def _medians(
+    classes: Sequence[object], values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool
+) -> np.ndarray:
+    """The median over the pairs of every two classes, [K, K]; NaN where there is none."""
+    place = {one: at for at, one in enumerate(classes)}
+    found = np.full((len(classes), len(classes)), np.nan)
+    for a, b, value, *_ in pair_rows((values, rows, columns, None, square), "median", "exclude", 0):
+        found[place[a], place[b]] = value
+    return found
 
 
 def residuals(medians: np.ndarray) -> np.ndarray:

@@ -24,14 +24,7 @@ from local_elasticity.statistics.claims import (
     complete,
     number_of,
 )
-from local_elasticity.statistics.verdicts import (
-    FEWEST_UNITS,
-    LEVEL,
-    holm,
-    interval,
-    one_sided,
-    permuted_within_units,
-)
+from local_elasticity.statistics.verdicts import FEWEST_UNITS, LEVEL, holm, interval, one_sided, permuted_within_units
 
 
 def judge(claims: Sequence[Claim], values: Any, paper: Any = None) -> list[Judged]:

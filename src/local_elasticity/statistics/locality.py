@@ -6,7 +6,7 @@
 over all pairs, an example with itself aside. `times` says how many times as far a step moves its own class: 1 where it
 moves all classes alike. A measure that is quadratic in the change of a prediction, as `kl` is, has order 2. Sentences,
 pages and verdicts are about `times`; `ratio` is the quotient of the measure's own numbers, as the papers report it. All
-pairs have the same weight, because one class whose steps hardly move itself rules a mean over classes.
+pairs have the same weight, because one class whose steps hardly move itself would dominate a mean over classes.
 
 Where classes differ in size, a class whose steps are broader, or whose examples move more, can make that ratio small
 without any locality. What is concluded therefore rests on the balanced ratio as well,
@@ -34,7 +34,7 @@ from local_elasticity.words import times as times_in_words
 QUARTILES = (0.25, 0.5, 0.75)
 
 LOCAL = 1.25
-"""Learning is called local if a step moves its own class more than so many times as far."""
+"""Learning is called local if a step moves its own class more than this many times as far."""
 
 NO_STRUCTURE = "No structure found"
 """How a sentence begins where permuted classes give the same."""
@@ -125,11 +125,13 @@ class Locality:
         """One sentence with the value and its interval, as the page's first screen has it."""
         known = known_measure(self.measure)
         value, low, high = self.further()
-        far = times_in_words(value, low, high) if np.isfinite(low) else times_in_words(value)
+        far = times_in_words(value, low, high) if np.isfinite([low, high]).all() else times_in_words(value)
         medians = f"{number(self.within)} within a class and {number(self.between)} between classes"
         if known is None or not known.ratio:
             compared = f", {far} as large within" if known is None and np.isfinite(value) else ""
             return f"The median {f'of {self.measure} ' if known else ''}over pairs is {medians}{compared}."
+        if value == np.inf and self.verdict == "local":
+            return "A step on one example moves others of its class, and most examples of other classes not at all."
         if not np.isfinite(value):
             return f"How far a step moves its own class cannot be compared with other classes: {self._why(medians)}."
         own = "moves other examples of its class"
@@ -298,8 +300,7 @@ def quartiles(values: np.ndarray) -> np.ndarray:
     ranked = np.partition(np.where(known, values, np.nan), np.unique([below, above]), axis=1)
     rows = np.arange(len(values))
     low, high = ranked[rows, below], ranked[rows, above]
-    found: np.ndarray = low + (place - below) * (high - low)
-    return found
+    return low + (place - below) * (high - low)
 
 
 def quotient(above: Any, below: Any) -> Any:
@@ -316,26 +317,21 @@ def quotient(above: Any, below: Any) -> Any:
 def times(ratio: Any, order: int = 1) -> Any:
     """How many times as far a step moves its own class, from the ratio of a measure of that order.
 
-    >>> times(0.25), times(0.25, order=2)
-    (4.0, 2.0)
+    >>> times(0.25), times(0.25, order=2), times(0.0)
+    (4.0, 2.0, inf)
     """
-    return quotient(1.0, ratio) ** (1 / max(1, order))
+    found = np.where(np.equal(ratio, 0), np.inf, quotient(1.0, ratio)) ** (1 / max(1, order))
+    return found if found.ndim else float(found)
 
 
 def _resampled(
-    values: np.ndarray,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    square: bool,
-    resamples: int,
-    rng: np.random.Generator,
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, resamples: int, rng: np.random.Generator
 ) -> np.ndarray:
     """The ratio in every resample."""
     drawn = draws(rng, values.shape, resamples, square=square, classes=(rows, columns))
     chosen = pairs_by_class(rows, columns, square)
     within, between = (reduced(np.where(pairs, values, np.nan), "median", None, *drawn) for pairs in chosen)
-    found: np.ndarray = quotient(between, within)[1:]
-    return found
+    return quotient(between, within)[1:]
 
 
 def _balanced(medians: np.ndarray) -> float:

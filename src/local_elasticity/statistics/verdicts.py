@@ -21,7 +21,7 @@ UNITS_FOR_EXACT = 12
 With fewer units a t test on the claim's scale stands in, because five signs alone cannot reach 2.5 % (2^-5 = 3.1 %)."""
 
 PERMUTATIONS = 9999
-"""Where there are more arrangements than this, so many are drawn."""
+"""The most arrangements that are tried; of more, this many are drawn at random."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -124,7 +124,7 @@ def agreement(published: float, values: Sequence[float], tolerance: float = 0.0)
 
 
 def inside_range_expected(units: int) -> float:
-    """The chance that one more draw of the same distribution lies within the range of so many: (n − 1)/(n + 1).
+    """The chance that one more draw of the same distribution lies within the range of n `units`: (n − 1)/(n + 1).
 
     >>> round(inside_range_expected(5), 3)
     0.667
