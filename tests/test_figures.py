@@ -58,6 +58,32 @@ def test_the_class_figure_has_the_medians():
     assert [float(text.get_text()) for text in made.axes[0].texts] == pytest.approx(table.to_numpy().ravel(), abs=0.006)
 
 
+def test_classes_are_in_natural_order_everywhere():
+    """In frames, figures and legends: 2 before 10, also as text or as part of a name."""
+    names = ["class 10", "class 9", "class 2"]
+    S = similarity(names)
+    order = ["class 2", "class 9", "class 10"]
+    assert list(dict.fromkeys(S.le.classes(resamples=0).source_class)) == order
+    assert list(dict.fromkeys(le.compare(S, S + 0.1).frame().target_class)) == order
+    for by in ("class", "example"):
+        made = S.le.plot(by=by)
+        assert [label.get_text() for label in made.axes[0].get_yticklabels()] == order
+    rows = np.argsort(S.source_class.values == "class 10", kind="stable")[-6:]
+    np.testing.assert_array_equal(made.axes[0].images[0].get_array()[-6:, -6:], S.values[np.ix_(rows, rows)])
+    monitor = le.Monitor(
+        torch.nn.Linear(4, 3),
+        (torch.randn(6, 4), torch.arange(6) % 3),
+        loss="cross_entropy",
+        source_labels=[["10", "9", "2"][i % 3] for i in range(6)],
+        every=1,
+        budget=None,
+    )
+    monitor.step(0)
+    drawn = monitor.plot().subfigs[0]
+    assert [axes.get_title() for axes in drawn.axes] == ["source: 2", "source: 9", "source: 10"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["target: 2", "target: 9", "target: 10"]
+
+
 def test_the_class_figure_needs_classes():
     with pytest.raises(ValueError, match="no classes"):
         le.as_similarity(np.eye(3), square=True).le.plot(by="class")

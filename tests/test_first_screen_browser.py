@@ -73,7 +73,7 @@ def test_the_first_screen_holds_the_answer_without_scrolling(reader):
     for selector in (
         ".front:not([hidden]) .headline",
         ".class-table",
-        ".coupled",
+        ".pair-card",
         "#curve-plot svg",
         "#state-plot svg",
     ):
@@ -88,9 +88,14 @@ def test_the_first_screen_holds_the_answer_without_scrolling(reader):
     said = reader.text(".front:not([hidden]) .headline")
     assert said.startswith("At training step 320, a step on one example moves other examples of its class 4.")
     assert "change point between steps 20 and 40" in reader.text(".front:not([hidden]) .evidence")
-    (pair,) = reader.page.locator(".coupled").all()
-    assert "1 → 3: " in pair.text_content()
+    (pair,) = reader.page.locator(".pair-card").all()
+    assert re.search(r"1\s→\s3: \d\d\s%, .*× \(.*×\) what row 1 and column 3 suggest", pair.text_content())
     assert pair.locator("img").count() == 2
+    (framed,) = reader.page.locator(".class-table button.clear").all()
+    assert framed.get_attribute("aria-label").startswith("step on 1, moves 3:")
+    assert "Framed: clearly above what its row and column suggest." in reader.text("#classes-title")
+    pair.click()
+    reader.settle("!byId('behind').hidden && byId('behind').textContent.startsWith('1 → 3')")
 
 
 def test_a_phone_shows_headline_and_matrix_first(browser, page):
@@ -144,6 +149,11 @@ def lab(rgb):
 def contrast(one, other):
     bright, dark = sorted((float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
+
+
+def as_hex(colour):
+    """What a browser writes as rgb(1, 2, 3)."""
+    return "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", colour)[:3])
 
 
 def test_ten_colours_differ_also_under_deuteranopia(reader):
@@ -289,7 +299,8 @@ def test_the_slider_moves_the_first_screen(reader):
     assert said.startswith("At training step 0, a step on one example moves other examples of its class ")
     assert f"{times:.2f}×" in said or f"{times:.1f}×" in said
     assert reader.text(".front:not([hidden]) .evidence").startswith("At the last step, 320: Baseline")
-    assert "at the last step, 320" in reader.text("#coupled")
+    assert reader.text("#named .named-title") == "Coupled classes at step 320, framed in the matrix"
+    assert reader.page.locator(".class-table button.clear").count() == 0
     reader.page.select_option("#measure", "1")
     reader.settle("panel().measure === 'relative_l1'")
     assert reader.text(".front:not([hidden]) .headline").startswith("At training step 320, a step on one example")
@@ -297,7 +308,8 @@ def test_the_slider_moves_the_first_screen(reader):
 
 
 def test_sentences_write_times_as_the_library_does(reader):
-    for value, low, high in ((3.501, 3.23, 3.82), (12.3, 9.2, 16.1), (1.262, 1.254, 1.281), (0.3, 0.2, 1234.0)):
+    several = (3.501, 3.23, 3.82), (12.3, 9.2, 16.1), (1.262, 1.214, 1.281), (1.1, 1.02, 1.2), (0.3, 0.2, 99.0)
+    for value, low, high in several:
         assert reader.page.evaluate(f"timesWords({value}, {low}, {high})") == times(value, low, high)
     assert reader.page.evaluate("timesWords(1, null, null)") == times(1.0)
     for share in (0.4612, 0.0123, 12.34, 0.1):
@@ -364,9 +376,14 @@ def test_small_changes_have_one_unit_and_fit_their_cells(browser, tmp_path):
     rng, kinds = np.random.default_rng(0), np.repeat(np.arange(10), 3)
     values = 10.0 ** rng.uniform(-9, -3, size=(30, 30)) * rng.choice([-1, 1], size=(30, 30))
     reader, _ = headline(browser, tmp_path, le.as_similarity(values, source_labels=kinds, measure="loss"))
-    assert re.search(r"in units of 10⁻[⁴⁵]\. Click", reader.text("#classes-title"))
-    words = reader.page.locator(".class-table button").all_text_contents()
-    assert all(re.fullmatch(r"0|-?\d(\.\d)?", one) for one in words)
+    assert re.search(r"in units of 10⁻[⁴⁵]; \+ and − are closer to 0\. Click", reader.text("#classes-title"))
+    cells = reader.page.locator(".class-table button")
+    words = cells.all_text_contents()
+    assert all(re.fullmatch(r"[+−]|-?\d(\.\d)?", one) for one in words)
+    assert {"+", "−"} <= set(words)
+    white, colours = "rgb(247, 247, 247)", cells.evaluate_all("(all) => all.map((one) => one.style.background)")
+    assert sum(colour != white for word, colour in zip(words, colours, strict=True) if word in "+−") > 5  # logarithmic
+    assert "colours are logarithmic" in reader.text("#class-scale")
     wide = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
     assert reader.page.locator(".class-table button").evaluate_all(wide) == 0
     reader.close()
@@ -374,7 +391,7 @@ def test_small_changes_have_one_unit_and_fit_their_cells(browser, tmp_path):
 
 def headline(browser, tmp_path, S, **options):
     reader = Reader(browser, le.write_report({"run": S}, tmp_path / "page.html", **options))
-    told = reader.text(".front:not([hidden])") + reader.text("#coupled")
+    told = reader.text(".front:not([hidden])") + reader.text("#named")
     return reader, " ".join(told.split())
 
 
@@ -403,8 +420,8 @@ def test_noise_says_so(browser, tmp_path):
     )
     reader, told = headline(browser, tmp_path, S)
     assert "No structure found: a step moves other examples of its class 1.0×" in told
-    assert "No pair of classes is clearly coupled" in told
-    assert reader.page.locator(".coupled").count() == 0
+    assert "No structure found: no pair of classes is clearly above what its row and column suggest." in told
+    assert reader.page.locator(".pair-card").count() == reader.page.locator(".class-table button.clear").count() == 0
     reader.close()
 
 
@@ -417,7 +434,7 @@ def test_signed_and_unknown_quantities_say_sensible_sentences(browser, tmp_path,
     expected = {
         "stiffness_cos": "a difference of",
         "loss": "lowers the loss of",
-        "change of kl": "From before to after",
+        "change of kl": "Median over pairs: within a class it changes by 0.",
         "my_own": "draws no conclusion",
     }[measure]
     assert expected in told
@@ -443,9 +460,138 @@ def test_pages_of_odd_results_say_what_they_cannot_show(browser, tmp_path):
         (first, "moves other examples of its class"),
         (nothing, "No pair could be resolved"),
         (single, "All examples have one class, a,"),
-        (many, "classes are more than the page compares"),
+        (many, " are more than a page can show (100)."),
         (long, "cannot be compared with other classes"),
     ):
         reader, told = headline(browser, tmp_path, S)
         assert words in told
         reader.close()
+
+
+def several():
+    """A history, a similarity that is less local, one with signs, and texts without classes."""
+    found, pictures = history([str(i) for i in range(10)])
+    S = found[-1].similarity["kl"].astype(float)
+    options = {"source_labels": found.source_classes, "examples": pictures}
+    return {
+        "digits during training": found,
+        "half as local": le.as_similarity(S**0.25, measure="relative", **options),
+        "with signs": le.as_similarity(np.log(S), measure="kernel", **options),
+        "texts": le.as_similarity(S[:6, :6], examples=[f"text {i}" for i in range(6)], measure="kl", square=True),
+    }, pictures
+
+
+@pytest.fixture(scope="module")
+def runs_page(tmp_path_factory):
+    runs, pictures = several()
+    return le.write_report(runs, tmp_path_factory.mktemp("runs") / "page.html", examples=pictures)
+
+
+def test_several_runs_are_listed_with_their_numbers_and_one_is_chosen(browser, runs_page):
+    reader = Reader(browser, runs_page)
+    assert reader.text("#runs > p").startswith("4 runs: how many times as far a step moves its own class as other")
+    rows = reader.page.locator(".runs button")
+    told = rows.all_text_contents()
+    assert re.fullmatch(r"digits during training kl at step 320\d\.\d× \(\d\.\d–\d\.\d×\), local", told[0])
+    assert re.fullmatch(r"half as local relative\d\.\d+× \(.*×\), local", told[1])
+    assert told[2].startswith("with signs kernelwithin − between classes: ")
+    assert told[3].endswith("as far as its own")
+    dots = [float(one.get_attribute("cx")) for one in reader.page.locator(".interval circle").all()]
+    axis = float(reader.page.locator(".interval .axis").first.get_attribute("d").split()[0][1:])
+    assert axis < dots[1] < dots[0]
+    below = ".front:not([hidden]) .headline", ".class-table", ".pair-card", "#curve-plot svg", "#state-plot svg"
+    for selector in ("#runs", *below):
+        for left, top, right, bottom in boxes(reader, selector):
+            assert left >= 0, selector
+            assert top >= 0, selector
+            assert right <= WIDE["width"], selector
+            assert bottom <= WIDE["height"], selector
+    rows.nth(1).click()
+    reader.settle("run().name === 'half as local' && chosen.measure === 0")
+    assert [one.get_attribute("aria-pressed") for one in rows.all()] == ["false", "true", "false", "false"]
+    assert reader.page.locator("#run").input_value() == "1"
+    assert "run=1" in reader.page.evaluate("location.hash")
+    rows.nth(0).click()
+    reader.settle("run().name === 'digits during training'")
+    reader.page.select_option("#measure", "1")
+    reader.settle("panel().measure === 'relative_l1'")
+    assert rows.first.text_content().startswith("digits during training relative_l1 at step 320")
+    rows.nth(3).focus()
+    reader.page.keyboard.press("Enter")
+    reader.settle("run().name === 'texts'")
+    reader.close()
+
+
+def test_the_list_of_runs_fits_a_phone_and_many_runs_scroll(browser, runs_page, tmp_path):
+    reader = Reader(browser, runs_page, viewport=PHONE, has_touch=True, is_mobile=True)
+    assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    (box,) = boxes(reader, "#runs")
+    assert box[3] <= PHONE["height"] / 2 + 60
+    reader.close()
+    runs, _ = several()
+    reader = Reader(browser, le.write_report({f"run {i}": runs["texts"] for i in range(30)}, tmp_path / "page.html"))
+    assert reader.text("#runs > p") == "30 runs: their main numbers with 95 % intervals. Choose one:"
+    (box,) = boxes(reader, "#runs")
+    assert box[3] - box[1] < 260
+    reader.close()
+    one = Reader(browser, le.write_report({"alone": runs["texts"]}, tmp_path / "page.html"))
+    assert one.page.locator("#runs").is_hidden()
+    one.close()
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_texts_without_classes_have_a_first_screen(browser, tmp_path, viewport):
+    texts = [f"{word} sells {thing}" for word in ("Anna", "Boris", "Clara") for thing in ("bread", "<b>books</b>")]
+    values = np.random.default_rng(0).random((6, 6)) * 0.3 + np.eye(6)
+    values[0, 4] = 0.8
+    S = le.as_similarity(values, examples=texts, measure="relative", square=True)
+    reader = Reader(browser, le.write_report({"texts": S}, tmp_path / "page.html"), viewport=viewport)
+    assert reader.text(".headline").startswith("A step on one text moves the prediction for another text ")
+    cards = reader.page.locator(".pair-card")
+    assert cards.count() == 3
+    assert cards.first.locator(".text").all_text_contents() == [texts[0], texts[4]]
+    assert re.search(r"#0\s→\s#4: 80\s%\.", cards.first.text_content())
+    for left, top, right, bottom in boxes(reader, ".pair-card"):
+        assert left >= 0
+        assert top >= 0
+        assert right <= viewport["width"]
+        assert bottom <= viewport["height"]
+    assert reader.page.locator("#classes").is_hidden()
+    reader.page.evaluate("byId('matrix').scrollIntoView()")
+    names = reader.page.locator("#matrix-plot .ytick text").all_text_contents()
+    assert [one[:4] for one in names] == [text[:4] for text in texts]
+    apart(boxes(reader, "#matrix-plot .xtick text"))
+    assert "an example with itself" in reader.text("#pair")
+    reader.page.evaluate("scrollTo(0, 0)")
+    cards.first.click()
+    reader.settle("chosen.source === 0 && chosen.target === 4 && byId('pair').textContent.includes('80 % as far')")
+    assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    reader.close()
+
+
+def test_a_comparison_speaks_of_differences(browser, tmp_path):
+    kinds = np.repeat([str(i) for i in range(11)], 6)
+    before = np.random.default_rng(0).lognormal(-1, 0.2, size=(66, 66))
+    after = before + 0.01 * np.random.default_rng(1).normal(size=before.shape)
+    after[np.ix_(kinds == "2", kinds == "10")] += 0.2
+    after[np.ix_(kinds == "10", kinds == "9")] -= 0.1
+    found = le.compare(*(le.as_similarity(one, source_labels=kinds, measure="relative") for one in (before, after)))
+    reader = Reader(browser, le.write_report({"two": found}, tmp_path / "page.html"))
+    assert reader.page.locator(".class-table th.row").all_text_contents() == [str(i) for i in range(11)]
+    heads = [" ".join(one.split()) for one in reader.page.locator(".pair-card b").all_text_contents()]
+    assert [one[: one.index(" by ")] for one in heads] == ["2 → 10 rose", "10 → 9 fell"]
+    assert "2 of 121 pairs of classes changed clearly: 1 rose, 1 fell" in reader.text("#named")
+    assert "oupled" not in reader.text("#short")
+    assert reader.page.locator(".class-table button.clear").count() == 2
+    assert "left out" in reader.text("#pair .big")
+    assert "the source itself moved" not in reader.text("#pair")
+    assert "rises most, or falls least, for" in reader.text("#moved")
+    for scheme in ("light", "dark"):  # a frame stands out from its cell
+        reader.page.emulate_media(color_scheme=scheme)
+        style = "(one) => [getComputedStyle(one).borderTopColor, getComputedStyle(one).backgroundColor]"
+        for one in reader.page.locator(".class-table button.clear").all():
+            assert contrast(*map(as_hex, one.evaluate(style))) >= 4.5
+    reader.page.select_option("#measure", "0")
+    reader.settle("panel().title === 'relative before'")
+    assert "rose" not in reader.text("#named")
+    reader.close()

@@ -482,7 +482,7 @@ def test_a_clustering_is_shown_with_its_wrong_ones(tmp_path):
     page = written(tmp_path / "clusters.zarr", tmp_path)
     match = payload_of(page)["runs"][0]["match"]
     assert match["accuracy"] == pytest.approx(le.best_match_accuracy(model.labels_, kinds))
-    assert "Clusters found without the classes" in page
+    assert "Each cluster is matched with a class (cluster 0 is " in page
     with pytest.raises(ValueError, match="clusters: shape"):
         S.le.with_clusters([1, 2])
 
@@ -690,6 +690,8 @@ def test_a_result_of_another_schema_says_how_to_read_it(tmp_path):
 def test_labels_are_ordered_as_people_do():
     assert in_order([10, 9, 1.0]) == ["1", "9", "10"]
     assert in_order(["b", "a", "b"]) == ["a", "b"]
+    assert in_order(["class 10", "class 9", "nan", "0.5", "-2"]) == ["-2", "0.5", "class 9", "class 10", "nan"]
+    assert in_order(["a" + "9" * 9, "a" + "0" * 20 + "8"])[0].endswith("8")
 
 
 def test_the_command_writes_a_page(S, tmp_path):

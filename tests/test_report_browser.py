@@ -434,10 +434,10 @@ def test_our_own_functions(reader):
     assert ask("timesOf([0, 2, 5, 10, 400]).x.map((v) => Math.round(100 * v))") == [0, 30, 54, 78, 230]
     assert ask("digits(NaN)") == "–"
     assert ask("plain('<b>&')") == "&lt;b&gt;&amp;"
-    assert ask("fromHash(toHash({view: 'map', run: 2, order: 'as it was'}))") == {
+    assert ask("fromHash(toHash({view: 'map', run: 2, order: 'as given'}))") == {
         "view": "map",
         "run": "2",
-        "order": "as it was",
+        "order": "as given",
     }
     assert ask("within('3', 4, 0) * 10 + within('4', 4, 0)") == 30
     assert ask("groupsOf({class: [0, 1, 0], classes: ['a', 'b']}, 'class', [0, 2, 1])") == [

@@ -114,7 +114,7 @@ def photograph(page: Path, out: Path, part: str | None = None) -> None:
         sys.exit("Chromium is not here: apt-get install chromium")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1280, "height": 840})
+        view = browser.new_page(viewport={"width": 1280, "height": 900})
         view.goto(f"file://{page}")
         view.wait_for_selector("html[data-ready]", timeout=60_000)
         view.wait_for_timeout(1000)

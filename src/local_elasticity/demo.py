@@ -68,9 +68,9 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     monitor, shown = _watch(console)
     page = le.write_report(
         {
-            "ten digits, watched while a net learns them": monitor,
-            f"told {sides}": results["relative"],
-            "3s and 6s, told apart without labels": _clusters(results["kernel"]),
+            "ten digits, during training": monitor,
+            f"a net that separates {sides}": results["relative"],
+            "its 3s and 6s, clustered without labels": _clusters(results["kernel"]),
         },
         out / "report.html",
         examples=shown,
@@ -170,8 +170,7 @@ def _clusters(K: xr.DataArray) -> xr.DataArray:
     ours = np.flatnonzero(np.isin(K["source_class"].values, ONE_SIDE))
     side = K.isel(source=ours, target=ours)
     clusters = le.KernelKMeans(len(ONE_SIDE), random_state=0).fit_predict((side.values + side.values.T) / 2)
-    clustered: xr.DataArray = side.le.with_clusters(clusters)
-    return clustered
+    return side.le.with_clusters(clusters)
 
 
 def _show(bars: Progress, task: TaskID, done: int, total: int) -> None:

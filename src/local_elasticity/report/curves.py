@@ -12,6 +12,7 @@ from matplotlib.ticker import NullFormatter
 
 from local_elasticity.measures.registry import axis_of
 from local_elasticity.report.figures import COLOURS, STYLE, figure, width_of, wrapped
+from local_elasticity.words import in_natural_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +46,7 @@ def history_figure(
 
 def draw_pairs(part: Any, frame: pd.DataFrame, bands: Mapping[str, np.ndarray] | None = None) -> None:
     """A row for every measure, a panel for every source class; one panel with `bands`."""
-    measures, classes = list(frame.measure.unique()), sorted(frame.source_class.unique(), key=str)
+    measures, classes = list(frame.measure.unique()), in_natural_order(frame.source_class)
     panels = part.subplots(len(measures), 1 if bands else len(classes), sharex=True, sharey="row", squeeze=False)
     for row, measure in zip(panels, measures, strict=True):
         chosen = frame[frame.measure == measure]
@@ -95,8 +96,8 @@ def readable_range(frame: pd.DataFrame) -> tuple[float | None, float | None]:
 
 def draw_targets(axes: Any, part: pd.DataFrame, source: Any) -> None:
     """The curves of one source class; its own class is drawn thicker."""
-    for colour, (target, curve) in zip(COLOURS * 4, part.groupby("target_class", sort=True), strict=False):
-        own = str(target) == str(source)
+    for colour, target in zip(COLOURS * 4, in_natural_order(part.target_class), strict=False):
+        curve, own = part[part.target_class == target], str(target) == str(source)
         axes.plot(
             curve.step, curve.value, color=colour, linewidth=1.8 if own else 1.0, label=f"target: {target}", marker="."
         )

@@ -69,7 +69,7 @@ def _unresolved(run: Run, panel: Panel) -> Finding:
             f"No pair has a value: {run.about.get('cause') or TOO_SMALL}." + over_time,
         )
     if share == 0:
-        return Finding("good", "Every pair was resolved", "Rounding noise hid no similarity." + over_time)
+        return Finding("good", "Every pair was resolved", "No pair is hidden by rounding." + over_time)
     level: Level = "careful" if share < UNRESOLVED_BAD_SHARE else "bad"
     level = "good" if share < UNRESOLVED_CAREFUL_SHARE else level
     return Finding(
@@ -120,8 +120,8 @@ def _noise(panel: Panel) -> Finding:
     margin = panel.own / panel.floor
     margin = margin[np.isfinite(margin)]
     words = (
-        "A source is trusted where its own change is clear of what rounding alone would make of it. The median one is "
-        f"{number(float(np.median(margin)))} times above that floor, the closest {number(float(margin.min()))} times."
+        "The noise floor is what rounding alone could change. The median source changes by "
+        f"{number(float(np.median(margin)))} times that, the closest by {number(float(margin.min()))} times."
     )
     if float(margin.min()) < 1:
         share = percent(float((margin < 1).mean()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +15,7 @@ from local_elasticity.report.confused import Confused, confused
 from local_elasticity.report.diagnostics import Finding, examine
 from local_elasticity.report.embedding import Matched, matched
 from local_elasticity.report.foreseen import Foreseen
-from local_elasticity.report.front import Front, front_of
+from local_elasticity.report.front import Front, fronts_of
 from local_elasticity.report.listed import with_listed
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.paper import Paper
@@ -143,7 +143,7 @@ def page(
 
 def _explored(run: Run, pack: Pack, exact: int, *, left_out: bool) -> tuple[Section, dict[str, Any]]:
     pairs = [pairs_of(run, panel) for panel in run.panels]
-    fronts = [_told(run, front_of(run, panel, pair)) for panel, pair in zip(run.panels, pairs, strict=True)]
+    fronts = fronts_of(run, pairs)
     match = _match(run.sources)
     payload = run_payload(run, pack, exact, pairs=pairs, fronts=fronts, match=match)
     told = [
@@ -158,14 +158,6 @@ def _explored(run: Run, pack: Pack, exact: int, *, left_out: bool) -> tuple[Sect
     notes = [*run.notes, *tell_missing(run, left_out=left_out)]
     content = tell_content(run)
     return Section(shown(run.name), run.kind, told, _provenance(run), notes, content, confused(run, pairs)), payload
-
-
-def _told(run: Run, front: Front) -> Front:
-    """The same with what is known of the whole run: what a comparison found over all pairs, and how many are shown."""
-    drawn = (run.drawn,) if run.drawn else ()
-    if run.headline and front.kind == "change":
-        return replace(front, headline=run.headline, evidence=(front.headline, *front.evidence, *drawn))
-    return replace(front, evidence=(*front.evidence, *drawn))
 
 
 def _match(side: Side) -> Matched | None:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from local_elasticity.measures.registry import axis_of, is_ratio
 from local_elasticity.statistics.class_pairs import read_pairs, summarized
 from local_elasticity.store.atomic import write_whole
+from local_elasticity.words import in_natural_order
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -88,12 +89,13 @@ def class_figure(S: xr.DataArray, columns: int = 1) -> Figure:
     itself does not count, and pairs of classes without a value are grey."""
     width = width_of(columns)
     frame = summarized(read_pairs(S, None, None), "median", "exclude", 0)
-    table = frame.pivot(index="source_class", columns="target_class", values="value")
+    sides = [in_natural_order(frame[name]) for name in ("source_class", "target_class")]
+    values = frame["value"].to_numpy(float).reshape([len(names) for names in sides])
     with mpl.rc_context(STYLE):
         made = figure(width, 0.88 * width)
         axes = made.subplots()
-        image = _draw_values(axes, table.to_numpy(float), str(S.attrs.get("measure", "similarity")), "median ")
-        for side, names in ((axes.yaxis, table.index), (axes.xaxis, table.columns)):
+        image = _draw_values(axes, values, str(S.attrs.get("measure", "similarity")), "median ")
+        for side, names in zip((axes.yaxis, axes.xaxis), sides, strict=True):
             side.set_ticks(range(len(names)), labels=[_shortened(name) for name in names])
         axes.set(xlabel="class of the target", ylabel="class of the source")
         _fit_names(axes)
@@ -252,5 +254,6 @@ def _by_class(S: xr.DataArray, axis: str) -> tuple[np.ndarray, np.ndarray, list[
     if name not in S.coords:
         return np.arange(S.sizes[axis]), np.array([0, S.sizes[axis]]), []
     labels = S[name].values
-    names, counts = np.unique(labels, return_counts=True)
-    return np.argsort(labels, kind="stable"), np.concatenate([[0], np.cumsum(counts)]), [str(n) for n in names]
+    rows = [np.flatnonzero(labels == one) for one in in_natural_order(labels.tolist())]
+    edges = np.cumsum([0, *map(len, rows)])
+    return np.concatenate(rows), edges, [str(labels[some[0]]) for some in rows]

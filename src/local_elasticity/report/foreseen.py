@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,8 +70,20 @@ class Foreseen:
         known = self.right & np.isfinite(self.margins).all(1)
         lost, count = int((self.margins[known, 1] <= 0).sum()), int(known.sum())
         if not count:
-            return "No old example is right now, so none can be lost."
-        return f"{lost:,} of {count:,} examples that are right now ({percent(lost / count)}) are forecast to be lost."
+            return "The model classifies no old example correctly, so none can be lost."
+        return f"{lost:,} of {count:,} correct examples ({percent(lost / count)}) are forecast to be lost."
+
+    @property
+    def evidence(self) -> str:
+        """Which class loses most, and what came true."""
+        lost = self.right & (self.margins[:, 1] <= 0)
+        said = []
+        if self.labels is not None and lost.any():
+            label, count = Counter(np.array(self.labels)[lost].tolist()).most_common(1)[0]
+            said.append(f"{count:,} of these {int(lost.sum()):,} have the label {label}, the most of any label.")
+        if self.came_true:
+            said.append(f"The real fine-tune: {self.came_true[0]}.")
+        return " ".join(said)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def _panel(run: Run, panel: Panel, pack: Pack, exact: int, pairs: Pairs | None, 
         "own": panel.own,
         "listed": None if panel.listed is None or len(panel.listed.sources) == n else as_payload(panel.listed, _side),
         "pairs": _pairs(pairs),
-        "front": {"coupled": front.coupled, "words": front.coupled_words, "curve": front.curve},
+        "front": {"named": vars(front.named), "curve": front.curve, "brief": vars(front.brief)},
         "places": {place: _places(principal_places(panel.values[place])) for place in whole} if run.square else None,
         "correlations": {place: distance_correlation(run, panel.values[place]) for place in whole},
     }

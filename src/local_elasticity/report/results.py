@@ -17,6 +17,7 @@ from local_elasticity.report.examples import as_given, kept_examples
 from local_elasticity.report.foreseen import Foreseen, foreseen
 from local_elasticity.report.listed import listed_in
 from local_elasticity.report.marked import ATTRIBUTE, read_marked
+from local_elasticity.report.pairs import MOST_CLASSES
 from local_elasticity.report.paper import Paper, read_paper
 from local_elasticity.report.run import (
     LARGEST_SIDE,
@@ -29,6 +30,7 @@ from local_elasticity.report.run import (
     share_words,
 )
 from local_elasticity.statistics.class_pairs import carried
+from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.store.atomic import check_name
 from local_elasticity.store.history import HistoryStore
 from local_elasticity.store.provenance import versions
@@ -38,6 +40,9 @@ from local_elasticity.words import number
 
 LISTED_PAIRS = 100_000_000
 """Up to so many pairs of a store are read for the lists of helpers and harmers."""
+
+COMPARED_ATTRIBUTES = ("measure", "update", "loss", "policy", "dtype", "device", "versions")
+"""What both sides of a comparison have in common; where they differ, a note says so."""
 
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
@@ -211,21 +216,31 @@ def _of_comparison(name: str, found: Any) -> Run:
     """Both sides and their difference, as three measures of the same examples."""
     run = _of_similarity(name, [found.before, found.after, found.difference], str(found).splitlines())
     titles = (f"{found.measure} before", f"{found.measure} after", found.difference.attrs["measure"])
-    panels = tuple(replace(panel, title=title) for panel, title in zip(run.panels, titles, strict=True))
-    return replace(
-        run, kind="comparison", panels=panels, about={"measure": found.measure}, headline=_compared_words(found)
-    )
+    before, after, change = (replace(one, title=title) for one, title in zip(run.panels, titles, strict=True))
+    panels = before, after, replace(change, own=None, floor=None)
+    headline, brief = _compared_words(found)
+    changes = found.frame("classes") if run.classes is not None and len(run.classes) <= MOST_CLASSES else None
+    about = {name: value for name, value in run.about.items() if name in COMPARED_ATTRIBUTES}
+    about["measure"] = found.measure
+    return replace(run, kind="comparison", panels=panels, about=about, headline=headline, brief=brief, changes=changes)
 
 
-def _compared_words(found: Any) -> str:
-    """What changed over all pairs, with its interval."""
+def _compared_words(found: Any) -> tuple[str, str]:
+    """What changed over all pairs, with its interval; and in few words."""
     overall, known = found.overall, np.isfinite(found.difference.values)
     if not known.any():
-        return "No pair has a value in both models."
+        return "No pair has a value in both models.", "no pair in both"
     before, after = (number(float(np.median(one.values[known]))) for one in (found.before, found.after))
     change = f"{number(overall.difference)} ({number(overall.low)} to {number(overall.high)})"
-    medians = f"the median of {found.measure} is {before} before and {after} after"
-    return f"Over all pairs, {medians}; a pair changes by {change} in the median."
+    medians = f"its median over pairs is {before} before and {after} after"
+    if not overall.p_value < SIGNIFICANT:
+        words = f"No clear change of {found.measure} over all pairs: a pair changes by {change} in the median"
+        return f"{words}; {medians}.", f"no clear change, {change}"
+    size, *ends = (abs(one) for one in (overall.difference, overall.low, overall.high))
+    by = f"{number(size)} ({number(min(ends))} to {number(max(ends))})"
+    verb = "rises" if overall.difference > 0 else "falls"
+    words = f"From before to after, {found.measure} {verb} by {by} in the median pair: {medians}."
+    return words, f"change {change}"
 
 
 def _of_clustering(name: str, model: Any) -> Run:

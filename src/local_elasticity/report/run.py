@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 import numpy as np
 
 from local_elasticity.report.marked import Marked
+from local_elasticity.words import in_natural_order
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LARGEST_SIDE = 1000
 """Examples shown on a side of a matrix."""
@@ -127,6 +131,10 @@ class Run:
     """How many of all examples these are, where that is not all."""
     headline: str = ""
     """What a comparison found over all pairs."""
+    brief: str = ""
+    """The same in few words."""
+    changes: pd.DataFrame | None = None
+    """Its frame of class pairs."""
 
     @property
     def classes(self) -> list[str] | None:
@@ -195,9 +203,15 @@ def named(run: Run) -> Run:
             predictions=_renamed(side.predictions, classes),
         )
 
+    changes = run.changes
+    if changes is not None:
+        for name in ("source_class", "target_class"):
+            changes = changes.assign(**{name: [classes.get(_whole(one), "") for one in changes[name]]})
+            changes = changes[changes[name] != ""]  # without classes that the sample has no example of
     listed = [one and replace(one, sources=renamed(one.sources)) for one in (panel.listed for panel in run.panels)]
     panels = tuple(replace(panel, listed=one) for panel, one in zip(run.panels, listed, strict=True))
-    return replace(run, sources=renamed(run.sources), targets=renamed(run.targets), panels=panels)
+    sources, targets = renamed(run.sources), renamed(run.targets)
+    return replace(run, sources=sources, targets=targets, panels=panels, changes=changes)
 
 
 def names_of(labels: Sequence[Any]) -> dict[str, str]:
@@ -218,16 +232,12 @@ def names_of(labels: Sequence[Any]) -> dict[str, str]:
 
 
 def in_order(labels: Sequence[Any]) -> list[str]:
-    """Different labels as they are shown: numbers by size, anything else by the alphabet.
+    """Different labels as they are shown, in natural order.
 
-    >>> in_order([10, 9, 9]), in_order(["b", "a"])
-    (['9', '10'], ['a', 'b'])
+    >>> in_order([10, 9, 9]), in_order(["class 10", "class 9"])
+    (['9', '10'], ['class 9', 'class 10'])
     """
-    names = {shown(label) for label in labels}
-    try:
-        return sorted(names, key=float)
-    except ValueError:
-        return sorted(names)
+    return in_natural_order(shown(label) for label in labels)
 
 
 def sampled(run: Run, side: int, *, longest: int = 0) -> Run:

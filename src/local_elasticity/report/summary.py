@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from local_elasticity.measures.registry import words_of
+from local_elasticity.measures.registry import known_measure, words_of
 from local_elasticity.report.distance import MOST_PAIRS
 from local_elasticity.report.embedding import Matched
 from local_elasticity.report.examples import is_picture
@@ -23,10 +23,13 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
     words = panel.words or words_of(panel.measure)
     if front.kind == "change":
         words = f"how much {panel.measure.removeprefix(CHANGE)} differs, after − before"
-    sentences = [
-        f"One step was taken on each of {len(run.sources):,} examples, and {len(run.targets):,} predictions were read. "
-        f"The number for a pair, {panel.measure}, says {words}."
-    ]
+    known = known_measure(panel.measure.removeprefix(CHANGE))
+    done = (
+        f"One step was taken on each of {len(run.sources):,} examples, and {len(run.targets):,} predictions were read."
+        if known is None or known.needs == "response"
+        else f"{len(run.sources):,} sources were compared with {len(run.targets):,} targets; no step was taken."
+    )
+    sentences = [f"{done} The number for a pair, {panel.measure}, says {words}."]
     if front.order > 1:
         sentences.append(
             f"{panel.measure} grows with the square of a change, so its root is used wherever the page says how far."
@@ -36,8 +39,7 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
             f"For {len(run.marked)} {'pair' if len(run.marked) == 1 else 'pairs'}, the change of each token's "
             "log-probability was measured: see Tokens."
         )
-    coupled = [f"{one['words']} {one['coupling']}." for one in front.coupled]
-    return [*sentences, front.headline, *front.evidence, *coupled, *([front.coupled_words] * bool(front.coupled_words))]
+    return [*sentences, front.headline, *front.evidence, *front.named.sentences]
 
 
 def tell_clusters(side: Side, match: Matched | None) -> list[str]:
@@ -55,8 +57,8 @@ def tell_clusters(side: Side, match: Matched | None) -> list[str]:
     called = ", ".join(f"cluster {cluster} is {name}" for cluster, name in match.names.items())
     return [
         sizes,
-        f"Clusters found without the classes are right for {percent(match.accuracy)} of the examples once they are "
-        f"named after them ({called}); {wrong} {'is' if wrong == 1 else 'are'} wrong.",
+        f"Each cluster is matched with a class ({called}). The match is right for {percent(match.accuracy)} of the "
+        f"examples; {wrong} {'is' if wrong == 1 else 'are'} wrong.",
     ]
 
 

@@ -95,7 +95,7 @@ def write_report(
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
     text = page(runs, title=title or _title(runs), command=command, about=about or {}, left_out=left_out)
-    write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB large", 1).encode(), "out")
+    write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB", 1).encode(), "out")
     return out
 
 

@@ -30,15 +30,15 @@ function exactPlace() {
 /** The map at the exact matrix nearest to the chosen time. */
 const placesNow = () => panel().places && panel().places[exactPlace()];
 
-/** The measure that a run opens with: what changed, where two models are compared. */
-const firstMeasure = () => (run().kind === "comparison" ? run().panels.length - 1 : 0);
+/** The measure that a run opens with: what changed, where two models are compared. @param {Run} one */
+const firstMeasure = (one) => (one.kind === "comparison" ? one.panels.length - 1 : 0);
 
 /** @param {any} asked */
 function choose(asked) {
   const r = within(asked.run, data.runs.length, chosen.run);
   const changed = r !== chosen.run;
   chosen.run = r;
-  const measure = within(asked.measure, run().panels.length, changed ? firstMeasure() : chosen.measure);
+  const measure = within(asked.measure, run().panels.length, changed ? firstMeasure(run()) : chosen.measure);
   const last = run().panels[measure].matrices.length - 1;
   const again = changed || measure !== chosen.measure;
   chosen.measure = measure;
@@ -70,7 +70,7 @@ function ordersOf(one) {
   const orders = [];
   if (one.sources.clusters) orders.push("cluster");
   if (one.sources.classes) orders.push("class");
-  return [...orders.reverse(), "as it was"];
+  return [...orders.reverse(), "as given"];
 }
 
 function remember() {

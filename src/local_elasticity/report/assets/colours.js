@@ -11,7 +11,8 @@ const FURTHER = ["#fde725", "#fb9f3a", "#e8602d", "#b5183a", "#7a0f3f"];
 const BOTH_SIGNS = ["#2166ac", "#92c5de", "#f7f7f7", "#f4a582", "#b2182b"];
 const UNKNOWN = "#9a9a9a";
 
-/** @typedef {{log: boolean, low: number, high: number, beyond: number, anchor?: boolean}} Scale */
+/** `both` is where a scale that is logarithmic on both sides of 0 begins.
+ * @typedef {{log: boolean, low: number, high: number, beyond: number, anchor?: boolean, both?: number}} Scale */
 
 /** The ten colours on the page's ground. */
 const tenColours = () => (luminance(theme().paper) > 0.2 ? ON_WHITE : ON_BLACK);
@@ -24,11 +25,12 @@ const colourOf = (i) => tenColours()[i % 10];
 function drawn(scale, value) {
   if (value === null || !Number.isFinite(value)) return null;
   const inside = Math.max(scale.low, Math.min(scale.high, value));
+  if (scale.both) return Math.sign(inside) * Math.log10(Math.max(1, Math.abs(inside) / scale.both));
   return scale.log ? Math.log10(Math.max(inside, scale.low)) : inside;
 }
 
 /** The ends in the units that are drawn. @param {Scale} scale @returns {[number, number]} */
-const endsOf = (scale) => (scale.log ? [Math.log10(scale.low), Math.log10(scale.high)] : [scale.low, scale.high]);
+const endsOf = (scale) => (scale.both ? [drawn(scale, scale.low) || 0, drawn(scale, scale.high) || 0] : scale.log ? [Math.log10(scale.low), Math.log10(scale.high)] : [scale.low, scale.high]);
 
 /** Stops for Plotly, from 0 to 1. A ratio has its anchor at 1: below it is Viridis, above it another hue.
  * @param {Scale} scale @returns {[number, string][]} */

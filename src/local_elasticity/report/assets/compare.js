@@ -57,10 +57,10 @@ async function compare() {
   const [same, alike] = [sameExamples(a.run, b.run), a.panel.measure === b.panel.measure];
   const [width, square] = [a.run.targets.places.length, a.run.square];
   const found = mapsOf(a, b, same, values, when);
-  const together = !same ? "" : exact ? `Pair by pair, if these are the same examples, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
+  const together = !same ? "" : exact ? `Pair by pair${a.run === b.run ? "" : ", if these are the same examples"}, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
     + (alike ? ` The mean over pairs of second − first is ${digits(differenceOf(values[0], values[1], width, square))}.` : "") : "Single pairs are not kept at one of these steps, so no correlation is given.";
   byId("compare-words").textContent = two.map(tell).join("") + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
-    + (found ? (found.names ? "" : " Dots are medians over blocks of pairs.") : " They cannot be laid side by side.");
+    + (found ? (found.names ? "" : " Dots are medians over blocks of pairs.") : " They cannot be drawn side by side.");
   byId("compare-plot").hidden = !found;
   if (found) await drawCompare(found.maps[0], found.maps[1], found.names, alike);
 }

@@ -1,6 +1,6 @@
 // @ts-check
 "use strict";
-/* The first screen: the class-by-class matrix, the coupled pairs, locality over training. It needs no library. */
+/* The first screen: the list of runs, the class-by-class matrix, the named pairs, locality over training. It needs no library. */
 
 /** Pairs that are shown behind a cell: so many of the largest, of the typical and of the smallest. */
 const BEHIND = 4;
@@ -57,23 +57,29 @@ function relativeScale(values, ratio) {
   return ratio ? { log: true, anchor: true, low: 10 ** -top, high: 10 ** top, beyond } : { log: false, anchor: true, low: -top, high: top, beyond };
 }
 
-/** A linear scale for medians, which are smaller than single pairs. @param {number[]} values @param {Scale} scale @returns {Scale} */
+/** Decades below the largest that a scale of both signs shows. */
+const DECADES = 4;
+
+/** A scale for medians, which are smaller than single pairs: linear, or logarithmic on both sides of 0 where most are far
+ * smaller than the largest. @param {number[]} values @param {Scale} scale @returns {Scale} */
 function ofMedians(values, scale) {
-  const top = Math.max(...values.map(Math.abs), 0) || 1;
-  return { log: false, low: scale.low < 0 ? -top : 0, high: top, beyond: 0 };
+  const sizes = values.map(Math.abs);
+  const top = Math.max(...sizes, 0) || 1;
+  const made = { log: false, low: scale.low < 0 ? -top : 0, high: top, beyond: 0 };
+  return made.low < 0 && Number(medianOf(sizes)) < top / 100 ? { ...made, both: top / 10 ** DECADES } : made;
 }
 
-/** @typedef {{power: number, places: number}} Unit */
+/** `signs`: numbers that round to 0 show their sign. @typedef {{power: number, places: number, signs?: boolean}} Unit */
 
 /** What a cell says. @param {number|null} value @param {Unit} unit */
-function cellWords(value, { power, places }) {
+function cellWords(value, { power, places, signs }) {
   if (value === null) return "–";
   if (panel().kind === "ratio" && chosen.per === "source") {
     const percent = 100 * Number(far(value));
     return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
   }
   const text = (Number(far(value)) / 10 ** power).toFixed(places);
-  return Number(text) === 0 ? "0" : text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text;
+  return Number(text) === 0 ? (signs && value ? (value > 0 ? "+" : "−") : "0") : text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text;
 }
 
 /** The power of ten that all cells are in units of, 0 where they need none, and how many digits follow the point.
@@ -98,8 +104,9 @@ const amount = (value) => (panel().kind === "ratio" && value >= 0 ? percentOf(va
 function timesWords(value, low, high) {
   const few = (/** @type {number} */ v) => (v < 0.95 ? v.toFixed(2) : v < 9.5 ? v.toFixed(1) : Math.round(v).toLocaleString("en"));
   if (low === null || high === null) return `${few(value)}×`;
-  const narrow = few(low) === few(high) && high < 9.5;
-  const [middle, from, to] = [value, low, high].map((v) => (narrow ? v.toFixed(2) : few(v)));
+  const short = [value, low, high].map(few);
+  const narrow = high < 9.5 && (new Set(short).size < 3 || short.slice(1).includes("1.0"));
+  const [middle, from, to] = narrow ? [value, low, high].map((v) => v.toFixed(2)) : short;
   return `${middle}× (${from}–${to}×)`;
 }
 
@@ -128,6 +135,54 @@ function tellStep(box) {
   last.textContent = now ? `At the last step, ${steps[steps.length - 1]}: ` : "";
 }
 
+/** Whether the chosen step is the last one, which verdicts and frames are of. */
+const atLast = () => chosen.when === Math.max(0, panel().steps.length - 1);
+
+/** The measure that a list of runs shows of one: the chosen one where it has it. @param {Run} one */
+function listedPanel(one) {
+  return one === run() ? panel() : one.panels.find(({ measure }) => measure === panel().measure) || one.panels[firstMeasure(one)];
+}
+
+/** Several runs: how many there are, their headline numbers, and a button to choose each. */
+function drawRuns() {
+  const box = byId("runs");
+  box.hidden = data.runs.length < 2;
+  if (box.hidden) return;
+  const shown = data.runs.map(listedPanel);
+  const several = new Set(shown.map(({ title }) => title)).size > 1;
+  const known = shown.flatMap(({ front }) => (front.brief.times || []).filter((/** @type {number|null} */ v) => v !== null && v > 0));
+  const ends = [Math.min(1, ...known), Math.max(1, ...known)];
+  const what = known.length ? "how many times as far a step moves its own class as other classes (bars: 95 % intervals; line: 1×)" : "their main numbers with 95 % intervals";
+  const list = element("ul", undefined, "runs");
+  list.append(...data.runs.map((one, i) => {
+    const { front: { brief }, title, steps } = shown[i];
+    const button = element("button");
+    button.setAttribute("aria-pressed", String(i === chosen.run));
+    const name = element("span", one.name);
+    name.append(element("small", `${several ? ` ${title}` : ""}${steps.length > 1 ? ` at step ${steps[steps.length - 1]}` : ""}`));
+    button.append(name, intervalOf(brief.times, ends), element("span", brief.words || "–"));
+    button.addEventListener("click", () => { choose({ run: i, measure: one.panels.indexOf(shown[i]) }); draw(); });
+    const item = element("li");
+    item.append(button);
+    return item;
+  }));
+  const head = element("p");
+  head.append(element("b", `${data.runs.length} runs`), `: ${what}. Choose one:`);
+  box.replaceChildren(head, list);
+}
+
+/** A dot with its interval on a logarithmic axis that all runs share; the line is at 1. @param {number[]|null} times @param {number[]} ends */
+function intervalOf(times, ends) {
+  const svg = drawing("svg", { viewBox: "0 0 160 14", class: "interval", "aria-hidden": "true" });
+  const [low, high] = ends.map(Math.log);
+  const px = (/** @type {number} */ v) => 6 + (148 * (Math.log(v) - low)) / (high - low || 1);
+  svg.append(drawing("path", { class: "axis", d: `M${px(1)} 0V14` }));
+  if (!times || times[0] === null) return svg;
+  if (times[1] !== null && times[2] !== null) svg.append(drawing("path", { d: `M${px(times[1])} 7H${px(times[2])}`, stroke: colourOf(0), "stroke-width": 3 }));
+  svg.append(drawing("circle", { cx: px(times[0]), cy: 7, r: 3.5, fill: colourOf(0) }));
+  return svg;
+}
+
 function drawFront() {
   document.querySelectorAll(".front").forEach((one) => {
     const { run: r, measure } = /** @type {HTMLElement} */ (one).dataset;
@@ -135,7 +190,8 @@ function drawFront() {
     if (!(/** @type {HTMLElement} */ (one).hidden)) tellStep(/** @type {HTMLElement} */ (one));
   });
   drawClasses();
-  drawCoupled();
+  drawRuns();
+  drawNamed();
   drawInfluences();
   drawCurve();
 }
@@ -156,12 +212,15 @@ function drawClasses() {
   const what = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
   const relative = chosen.per === "target";
   const axes = kind === "ratio" || kind === "loss" ? "Rows: the class a step is taken on. Columns: the class whose predictions move" : "Rows: the class of the source. Columns: the class of the target";
-  caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.coupled.length && chosen.when === Math.max(0, steps.length - 1) ? " Framed: most coupled." : ""}`;
+  caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.named.framed.length && atLast() ? ` Framed: ${front.named.legend}.` : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
   const unit = unitOf(table.flat().filter((/** @type {number|null} */ v) => v !== null));
-  if (unit.power) caption.textContent = caption.textContent.replace(". Click", `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}. Click`);
   const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
   const colours = relative ? relativeScale(every(table), kind === "ratio") : scale.log ? scale : ofMedians(every(pairs.median), scale);
+  unit.signs = Boolean(colours.both);
+  const units = unit.power ? `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}` : "";
+  const near = unit.signs ? "; + and − are closer to 0" : "";
+  caption.textContent = caption.textContent.replace(". Click", `${units}${near}. Click`);
   box.replaceChildren(classTable(table, colours, unit));
   legend.replaceChildren(...legendOf(colours, !relative && kind === "ratio"));
 }
@@ -178,8 +237,7 @@ function classTable(table, colours, unit) {
   const [rows, columns] = [classesOf(run().sources), classesOf(run().targets)];
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
   const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
-  const last = chosen.when === panel().steps.length - 1 || panel().steps.length < 2;
-  const clear = new Set(last ? panel().front.coupled.flatMap((/** @type {any} */ one) => one.clear.map(String)) : []);
+  const framed = new Set(atLast() ? panel().front.named.framed.map(String) : []);
   const made = element("table", undefined, `class-table${columns.length > 12 ? " many" : ""}`);
   made.classList.toggle("long", table.flat().some((value) => cellWords(value, unit).length >= CELL_WIDTH));
   const turned = columns.some((/** @type {number} */ b) => classes[b].length > SHORT_NAME);
@@ -206,7 +264,7 @@ function classTable(table, colours, unit) {
       const here = picked && classes[a] === from && classes[b] === to;
       Object.assign(button.style, { background: colour, color: inkOn(colour) });
       Object.assign(button.dataset, { a: String(a), b: String(b) });
-      button.classList.toggle("clear", clear.has(`${a},${b}`));
+      button.classList.toggle("clear", framed.has(`${a},${b}`));
       button.setAttribute("aria-pressed", String(here));
       button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value, unit)}`);
       button.tabIndex = -1;
@@ -229,7 +287,7 @@ function legendOf(scale, percent) {
   const [low, high] = endsOf(scale);
   for (let x = 0; pen && x < 120; x++) {
     const at = low + ((high - low) * x) / 119;
-    pen.fillStyle = shade(scale, scale.log ? 10 ** at : at);
+    pen.fillStyle = shade(scale, scale.log ? 10 ** at : scale.both ? Math.sign(at) * scale.both * 10 ** Math.abs(at) : at);
     pen.fillRect(x, 0, 1, 1);
   }
   const anchored = scale.log && scale.high > 1.001 && scale.low < 1;
@@ -239,7 +297,7 @@ function legendOf(scale, percent) {
   }
   const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
   const ends = scale.beyond || percent ? ["≤ ", "≥ "] : ["", ""];
-  const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}grey: no resolved pair`;
+  const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}${scale.both ? "colours are logarithmic; " : ""}grey: no resolved pair`;
   return [element("span", ends[0] + words(scale.low)), strip, element("span", ends[1] + words(scale.high)), element("span", notes)];
 }
 
@@ -267,36 +325,41 @@ function pairsBetween(values, a, b) {
   return found.sort((p, q) => q.value - p.value);
 }
 
-function drawCoupled() {
-  const { front, pairs } = panel();
-  const box = byId("coupled");
-  const { coupled } = front;
-  box.hidden = !pairs || !(coupled.length || front.words);
+/** The same without line breaks beside arrows and signs. @param {string} text */
+const unbroken = (text) => text.replace(/ ([→↔<≤=×]) /g, "\u00a0$1\u00a0").replace(/ %/g, "\u00a0%");
+
+/** The pairs that the first screen names, of classes or of examples. */
+function drawNamed() {
+  const { named } = panel().front;
+  const box = byId("named");
+  box.hidden = !named.title && !named.words;
   if (box.hidden) return;
-  const { steps, kind } = panel();
-  const when = steps.length > 1 ? ` at the last step, ${steps[steps.length - 1]}` : "";
-  const does = kind === "ratio" ? "a step on the left moves the right" : kind === "loss" ? "a step on the left raises the loss of the right" : "values above what both classes suggest";
-  const title = element("p", coupled.length ? `Most coupled classes${when}: ${does}` : "Coupled classes", "coupled-title");
-  box.replaceChildren(title, ...coupled.map((/** @type {any} */ one) => coupledPair(one)));
-  if (front.words) box.append(element("p", front.words, "evidence"));
+  const list = element("div", undefined, "named-list");
+  list.append(...named.pairs.map(namedPair));
+  box.replaceChildren(element("p", named.title, "named-title"), list, ...(named.words ? [element("p", unbroken(named.words), "evidence")] : []));
 }
 
-/** @param {any} one */
-function coupledPair(one) {
-  const { classes } = panel().pairs;
-  const button = element("button", undefined, "coupled");
+/** A card: the two examples, or the typical pair of two classes. @param {any} one */
+function namedPair(one) {
+  const button = element("button", undefined, one.source === undefined ? "pair-card" : "pair-card tall");
   const thumbs = element("div", undefined, "thumbs");
-  const words = element("div", one.words);
-  words.append(element("small", `${one.coupling}.`));
+  const words = element("div");
+  words.append(element("b", unbroken(one.head)), ` ${unbroken(one.words)}`, ...(one.more ? [element("small", unbroken(one.more))] : []));
   button.append(thumbs, words);
-  button.addEventListener("click", () => openCell(one.from, one.to));
-  const last = panel().matrices.length - 1;
-  if (run().sources.examples && run().targets.examples)
-    numbers(panel().matrices[last].block).then((values) => {
+  const { sources, targets } = run();
+  const picture = (/** @type {number} */ source, /** @type {number} */ target) => {
+    if (sources.examples && targets.examples) thumbs.replaceChildren(exampleOf(sources, source), element("span", "→"), exampleOf(targets, target));
+  };
+  if (one.source !== undefined) {
+    picture(one.source, one.target);
+    button.addEventListener("click", () => pick({ source: one.source, target: one.target }).then(() => { chosen.view = "matrix"; look(); }));
+  } else {
+    button.addEventListener("click", () => openCell(one.from, one.to));
+    numbers(panel().matrices[panel().matrices.length - 1].block).then((values) => {
       const pair = typicalPair(values, one.from, one.to);
-      if (pair) thumbs.replaceChildren(exampleOf(run().sources, pair.source), element("span", "→"), exampleOf(run().targets, pair.target));
+      if (pair) picture(pair.source, pair.target);
     });
-  else thumbs.append(element("b", `${clipped(classes[one.from], 12)} → ${clipped(classes[one.to], 12)}`));
+  }
   return button;
 }
 
@@ -391,7 +454,7 @@ async function drawInfluences() {
   if (box.hidden) return;
   const { side, helps, harms } = await influences();
   const { targets } = run();
-  const head = element("p", `The target ${nameOf(targets, chosen.target)}: which steps change its loss most`, "coupled-title");
+  const head = element("p", `The target ${nameOf(targets, chosen.target)}: which steps change its loss most`, "named-title");
   const several = targets.places.length > 1 ? "Choose another target in the matrix below. " : "";
   const whole = side === run().sources ? "" : "These are the strongest of all sources, also of those that the page does not show.";
   const ends = [["helps: the loss falls", helps], ["harms: the loss rises", harms]].map(([title, list]) => {

@@ -18,7 +18,7 @@ function orderOf(side, by) {
 function groupsOf(side, by, order) {
   const of = by === "cluster" ? side.cluster : by === "class" ? side.class : null;
   const names = by === "cluster" ? side.clusters : side.classes;
-  if (!of || !names) return [];
+  if (!of || !names) return textsOf(side, order);
   /** @type {{name: string, start: number, end: number}[]} */
   const groups = [];
   order.forEach((i, place) => {
@@ -28,6 +28,16 @@ function groupsOf(side, by, order) {
     else groups.push({ name, start: place, end: place + 1 });
   });
   return groups;
+}
+
+/** Up to so many texts have names beside the matrix. */
+const TEXTS_NAMED = 20;
+
+/** A group for each text, where there are few and no classes. @param {Side} side @param {number[]} order */
+function textsOf(side, order) {
+  const { examples, classes } = side;
+  if (classes || !examples || order.length > TEXTS_NAMED || examples.some((one) => !one || PICTURE.test(one) || vectorOf(one))) return [];
+  return order.map((i, place) => ({ name: examples[i], start: place, end: place + 1 }));
 }
 
 /** Medians of the known numbers in at most `cells` blocks a side of rows [r0, r1) and columns [c0, c1) of an ordered matrix.

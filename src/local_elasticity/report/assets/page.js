@@ -212,7 +212,7 @@ function tellView() {
 async function start() {
   data = JSON.parse(await textOf("payload"));
   byId("controls").hidden = false;
-  chosen.measure = firstMeasure();
+  chosen.measure = firstMeasure(run());
   chosen.when = panel().matrices.length - 1;
   [chosen.first, chosen.second] = firstPair(comparable());
   choose({ order: "class", ...fromHash(location.hash) });

@@ -16,7 +16,7 @@ async function drawMatrix() {
   const stored = panel().matrices[chosen.when];
   const values = await numbers(stored.block);
   const [n, m] = [sources.places.length, targets.places.length];
-  const order = stored.exact ? chosen.order : sources.classes ? "class" : "as it was";
+  const order = stored.exact ? chosen.order : sources.classes ? "class" : "as given";
   const [rows, columns] = [orderOf(sources, order), orderOf(targets, order)];
   const view = part || [0, n, 0, m];
   seen = { values, stored, rows, columns, n, m, order };
@@ -39,7 +39,7 @@ async function drawMatrix() {
   const axis = (/** @type {any} */ ticks, /** @type {string} */ title, /** @type {number[]} */ range) => ({ title: { text: title }, range, showgrid: false, zeroline: false,
     ...(ticks.tickvals.length ? { tickmode: "array", tickvals: ticks.tickvals, ticktext: ticks.ticktext } : {}) });
   const plot = byId("matrix-plot");
-  const narrow = plot.clientWidth / Math.max(1, tx.tickvals.length) < 8 * tx.longest;
+  const narrow = (plot.clientWidth - 230) / Math.max(1, tx.tickvals.length) < 8 * tx.longest;
   const size = (/** @type {any} */ ticks, /** @type {number} */ room) => ({ tickfont: { size: Math.max(5, Math.min(12, Math.floor((0.75 * room) / Math.max(1, ticks.tickvals.length)))) } });
   const layout = layoutOf({ shapes, margin: { l: 55, r: 5, t: 25, b: 45 }, hovermode: false,
     yaxis: { ...axis(ty, "source (stepped on)", [view[1] - 0.5, view[0] - 0.5]), ...size(ty, plot.clientHeight - 150) },
@@ -121,10 +121,11 @@ function showPair(source, target) {
   const words = element("div");
   if (seen.stored.exact) {
     const value = seen.values[source * seen.m + target];
-    words.append(element("div", Number.isFinite(value) ? digits(value) : "unresolved", "big"));
-    const [back, ratio] = [seen.values[target * seen.m + source], panel().kind === "ratio"];
-    words.append(element("div", `${panel().title}, source to target${ratio && value >= 0 ? `: the target moves ${percentOf(value)} as far as the source itself` : ""}`));
-    if (square) words.append(element("div", `the other way round ${digits(back)}${ratio && back >= 0 ? `, ${percentOf(back)}` : ""}`));
+    const [back, ratio, itself] = [seen.values[target * seen.m + source], panel().kind === "ratio", square && source === target];
+    const none = itself && panel().kind === "change" ? "left out" : "unresolved";
+    words.append(element("div", Number.isFinite(value) ? digits(value) : none, "big"));
+    words.append(element("div", `${panel().title}, ${itself ? "an example with itself" : `source to target${ratio && value >= 0 ? `: the target moves ${percentOf(value)} as far as the source itself` : ""}`}`));
+    if (square && !itself) words.append(element("div", `the other way round ${digits(back)}${ratio && back >= 0 ? `, ${percentOf(back)}` : ""}`));
     const own = panel().own;
     if (own) words.append(element("div", `the source itself moved ${digits(own[source])}`));
   } else {
@@ -155,7 +156,8 @@ function gallery(list, title) {
 function endWords() {
   const { kind } = panel();
   if (kind === "loss") return { first: "harms these most: their loss rises", last: "helps these most: their loss falls" };
-  if (kind === "signed" || kind === "change") return { first: "has its largest values with", last: "and its smallest with" };
+  if (kind === "change") return { first: "rises most, or falls least, for", last: "and falls most, or rises least, for" };
+  if (kind === "signed") return { first: "has its largest values with", last: "and its smallest with" };
   return { first: `moves these most${kind === "ratio" ? ", in percent of its own change" : ""}`, last: "and these least" };
 }
 
@@ -238,7 +240,7 @@ async function distance() {
   const beyond = dots.some(({ y }) => y > scale.high * 1.2 || y < scale.low / 1.2) ? " A few extreme pairs lie beyond the plot; zoom out to see them." : "";
   const strength = rho === null ? "" : Math.abs(rho) < 0.2 ? "hardly related" : Math.abs(rho) < 0.5 ? "somewhat related" : "clearly related";
   byId("distance-words").textContent = (rho === null ? "Distance and similarity cannot be correlated here."
-    : `Rank correlation of distance and ${panel().title} over all pairs: ${digits(rho)}, ${strength}. At equal distance, the gap between the two groups is what the network has learned beyond distance.`) + beyond + when;
+    : `Rank correlation of distance and ${panel().title} over all pairs: ${digits(rho)}, ${strength}. Where the two medians differ at equal distance, distance alone does not explain the values.`) + beyond + when;
 }
 
 async function map() {
@@ -246,7 +248,7 @@ async function map() {
   const place = exactPlace();
   const share = Math.round(100 * placesNow().share);
   const when = panel().steps.length > 1 ? ` at step ${panel().steps[place]}${place === chosen.when ? "" : ", the nearest that is kept exactly"}` : "";
-  byId("map-words").textContent = `Examples that a step moves alike lie close together${when}. These are the two main directions of the ${panel().title} matrix; they explain ${share} % of it.`
+  byId("map-words").textContent = `Examples that react similarly to steps are close together${when}. These are the two main directions of the ${panel().title} matrix; they explain ${share} % of it.`
     + (match ? ` Clusters agree with the classes for ${(100 * match.accuracy).toFixed(1)} % of the examples; circles mark the others.` : "");
   await drawMap(run(), placesNow(), byId("colours").value, chosen.source, await numbers(panel().matrices[place].block));
   await spreadLabels(byId("map-plot"));

@@ -1,0 +1,190 @@
+"""The pairs that the first screen names: coupled classes, what changed most, or the strongest pairs of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from local_elasticity.measures.registry import known_measure
+from local_elasticity.report.kinds import Kind
+from local_elasticity.report.pairs import Pairs
+from local_elasticity.report.run import Panel, Run
+from local_elasticity.statistics.coupling import Coupling
+from local_elasticity.statistics.locality import SIGNIFICANT
+from local_elasticity.words import number, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PAIRS_NAMED, ALSO_NAMED = 3, 6
+"""Pairs that have a card, and more of them that are named."""
+
+LONGEST_NAME = 16
+"""Characters of a class in the sentence of a pair."""
+
+
+@dataclass(frozen=True)
+class NamedPairs:
+    """Pairs with a card each, and what is said about them.
+
+    Attributes:
+        title: above the cards.
+        pairs: `head` in bold letters, `words`, `more` in small letters, and either `from` and `to`, places in the
+            panel's classes, or `source` and `target`, places of examples.
+        words: below the cards, or why there are none.
+        framed: the cells of the class matrix that have a frame.
+        legend: what a frame says.
+    """
+
+    title: str = ""
+    pairs: tuple[dict[str, Any], ...] = ()
+    words: str = ""
+    framed: tuple[tuple[int, int], ...] = ()
+    legend: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it."""
+        cards = [" ".join(filter(None, (one["head"], one["words"], one["more"]))) for one in self.pairs]
+        return [*cards, *[self.words] * bool(self.words)]
+
+
+def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: str) -> NamedPairs:
+    """The coupled pairs of classes, each once: in the direction that is coupled, the larger one if both are."""
+    coupled = found.coupled()
+    title = f"Coupled classes{when}" if kind == "ratio" else f"Pairs of classes that stand out{when}"
+    if not coupled:
+        return NamedPairs(title, words=found.nothing)
+    once = [(a, b) for place, (a, b) in enumerate(coupled) if (b, a) not in coupled[:place]]
+    cell = [pairs.classes.index(str(name)) for name in found.classes]
+    cards = tuple(
+        dict(zip(("head", "words"), found.sentence((a, b), clipped), strict=True))
+        | {"from": cell[a], "to": cell[b]}
+        | {"more": _more(pairs, cell[a], cell[b], kind, order, _symmetric(found), back=(b, a) in coupled)}
+        for a, b in once[:PAIRS_NAMED]
+    )
+    also = [found.name(at, clipped) for at in once[PAIRS_NAMED:]]
+    words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
+    legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
+    return NamedPairs(
+        f"{title}, framed in the matrix", cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend
+    )
+
+
+def _symmetric(found: Coupling) -> bool:
+    known = known_measure(found.measure)
+    return known is not None and known.symmetric
+
+
+def _more(pairs: Pairs, a: int, b: int, kind: Kind, order: int, symmetric: bool, *, back: bool) -> str:
+    """The values within the two classes, and in the other direction."""
+    x, y = clipped(pairs.classes[a]), clipped(pairs.classes[b])
+    there, own, again = (amount(float(pairs.median[-1][at]), kind, order) for at in ((b, b), (a, a), (b, a)))
+    if symmetric:
+        return f"Within {x}: {own}. Within {y}: {there}."
+    return f"Within {x}: {own}. Back, {y} → {x}: {again}{', framed too' if back else ''}."
+
+
+def _also(more: Sequence[str]) -> str:
+    """The coupled pairs that have no card.
+
+    >>> _also(["2 → 8", "6 → 2"]), _also([])
+    ('Also framed: 2 → 8, 6 → 2.', '')
+    """
+    rest = f" and {len(more) - ALSO_NAMED} more" if len(more) > ALSO_NAMED else ""
+    return f"Also framed: {', '.join(more[:ALSO_NAMED])}{rest}." if more else ""
+
+
+def disagreement(found: Mapping[str, Coupling]) -> str:
+    """Which pairs are coupled by some of the measures only, in one sentence; "" where all measures agree."""
+    by_measure = {name: [one.name(at, clipped) for at in one.coupled()] for name, one in found.items()}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for pair in dict.fromkeys(pair for several in by_measure.values() for pair in several):
+        groups.setdefault(tuple(name for name, several in by_measure.items() if pair in several), []).append(pair)
+    some = [(several, names) for names, several in groups.items() if len(names) < len(by_measure)]
+    parts = [f"{_listed(several)} only by {' and '.join(names)}" for several, names in some]
+    if not parts:
+        return ""
+    verb = "is" if len(some[0][0]) == 1 else "are"
+    return f"The measures disagree: {', '.join(parts).replace(' only by', f' {verb} coupled only by', 1)}."
+
+
+def _listed(several: Sequence[str]) -> str:
+    """
+    >>> _listed(["1 → 2", "3 → 4"]), _listed(list("abcde"))
+    ('1 → 2 and 3 → 4', 'a, b, c and 2 more')
+    """
+    if len(several) > PAIRS_NAMED:
+        return f"{', '.join(several[:PAIRS_NAMED])} and {len(several) - PAIRS_NAMED} more"
+    return " and ".join(filter(None, (", ".join(several[:-1]), several[-1])))
+
+
+def changed_pairs(changes: pd.DataFrame, pairs: Pairs) -> NamedPairs:
+    """The pairs of classes that rose and fell most, of those that changed clearly, from a comparison's own frame."""
+    known = changes[np.isfinite(changes["p_adjusted"])]
+    title, many = "What changed most, after − before", len(changes)
+    if known.empty:
+        return NamedPairs(title, words="No pair of classes is tested: a test needs five examples of each class.")
+    clear = known[known["p_adjusted"] < SIGNIFICANT]
+    tested = f"p < {SIGNIFICANT:g} after correction for {many} pairs of classes"
+    if clear.empty:
+        return NamedPairs(title, words=f"No pair of classes changed clearly ({tested}).")
+    rose, fell = clear[clear["difference"] > 0], clear[clear["difference"] < 0]
+    chosen = sorted([*_largest(rose), *_largest(fell)], key=lambda one: -one[0])
+    framed = tuple((pairs.classes.index(a), pairs.classes.index(b)) for _, a, b, _ in chosen)
+    cards = tuple({"from": a, "to": b, **said} for (a, b), (*_, said) in zip(framed, chosen, strict=True))
+    words = f"{len(clear)} of {many} pairs of classes changed clearly: {len(rose)} rose, {len(fell)} fell ({tested})."
+    return NamedPairs(f"{title} (framed)", cards, words, framed, "the largest clear changes")
+
+
+def _largest(rows: pd.DataFrame) -> list[tuple[float, str, str, dict[str, str]]]:
+    """The rows with the largest differences: their sizes, classes and words."""
+    found = []
+    largest: Any = rows.loc[rows["difference"].abs().sort_values(ascending=False).index[:PAIRS_NAMED]]
+    for row in largest.itertuples():
+        sign = 1 if row.difference > 0 else -1
+        low, high = sorted((sign * row.low, sign * row.high))
+        verb = "rose" if sign > 0 else "fell"
+        head = f"{clipped(row.source_class)} → {clipped(row.target_class)} {verb} by {number(abs(row.difference))}"
+        medians = f"Median {number(row.before)} before, {number(row.after)} after."
+        said = {"head": head, "words": f"({number(low)} to {number(high)}).", "more": medians}
+        found.append((abs(row.difference), row.source_class, row.target_class, said))
+    return found
+
+
+def strongest_pairs(run: Run, panel: Panel, kind: Kind, order: int) -> NamedPairs:
+    """The pairs of examples with the largest values, each once; a description without a test."""
+    values = np.array(panel.values[-1], dtype=float)
+    if run.square:
+        np.fill_diagonal(values, np.nan)
+    size = np.where(np.isfinite(values), np.abs(values), -1.0)
+    if run.square:
+        lower = np.tril(np.ones(size.shape, dtype=bool))
+        size[np.where(lower, size <= size.T, size < size.T)] = -1  # the larger direction of a pair
+    best = np.argsort(-size, axis=None, kind="stable")[:PAIRS_NAMED]
+    cards = []
+    for i, j in (divmod(int(one), values.shape[1]) for one in best if size.flat[one] >= 0):
+        head = f"#{run.sources.places[i]} → #{run.targets.places[j]}: {amount(values[i, j], kind, order)}."
+        back = f"Back: {amount(values[j, i], kind, order)}." if run.square else ""
+        cards.append({"source": i, "target": j, "head": head, "words": back, "more": ""})
+    title = "Largest changes" if kind == "change" else "Strongest pairs"
+    at = f" at step {panel.steps[-1]}" if len(panel.steps) > 1 else ""
+    return NamedPairs(title + at, tuple(cards)) if cards else NamedPairs()
+
+
+def clipped(name: str) -> str:
+    """A name without its middle where it is long: names often differ at the end.
+
+    >>> clipped("a rather long name of class number 7")
+    'a rather…umber 7'
+    """
+    tail = (LONGEST_NAME - 1) // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1 - tail]}…{name[-tail:]}"
+
+
+def amount(value: float, kind: Kind, order: int) -> str:
+    """Ratios in percent of how far the source itself moves."""
+    return percent(value ** (1 / order)) if kind == "ratio" and value >= 0 else number(value)
