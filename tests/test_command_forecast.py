@@ -10,7 +10,6 @@ import torch
 import local_elasticity as le
 from local_elasticity.cli.app import in_options
 from tests.test_command_measure import project as project
-from tests.test_command_measure import run
 
 MODEL = ["--model", "own_nets:make", "--weights", "late.safetensors"]
 
@@ -32,9 +31,9 @@ def fine_tune(*more, new="points.npz", old="photos"):
     return ["forecast", *MODEL, "--new", new, "--old", old, "--steps", "5", *more]
 
 
-def test_forecast_gives_what_the_function_gives(project, monkeypatch, capsys):
+def test_forecast_gives_what_the_function_gives(project, command):
     more = ("--step-size", "0.05", "--out", "rows.csv", "--figure", "margins.png", "--simulate", "--virtual", "2")
-    status, out, err = run(monkeypatch, capsys, *fine_tune(*more))
+    status, out, err = command(*fine_tune(*more))
     assert status == 0, err
     x, y = points()
     options = {"loss": "cross_entropy", "update": le.SGD(0.05), "steps": 5, "virtual": 2, "simulate": True}
@@ -49,9 +48,9 @@ def test_forecast_gives_what_the_function_gives(project, monkeypatch, capsys):
     assert (project / "margins.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_forecast_takes_all_steps_where_as_many_are_named(project, monkeypatch, capsys):
+def test_forecast_takes_all_steps_where_as_many_are_named(project, command):
     arguments = [*fine_tune("--step-size", "0.05", "--json")[:-1], "--steps", "7", "--virtual", "7", "--json"]
-    status, out, err = run(monkeypatch, capsys, *arguments)
+    status, out, err = command(*arguments)
     assert status == 0, err
     told = json.loads(out)
     assert told["virtual"] == 7
@@ -81,8 +80,8 @@ def test_a_refusal_names_the_options(monkeypatch):
         (fine_tune("--step-size", "0.1", "--figure", "rows.txt"), "--figure: expected a name that ends with .png"),
     ],
 )
-def test_bad_forecasts_are_one_line(arguments, sentence, project, monkeypatch, capsys):
-    status, _, err = run(monkeypatch, capsys, *arguments)
+def test_bad_forecasts_are_one_line(arguments, sentence, project, command):
+    status, _, err = command(*arguments)
     assert status == 2
     assert sentence in err
     assert len(err.splitlines()) == 1
@@ -95,8 +94,8 @@ def ask(*more, data="points.npz", targets="photos", weights=("late.safetensors",
 
 
 @pytest.mark.parametrize("data", ["points.npz", "photos", "own_nets:Points"])
-def test_influence_gives_what_the_function_gives(data, project, monkeypatch, capsys):
-    status, out, err = run(monkeypatch, capsys, *ask("--out", "rows.csv", "--step-size", "0.1", data=data))
+def test_influence_gives_what_the_function_gives(data, project, command):
+    status, out, err = command(*ask("--out", "rows.csv", "--step-size", "0.1", data=data))
     assert status == 0, err
     x, y = points()
     train = (x, y)
@@ -117,9 +116,9 @@ def test_influence_gives_what_the_function_gives(data, project, monkeypatch, cap
     assert "rank correlation with exact responses" in out
 
 
-def test_influence_sums_checkpoints(project, monkeypatch, capsys):
+def test_influence_sums_checkpoints(project, command):
     both = ("late.safetensors", "early.pt")
-    status, out, err = run(monkeypatch, capsys, *ask("--step-size", "0.1", "--step-size", "0.2", weights=both))
+    status, out, err = command(*ask("--step-size", "0.1", "--step-size", "0.2", weights=both))
     assert status == 0, err
     assert "at 2 checkpoints" in out
 
@@ -135,20 +134,20 @@ def test_influence_sums_checkpoints(project, monkeypatch, capsys):
         (ask(data="own_nets:Uneven"), "--data: the items of own_nets:Uneven do not make one batch"),
     ],
 )
-def test_bad_influences_are_one_line(arguments, sentence, project, monkeypatch, capsys):
-    status, _, err = run(monkeypatch, capsys, *arguments)
+def test_bad_influences_are_one_line(arguments, sentence, project, command):
+    status, _, err = command(*arguments)
     assert status == 2
     assert sentence in err
     assert len(err.splitlines()) == 1
 
 
-def test_forecast_and_influence_have_json_and_quiet(project, monkeypatch, capsys):
+def test_forecast_and_influence_have_json_and_quiet(project, command):
     commands = fine_tune("--step-size", "0.05"), ask()
     for arguments, rows in zip(commands, ("examples", "influences"), strict=True):
-        status, out, err = run(monkeypatch, capsys, *arguments, "--json")
+        status, out, err = command(*arguments, "--json")
         assert status == 0, err
         told = json.loads(out)
-        frame = run(monkeypatch, capsys, *arguments, "--quiet", "--out", f"{rows}.csv")
+        frame = command(*arguments, "--quiet", "--out", f"{rows}.csv")
         assert frame == (0, "", "")
         kept = pd.read_csv(f"{rows}.csv")
         assert list(told[rows][0]) == list(kept.columns)

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 import local_elasticity as le
-from local_elasticity.cli import main
 from local_elasticity.cli.app import in_options
 from local_elasticity.data.own import of_dataset, read_own
 from local_elasticity.engine.causes import ROUNDING
@@ -72,23 +71,13 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(monkeypatch, capsys, *arguments):
-    """Exit status, stdout and stderr."""
-    monkeypatch.setattr(sys, "argv", ["local-elasticity", *map(str, arguments)])
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    return ended.value.code or 0, said.out, said.err
-
-
 def measure(data, *more, weights="late.safetensors", model="own_nets:make"):
     return ["measure", "--model", model, "--weights", weights, "--data", data, *more]
 
 
 @pytest.mark.parametrize("data", ["points.npz", "points.safetensors", "photos"])
-def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, project, monkeypatch, capsys):
-    status, out, err = run(monkeypatch, capsys, *measure(data, "--out", "run.zarr", "--report", "run.html", "--n", "9"))
+def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, project, command):
+    status, out, err = command(*measure(data, "--out", "run.zarr", "--report", "run.html", "--n", "9"))
     assert status == 0, err
     S = le.load("run.zarr")
     held = np.load("points.npz")
@@ -111,9 +100,9 @@ def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, proj
         assert S.source_file.values[3] == "b/04.png"
 
 
-def test_measure_reads_a_dataset_and_writes_npz_without_pickle(project, monkeypatch, capsys):
+def test_measure_reads_a_dataset_and_writes_npz_without_pickle(project, command):
     arguments = measure("own_nets:Points", "--out", "run.npz", "--n", "6", "--measure", "loss", "--step-size", "auto")
-    status, _, err = run(monkeypatch, capsys, *arguments)
+    status, _, err = command(*arguments)
     assert status == 0, err
     with np.load("run.npz", allow_pickle=False) as held:
         assert held["similarity"].shape == (6, 6)
@@ -122,49 +111,47 @@ def test_measure_reads_a_dataset_and_writes_npz_without_pickle(project, monkeypa
         assert '"measure": "loss"' in str(held["about"])
 
 
-def test_measure_takes_other_targets_predicted_labels_and_a_pair_of_tensors(project, monkeypatch, capsys):
+def test_measure_takes_other_targets_predicted_labels_and_a_pair_of_tensors(project, command):
     more = ("--targets", "own_nets:tensors", "--labels", "predicted", "--out", "run.zarr", "--update", "adam")
-    status, out, err = run(monkeypatch, capsys, *measure("unlabelled.npz", *more))
+    status, out, err = command(*measure("unlabelled.npz", *more))
     assert status == 0, err
     assert le.load("run.zarr").shape == (12, 8)
     assert "Adam" in out
 
 
-def test_measure_takes_a_network_in_float64(project, monkeypatch, capsys):
-    status, out, _ = run(monkeypatch, capsys, "measure", "--model", "own_nets:double", "--data", "points.npz")
+def test_measure_takes_a_network_in_float64(project, command):
+    status, out, _ = command("measure", "--model", "own_nets:double", "--data", "points.npz")
     assert status == 0
     assert out
 
 
 @pytest.mark.filterwarnings("default:update. the step is so large:UserWarning")
-def test_a_large_step_is_one_line(project, monkeypatch, capsys):
+def test_a_large_step_is_one_line(project, command):
     arguments = ("--model", "own_nets:deep", "--data", "points.npz", "--step-size", "50", "--measure", "relative")
-    status, _, err = run(monkeypatch, capsys, "measure", *arguments)
+    status, _, err = command("measure", *arguments)
     assert status == 0
     assert err.startswith("warning: --step-size: the step is so large")
     assert err.endswith("pass --step-size auto\n")
     assert len(err.splitlines()) == 1
 
 
-def test_measure_help_has_an_example(project, monkeypatch, capsys):
-    for command in ("measure", "compare"):
-        status, out, _ = run(monkeypatch, capsys, command, "--help")
+def test_measure_help_has_an_example(project, command):
+    for name in ("measure", "compare"):
+        status, out, _ = command(name, "--help")
         assert status == 0
-        assert f"local-elasticity {command} " in " ".join(out.split())
+        assert f"local-elasticity {name} " in " ".join(out.split())
 
 
-def test_compare_weights_and_results(project, monkeypatch, capsys):
+def test_compare_weights_and_results(project, command):
     models = ("early.pt", "late.safetensors", "--model", "own_nets:make", "--data", "photos")
-    status, out, err = run(
-        monkeypatch, capsys, "compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2"
-    )
+    status, out, err = command("compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2")
     assert status == 0, err
     assert "relative of 12 × 12 pairs: median" in out
     assert len((project / "c.csv").read_text().splitlines()) == 1 + 9
     assert (project / "c.html").exists()
     for name in ("early.pt", "late.safetensors"):
-        run(monkeypatch, capsys, *measure("photos", "--out", f"{name}.zarr", weights=name))
-    status, again, err = run(monkeypatch, capsys, "compare", "early.pt.zarr", "late.safetensors.zarr", "--by", "pairs")
+        command(*measure("photos", "--out", f"{name}.zarr", weights=name))
+    status, again, err = command("compare", "early.pt.zarr", "late.safetensors.zarr", "--by", "pairs")
     assert status == 0, err
     told, before = (
         [*map(float, re.findall(r"[-+]?\d+\.?\d*", " ".join(said.splitlines()[:2])))] for said in (again, out)
@@ -173,13 +160,13 @@ def test_compare_weights_and_results(project, monkeypatch, capsys):
     assert "by pairs" in again
 
 
-def test_compare_takes_histories(project, monkeypatch, capsys):
+def test_compare_takes_histories(project, command):
     x, y = torch.randn(6, 4), torch.arange(6) % 2
     for name in ("one.zarr", "two.zarr"):
         monitor = le.Monitor(torch.nn.Linear(4, 2), (x, y), loss="cross_entropy", every=1, budget=None, store=name)
         monitor.step(0)
         monitor.close()
-    status, out, err = run(monkeypatch, capsys, "compare", "one.zarr", "two.zarr")
+    status, out, err = command("compare", "one.zarr", "two.zarr")
     assert status == 0, err
     assert "relative of 6 × 6 pairs" in out
 
@@ -231,9 +218,9 @@ def test_compare_takes_histories(project, monkeypatch, capsys):
         (["compare", "a.zarr", "b.zarr", "--by", "rows"], "--by: expected one of classes, pairs"),
     ],
 )
-def test_mistakes_are_one_line(arguments, words, project, monkeypatch, capsys):
+def test_mistakes_are_one_line(arguments, words, project, command):
     before = sorted(project.rglob("*"))
-    status, _, err = run(monkeypatch, capsys, *arguments)
+    status, _, err = command(*arguments)
     assert err.startswith(f"error: {words}")
     assert len(err.splitlines()) == 1
     assert status == 2
@@ -314,8 +301,8 @@ def test_a_dataset_without_labels_that_are_known_is_read_at_even_distances():
     assert few.inputs["ids"].flatten().tolist() == few.rows.tolist()
 
 
-def test_json_has_numbers(project, monkeypatch, capsys):
-    status, out, err = run(monkeypatch, capsys, *measure("points.npz", "--json", "--step-size", "0.01"))
+def test_json_has_numbers(project, command):
+    status, out, err = command(*measure("points.npz", "--json", "--step-size", "0.01"))
     assert status == 0, err
     about = json.loads(out)["about"]
     assert about["step_size"] == 0.01
@@ -330,7 +317,7 @@ def test_advice_speaks_of_options(advice):
     assert not any(word in in_options(advice) for word in ("problem.to", "le.", "update", "engine", "="))
 
 
-def test_errors_of_functions_name_the_options(project, monkeypatch, capsys):
-    status, _, err = run(monkeypatch, capsys, *measure("points.npz", "--step-size", "-1"))
+def test_errors_of_functions_name_the_options(project, command):
+    status, _, err = command(*measure("points.npz", "--step-size", "-1"))
     assert status == 2
     assert err.startswith("error: --step-size: ")

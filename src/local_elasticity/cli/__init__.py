@@ -1,5 +1,6 @@
-"""The command, one file for each of its parts."""
+"""The command, one file for each of its parts; importing a part registers its commands."""
 
+# ruff: noqa: F401
 from local_elasticity.cli import (
     compare,
     data,
@@ -16,19 +17,4 @@ from local_elasticity.cli import (
 )
 from local_elasticity.cli.app import app, main
 
-__all__ = [
-    "app",
-    "compare",
-    "data",
-    "demo",
-    "estimate",
-    "experiments",
-    "forecast",
-    "influence",
-    "main",
-    "measure",
-    "report",
-    "stores",
-    "verify",
-    "watch",
-]
+__all__ = ["app", "main"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -100,6 +101,11 @@ def console(*, quiet: bool = False) -> Any:
 
     piped = not sys.stdout.isatty()
     return Plain(markup=False, emoji=False, quiet=quiet, width=PIPED_WIDTH if piped else None)
+
+
+def as_typed() -> str:
+    """The command that runs, as pages quote it."""
+    return shlex.join(["local-elasticity", *sys.argv[1:]])
 
 
 def print_json(content: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from local_elasticity.cli.app import choices, in_options
+from local_elasticity.cli.app import as_typed, choices, in_options
 
 if TYPE_CHECKING:
     from local_elasticity.data.own import Examples
@@ -22,6 +22,12 @@ ALL = 10**9
 LOSSES = ("cross_entropy", "nll", "mse", "half_mse", "bce", "bce_logits")
 MEASURES = ("relative", "relative_l1", "kl", "kernel", "loss", "stiffness_cos", "stiffness_sign", "activation")
 
+CSV = (".csv",)
+
+Model = Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")]
+Weights = Annotated[
+    Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
+]
 Loss = Annotated[str, typer.Option(help="The loss of the step.", **choices(*LOSSES))]
 Measure = Annotated[str, typer.Option(help="The measure.", **choices(*MEASURES))]
 UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step.", **choices("sgd", "adam"))]
@@ -32,7 +38,9 @@ StepSize = Annotated[
         show_default=False,
     ),
 ]
-Count = Annotated[int, typer.Option("-n", "--n", min=1, help="The most examples, as even by class as they come.")]
+Count = Annotated[
+    int, typer.Option("-n", "--n", min=1, help="The most examples, balanced by class as far as possible.")
+]
 Labels = Annotated[
     str, typer.Option(help="Given with the data, or predicted by the model.", **choices("given", "predicted"))
 ]
@@ -75,18 +83,16 @@ def _labelled(found: Examples, data: str, argument: str) -> Examples:
     return found
 
 
-def streamed_data(
-    data: str, n: int | None, image_size: str | None, device: str, argument: str = "--data"
-) -> tuple[Examples, Any]:
+def streamed_data(data: str, n: int | None, image_size: str | None, device: str) -> tuple[Examples, Any]:
     """Examples to check a model with, and what to index: a Dataset as it is, where all of its examples are asked for,
     else (inputs, labels)."""
     if n is None and _names_a_factory(data):
         from torch.utils.data import Dataset
 
-        made = _made_dataset(data, image_size, argument)
+        made = _made_dataset(data, image_size, "--data")
         if isinstance(made, Dataset):
-            return _labelled(_read_dataset(made, 2, data, device, argument), data, argument), made
-    found = labelled_data(data, ALL if n is None else n, image_size, "cpu", argument)
+            return _labelled(_read_dataset(made, 2, data, device, "--data"), data, "--data"), made
+    found = labelled_data(data, ALL if n is None else n, image_size, "cpu", "--data")
     return found, (found.inputs, found.labels)
 
 
@@ -221,7 +227,7 @@ def in_words(frame: Any) -> Any:
     return frame.rename(columns=lambda name: str(name).replace("_", " "))
 
 
-def check_out(out: Path | None, report: Path | None, endings: tuple[str, ...]) -> None:
+def check_out(out: Path | None, report: Path | None = None, endings: tuple[str, ...] = CSV) -> None:
     """Raise where a result could not be written, before anything is measured."""
     from local_elasticity.extras import extra
     from local_elasticity.store.atomic import check_file, check_name
@@ -261,6 +267,22 @@ def write_picture(drawn: Any, figure: Path) -> None:
     content = io.BytesIO()
     drawn.savefig(content, format=figure.suffix[1:])
     write_whole(figure, content.getvalue(), "--figure")
+
+
+def write_rows(screen: Any, frame: Any, out: Path) -> None:
+    """The rows of a frame as a .csv file."""
+    from local_elasticity.store.atomic import write_whole
+
+    write_whole(out, frame.to_csv(index=False).encode(), "--out")
+    screen.print(f"wrote {out}", soft_wrap=True)
+
+
+def write_page(screen: Any, found: dict[str, Any], report: Path) -> None:
+    """A page of results by name."""
+    from local_elasticity.report.write import write_report
+
+    page = write_report(found, report, command=as_typed())
+    screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)
 
 
 @contextmanager

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, choices, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, StepSize, UpdateRule
 
 ROWS_SHOWN = 10
-
-ENDINGS = (".csv",)
 
 
 @app.command()
@@ -52,10 +49,10 @@ def compare(
     """
     from local_elasticity.api.compare import BY
     from local_elasticity.checks import check_choice
-    from local_elasticity.cli import common_options
+    from local_elasticity.statistics.class_pairs import has_classes
 
     check_choice("--by", by, BY)
-    common_options.check_out(out, report, ENDINGS)
+    common_options.check_out(out, report)
     if model is None:
         if data is not None or model_after is not None:
             raise ValueError("--data, --model-after: they need --model MODULE:FACTORY; two results have their examples")
@@ -70,11 +67,14 @@ def compare(
         print_json({"measure": found.measure, "overall": vars(found.overall), by: found.frame(by).to_dict("records")})
     screen = console(quiet=quiet or json)
     screen.print(found, soft_wrap=True)
-    if by != "classes" or {"source_class", "target_class"} <= set(found.after.coords):
+    if by != "classes" or has_classes(found.after):
         print_frame(
             screen, common_options.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most"
         )
-    _write(found, by, out, report, quiet=quiet or json)
+    if out is not None:
+        common_options.write_rows(screen, found.frame(by), out)
+    if report is not None:
+        common_options.write_page(screen, {"before and after": found}, report)
 
 
 def _of_results(before: Path, after: Path, measure: str | None) -> Any:
@@ -114,7 +114,6 @@ def _of_models(
     from dataclasses import replace
 
     from local_elasticity.api.compare import compare as compared
-    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
     problems = [
@@ -129,18 +128,3 @@ def _of_models(
         before=common_options.named(found.before, sources, None),
         after=common_options.named(found.after, sources, None),
     )
-
-
-def _write(found: Any, by: str, out: Path | None, report: Path | None, *, quiet: bool) -> None:
-    screen = console(quiet=quiet)
-    if out is not None:
-        from local_elasticity.store.atomic import write_whole
-
-        write_whole(out, found.frame(by).to_csv(index=False).encode(), "--out")
-        screen.print(f"wrote {out}", soft_wrap=True)
-    if report is not None:
-        from local_elasticity.report.write import write_report
-
-        command = shlex.join(["local-elasticity", *sys.argv[1:]])
-        page = write_report({"before and after": found}, report, command=command)
-        screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)

@@ -25,9 +25,9 @@ def estimate(
     model: Annotated[
         str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model; or fnn-40960, linear-…, resnet-…, cnn.")
     ],
-    shape: Annotated[str, typer.Option(help="Of one input, with commas between.")] = "1,28,28",
-    sources: Annotated[int, typer.Option(min=1, help="n")] = 60_000,
-    targets: Annotated[int | None, typer.Option(min=1, help="m; by default the sources.")] = None,
+    shape: Annotated[str, typer.Option(help="The shape of one input, separated by commas.")] = "1,28,28",
+    sources: Annotated[int, typer.Option(min=1, help="How many sources, n.")] = 60_000,
+    targets: Annotated[int | None, typer.Option(min=1, help="How many targets, m; by default the sources.")] = None,
     loss: Loss = "mse",
     landmarks: Annotated[int, typer.Option(min=1, help="For the plan that is linear in n.")] = 256,
     workers: Annotated[int, typer.Option(min=1, help="Cores or GPUs like the one that is measured on.")] = 8,
@@ -87,10 +87,7 @@ def plans(cost: Cost, n: int, m: int, *, landmarks: int, workers: int) -> list[t
     256 landmarks × n | 1.54e+07 | 15 s | 2.0 s | 61 MB
     """
     few = min(landmarks, n)
-    return [
-        _row(cost, "all pairs", n, m, workers),
-        _row(cost, f"{few} landmarks × n", few, max(n, m), workers),
-    ]
+    return [_row(cost, "all pairs", n, m, workers), _row(cost, f"{few} landmarks × n", few, max(n, m), workers)]
 
 
 def _row(cost: Cost, name: str, n: int, m: int, workers: int) -> tuple[str, ...]:

@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
+from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
-from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, UpdateRule
+from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, Model, UpdateRule, Weights
 
 ROWS_SHOWN = 10
 
-ENDINGS, PICTURES = (".csv",), (".png", ".pdf", ".svg")
+PICTURES = (".png", ".pdf", ".svg")
 
 
 @app.command()
 def forecast(
-    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    model: Model,
     new: Annotated[str, typer.Option(help=f"What it will be fine-tuned on. {DATA}")],
     old: Annotated[str, typer.Option(help="What it should keep, given as --new is.")],
     steps: Annotated[int, typer.Option(min=1, help="How many steps the fine-tune will take.")],
@@ -25,9 +26,7 @@ def forecast(
         str | None,
         typer.Option(help="η of the fine-tune, or auto for the largest step of sgd that still acts as a small one."),
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
-    ] = None,
+    weights: Weights = None,
     loss: Loss = "cross_entropy",
     update: UpdateRule = "sgd",
     batch_size: Annotated[
@@ -60,10 +59,9 @@ def forecast(
     """
     from local_elasticity.api.forecast import MAX_VIRTUAL
     from local_elasticity.api.forecast import forecast as forecasted
-    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
-    common_options.check_out(out, None, ENDINGS)
+    common_options.check_out(out)
     common_options.check_picture(figure, PICTURES)
     if step_size is None:
         raise ValueError("--step-size: name that of the fine-tune, such as 0.01")
@@ -94,10 +92,7 @@ def forecast(
         screen.print(sentence, soft_wrap=True)
     _show(screen, frame, top)
     if out is not None:
-        from local_elasticity.store.atomic import write_whole
-
-        write_whole(out, frame.to_csv(index=False).encode(), "--out")
-        screen.print(f"wrote {out}", soft_wrap=True)
+        common_options.write_rows(screen, frame, out)
     if figure is not None:
         common_options.write_picture(found.plot(), figure)
         screen.print(f"wrote {figure}", soft_wrap=True)
@@ -122,10 +117,8 @@ def _facts(found: Any, frame: Any) -> dict[str, Any]:
 
 
 def _show(screen: Any, frame: Any, top: int) -> None:
-    from local_elasticity.cli.common_options import in_words
-
     worst = frame[frame["risk"].notna()].sort_values("risk", ascending=False, kind="stable").head(top)
     if len(worst):
         shown = worst.assign(probability=worst["probability"].round(3)).drop(columns=["wrong_before", "risk"])
         shown = shown.dropna(axis="columns", how="all")
-        print_frame(screen, in_words(shown), f"most at risk: {len(worst)} of {len(frame)}")
+        print_frame(screen, common_options.in_words(shown), f"most at risk: {len(worst)} of {len(frame)}")

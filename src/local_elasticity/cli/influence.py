@@ -7,17 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
-from local_elasticity.cli.common_options import DATA, ImageSize, Loss
+from local_elasticity.cli.common_options import DATA, ImageSize, Loss, Model
 
 ROWS_SHOWN = 3
-
-ENDINGS = (".csv",)
 
 
 @app.command()
 def influence(
-    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    model: Model,
     data: Annotated[str, typer.Option(help=f"The training examples. {DATA}")],
     targets: Annotated[str, typer.Option(help="The examples to explain, given as --data is.")],
     store: Annotated[Path, typer.Option(help="The index, such as index.zarr; made, resumed, or opened.")],
@@ -32,7 +31,7 @@ def influence(
     n: Annotated[
         int | None, typer.Option("-n", "--n", min=1, help="The most training examples; by default all.")
     ] = None,
-    n_targets: Annotated[int, typer.Option(min=1, help="The most targets, as even by class as they come.")] = 10,
+    n_targets: Annotated[int, typer.Option(min=1, help="The most targets, balanced by class as far as possible.")] = 10,
     image_size: ImageSize = None,
     dimension: Annotated[int, typer.Option(min=2, help="Numbers kept for each example and checkpoint.")] = 4096,
     top: Annotated[int, typer.Option(min=1, help="Helpers, and harmers, of each target.")] = ROWS_SHOWN,
@@ -47,10 +46,9 @@ def influence(
     index.zarr`. With several checkpoints: `--weights a.pt --step-size 0.1 --weights b.pt --step-size 0.01`.
     """
     from local_elasticity.api.influence import influence_index
-    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
-    common_options.check_out(out, None, ENDINGS)
+    common_options.check_out(out)
     examples, given = common_options.streamed_data(data, n, image_size, device)
     asked = common_options.labelled_data(targets, n_targets, image_size, device, "--targets")
     common_options.check_same_classes(examples, asked, ("--data", "--targets"))
@@ -76,10 +74,7 @@ def influence(
         screen.print(sentence, soft_wrap=True)
     print_frame(screen, common_options.in_words(frame), "change of the target's loss: below 0 helps")
     if out is not None:
-        from local_elasticity.store.atomic import write_whole
-
-        write_whole(out, frame.to_csv(index=False).encode(), "--out")
-        screen.print(f"wrote {out}", soft_wrap=True)
+        common_options.write_rows(screen, frame, out)
 
 
 def _moments(weights: list[Path], step_sizes: list[float]) -> list[tuple[Path, float]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, Loss, Measure, StepSize, UpdateRule
 
@@ -22,11 +21,9 @@ ENDINGS = (".zarr", ".npz")
 
 @app.command()
 def measure(
-    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    model: common_options.Model,
     data: Annotated[str, typer.Option(help=DATA)],
-    weights: Annotated[
-        Path | None, typer.Option(help="Its weights: a .safetensors file, or a state_dict. Without, as it is made.")
-    ] = None,
+    weights: common_options.Weights = None,
     targets: Annotated[
         str | None, typer.Option(help="Where predictions are read, given as --data is; by default at the sources.")
     ] = None,
@@ -52,7 +49,6 @@ def measure(
     folder of images for each class.
     """
     from local_elasticity import similarity
-    from local_elasticity.cli import common_options
     from local_elasticity.cli.models import problem_of
 
     common_options.check_out(out, report, ENDINGS)
@@ -74,18 +70,16 @@ def measure(
         _write(S, out)
         screen.print(f"wrote {out}", soft_wrap=True)
     if report is not None:
-        from local_elasticity.report.write import write_report
-
-        page = write_report({data: S}, report, command=shlex.join(["local-elasticity", *sys.argv[1:]]))
-        screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)
+        common_options.write_page(screen, {data: S}, report)
 
 
 def _facts(S: Any) -> dict[str, Any]:
     """What a program wants to know: how it was made, class pairs, locality."""
     from local_elasticity import locality
+    from local_elasticity.statistics.class_pairs import has_classes
 
     found: dict[str, Any] = {"about": S.attrs, "shape": list(S.shape)}
-    if {"source_class", "target_class"} <= set(S.coords):
+    if has_classes(S):
         found["classes"] = S.le.classes().to_dict("records")
         local = locality(S)
         found["locality"] = {**local.row(), "sentence": str(local)}
@@ -95,15 +89,15 @@ def _facts(S: Any) -> dict[str, Any]:
 def _show(S: Any, screen: Any) -> None:
     """Class pairs, how local the step is, and whether to believe it."""
     from local_elasticity import locality
-    from local_elasticity.cli.common_options import in_words
+    from local_elasticity.statistics.class_pairs import has_classes
 
     about = S.attrs
     size = f"{S.shape[0]} sources × {S.shape[1]} targets"
-    if {"source_class", "target_class"} <= set(S.coords):
+    if has_classes(S):
         frame = S.le.classes()
         kept = frame.sort_values("value", ascending=False, kind="stable").head(PAIRS_SHOWN).sort_index()
         more = f"; {len(kept)} of {len(frame)} class pairs, the largest" if len(kept) < len(frame) else ""
-        print_frame(screen, in_words(kept), f"{about['measure']}: {size}{more}")
+        print_frame(screen, common_options.in_words(kept), f"{about['measure']}: {size}{more}")
         screen.print(str(locality(S)), soft_wrap=True)
     else:
         values = S.values

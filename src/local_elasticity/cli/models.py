@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from local_elasticity.clustering.networks import build_network
 from local_elasticity.data.own import Examples
+from local_elasticity.engine.inputs import cast_floats, take
 from local_elasticity.engine.problem import Problem
 from local_elasticity.training.checkpoints import find_model, load_weights
 
@@ -80,12 +80,8 @@ def problem_of(
     with said("--model", f"{model} cannot be measured"):
         problem = Problem.of(net, loss)
     with said(data, f"{model} does not take inputs of shape {examples.shape}"), problem.bound() as bound:
-        bound.outputs(bound.params, tree_map(lambda leaf: _cast(leaf[:2], bound.dtype), examples.inputs))
+        bound.outputs(bound.params, cast_floats(take(examples.inputs, slice(2)), bound.dtype))
     return problem
-
-
-def _cast(leaf: Tensor, dtype: torch.dtype) -> Tensor:
-    return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
 
 def check_step_size(step_size: float, model: nn.Module) -> None:
@@ -116,7 +112,7 @@ def said(argument: str, sentence: str) -> Iterator[None]:
 
 
 def sizes(shape: str, argument: str = "--shape", such_as: str = "3,32,32") -> list[int]:
-    """Whole numbers with commas between; a ValueError names the argument."""
+    """Whole numbers separated by commas; a ValueError names the argument."""
     found = [size.strip() for size in shape.split(",")]
     if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in found):
         raise ValueError(f"{argument}: expected whole numbers separated by commas, such as {such_as}, got {shape!r}")

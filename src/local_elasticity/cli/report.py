@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from local_elasticity.cli.app import Quiet, app
+from local_elasticity.cli.app import Quiet, app, as_typed
 
 
 @app.command()
@@ -37,8 +35,7 @@ def report(
     if not out.parent.is_dir() and not out.parent.exists():
         raise FileNotFoundError(f"--out: there is no folder {out.parent}; make it first, or choose another")
     shown = False if no_examples else None if examples is None else read_examples(examples)
-    command = shlex.join(["local-elasticity", *sys.argv[1:]])
     verb = "replaced" if out.exists() else "wrote"
-    page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=command)
+    page = write_report([str(run) for run in runs], out, examples=shown, title=title, command=as_typed())
     if not quiet:
         typer.echo(f"{verb} {page} ({page.stat().st_size / 1e6:.1f} MB): open it in a browser")

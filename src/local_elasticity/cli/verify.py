@@ -1,4 +1,4 @@
-"""`verify`: the theory checked against independent routes."""
+"""`verify`: the theory, checked with independent methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verify(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Hold every theorem, lemma and equation of the papers against an independent route (seconds)."""
+    """Check every theorem, lemma and equation of the papers with an independent method (seconds)."""
     from local_elasticity.papers.certificates.verify import certificates, errata
     from local_elasticity.store.atomic import check_file, write_whole
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
-from local_elasticity.cli.common_options import Loss
+from local_elasticity.cli.common_options import Loss, Model
 
 
 @app.command()
@@ -16,11 +16,11 @@ def watch(
     checkpoints: Annotated[
         list[Path], typer.Argument(metavar="CHECKPOINTS...", help="Files that hold a state_dict, or folders of them.")
     ],
-    model: Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")],
+    model: Model,
     data: Annotated[str, typer.Option(help="A dataset, as `data list` shows it, or an .npz file with x and y.")],
     loss: Loss = "cross_entropy",
     measure: Annotated[
-        str, typer.Option(help="Names with commas between: relative,kl,kernel,stiffness_cos, …")
+        str, typer.Option(help="Names separated by commas: relative,kl,kernel,stiffness_cos, …")
     ] = "relative",
     per_class: Annotated[int, typer.Option(min=1, help="Sources of each class.")] = 20,
     step_size: Annotated[float, typer.Option(help="η of the probing step.")] = 1e-3,
