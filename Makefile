@@ -35,7 +35,7 @@ docs: $(VENV)/.dev  ## the documentation site, into site/RELEASE/, beside those 
 outputs: $(VENV)/.dev  ## run the code of the pages again, and show what it prints
 	OMP_NUM_THREADS=1 $(BIN)/python docs/outputs.py
 
-lint: $(VENV)/.dev  ## style, types, and which room may import which
+lint: $(VENV)/.dev  ## style, types, and which subpackage may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,5 +1,7 @@
 """The experiments of Dan et al.: the released formulas, the images, and the orderings that one run must show."""
 
+import functools
+import json
 import subprocess
 import sys
 from functools import partial
@@ -14,8 +16,7 @@ import local_elasticity as le
 from local_elasticity.papers.dan2021dynamics import readings
 from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, cells
 from local_elasticity.papers.dan2021dynamics.classifier import cropped_and_flipped
-from local_elasticity.papers.experiment import Unit, Values
-from local_elasticity.papers.runner import find_experiment
+from local_elasticity.papers.experiment import Values
 from local_elasticity.statistics.correlation import spearman
 from local_elasticity.statistics.judging import judge
 
@@ -173,10 +174,37 @@ def test_the_mean_of_definition_3_is_judged_apart_from_medians():
     assert (found["intra_constant"], found["intra_constant_definition_3"]) == ("supported", "contradicted")
 
 
-def test_one_run_passes_both_arms_and_probes_at_drawn_points(tmp_path):
+@pytest.fixture(scope="module")
+def bare_units(tmp_path_factory):
+    """Units of an experiment at smoke scale, by part and seed, measured where torch, NumPy and scikit-learn (for the
+    packaged digits) are all there is."""
+
+    def measured(name):
+        folder = tmp_path_factory.mktemp(name)
+        script = (
+            "import sys\n"
+            "heavy = ['pandas', 'xarray', 'zarr', 'matplotlib', 'typer', 'rich', 'mlxtend']\n"
+            "sys.modules.update(dict.fromkeys(heavy))\n"
+            "from pathlib import Path\n"
+            "from local_elasticity.papers.runner import find_experiment, measure_units\n"
+            f"experiment = find_experiment('dan2021dynamics/{name}')\n"
+            f"measure_units(experiment, Path({str(folder / 'run')!r}), scale='smoke', seeds=1)"
+        )
+        answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr
+        return {file.stem: json.loads(file.read_text()) for file in (folder / "run" / "units").glob("*.json")}
+
+    return functools.cache(measured)
+
+
+@pytest.mark.parametrize("name", ["svhn", "regression"])
+def test_units_are_measured_on_a_bare_machine(name, bare_units):
+    assert bare_units(name)
+
+
+def test_one_run_passes_both_arms_and_probes_at_drawn_points(bare_units):
     """Moments are where the recorded test loss says; held-out points are probed beside training points."""
-    experiment = find_experiment("dan2021dynamics/svhn")
-    found = experiment.measure(Unit("training", 1), experiment.scales["smoke"], "as_defined", "cpu")
+    found = bare_units("svhn")["training-seed-0"]["measured"]
     assert found["steps"][-1] == found["arms"]["steps"] >= found["arms"]["epochs"]
     for arm, last in found["arms"].items():
         best, end = found["moments"][arm]["best"], found["moments"][arm]["end"]
@@ -197,19 +225,3 @@ def test_spearman_is_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.random(30), rng.random(30)
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
-
-
-@pytest.mark.parametrize("name", ["svhn", "regression"])
-def test_units_are_measured_on_a_bare_machine(name, tmp_path):
-    """torch, NumPy and scikit-learn (for the packaged digits) suffice to measure."""
-    script = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(['pandas', 'xarray', 'zarr', 'matplotlib', 'typer', 'rich', 'mlxtend']))\n"
-        "from pathlib import Path\n"
-        "from local_elasticity.papers.runner import find_experiment, measure_units\n"
-        f"experiment = find_experiment('dan2021dynamics/{name}')\n"
-        f"measure_units(experiment, Path({str(tmp_path / 'run')!r}), scale='smoke', seeds=1)"
-    )
-    answer = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
-    assert list((tmp_path / "run" / "units").iterdir())

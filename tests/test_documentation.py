@@ -1,12 +1,14 @@
 """Every code block of the README, every example and every docstring runs; every public name is documented."""
 
 import doctest
+import functools
 import html
 import importlib.util
 import inspect
 import itertools
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,7 @@ outputs = script(ROOT / "docs" / "outputs.py")
 reference = script(ROOT / "docs" / "reference.py")
 
 
+@functools.lru_cache(maxsize=1)
 def typed(page):
     """The blocks of a page run one after another, as a reader would type them; what each gave, and the names they
     leave."""
@@ -233,15 +236,21 @@ def test_pages_fit_a_phone(site, browser):
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(example, tmp_path):
-    for name in EXTRAS:
-        if f"from {name} import" in example.read_text():
-            imported(name)
+def test_examples_run(example, tmp_path, monkeypatch, capsys):
+    """Here, or in processes of their own where they need several, or a trainer that sets up logging."""
+    needed = [name for name in EXTRAS if f"from {name} import" in example.read_text()]
+    for name in needed:
+        imported(name)
+    monkeypatch.chdir(tmp_path)
     together = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--master-port=0"]
     how = together if "torchrun" in example.read_text() else []
-    answer = subprocess.run([sys.executable, *how, str(example)], capture_output=True, text=True, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip()
+    if needed or how:
+        answer = subprocess.run([sys.executable, *how, str(example)], capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.strip()
+    else:
+        runpy.run_path(str(example), run_name="__main__")
+        assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("name", [name for name in le.__all__ if name != "__version__"])
@@ -252,7 +261,7 @@ def test_public_names_are_there_and_documented(name):
         assert ">>>" in (thing.__doc__ or ""), f"le.{name} has no example"
 
 
-ROOMS = [name for name in le.__all__ if inspect.ismodule(getattr(le, name, None))]
+PARTS = [name for name in le.__all__ if inspect.ismodule(getattr(le, name, None))]
 ELSEWHERE = [
     *(f"training.{place}.MonitorCallback" for place in ("lightning", "transformers")),
     *(f"training.language.{name}" for name in ("sequences", "sequence_problem", "token_problem", "token_kl")),
@@ -270,10 +279,10 @@ LISTED = {
 }
 
 
-@pytest.mark.parametrize("room", ["", *ROOMS])
-def test_every_public_name_is_in_the_reference(room):
-    names = getattr(le, room).__all__ if room else [name for name in le.__all__ if name not in ("__version__", *ROOMS)]
-    places = [f"local_elasticity.{room}" if room else "local_elasticity", "local_elasticity"]
+@pytest.mark.parametrize("part", ["", *PARTS])
+def test_every_public_name_is_in_the_reference(part):
+    names = getattr(le, part).__all__ if part else [name for name in le.__all__ if name not in ("__version__", *PARTS)]
+    places = [f"local_elasticity.{part}" if part else "local_elasticity", "local_elasticity"]
     assert not [name for name in names if not any((place, name) in LISTED for place in places)]
 
 

@@ -6,9 +6,12 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import torch
 
 import local_elasticity as le
+from local_elasticity.engine.changes import LowRank
 from local_elasticity.engine.job import Engine
 from local_elasticity.engine.update import Update
 
@@ -63,6 +66,14 @@ def mapped():
 def test_the_map_of_the_package_is_complete():
     there = {file for file in FILES if file.name != "__init__.py" or file.parent == PACKAGE}
     assert mapped() == there
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: le.symmetrized(torch.ones(2, 3)), lambda: LowRank(torch.ones(2), torch.ones(2))]
+)
+def test_shapes_are_checked_while_the_tests_run(call):
+    with pytest.raises(jaxtyping.TypeCheckError):
+        call()
 
 
 OF_A_PROTOCOL = {"runner": Engine.runner, "rule": Update.rule}

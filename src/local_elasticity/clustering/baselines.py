@@ -75,8 +75,7 @@ class Autoencoder(nn.Module):
         return torch.flatten(self.encoder(x), 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.decoder(self.encoder(x))
-        return out
+        return self.decoder(self.encoder(x))
 
 
 def autoencoder_features(

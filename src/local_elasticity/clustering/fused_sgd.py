@@ -1,7 +1,7 @@
 """Plain SGD on wide linear layers without their gradients: the step is made in the product that would compute them.
 
-A layer of 40960 × 784 weights has a gradient of 128 MB, which is allocated, written, read and thrown away at every
-batch, beside two small products. W ← W − η qᵀx needs none of it.
+A layer of 40960 × 784 weights has a gradient of 128 MB, which is allocated, written, read and discarded at every
+batch, in addition to two small products. W ← W − η qᵀx avoids all of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 WIDE = 1 << 20
-"""Weights from which on it is worth while."""
+"""The least number of weights for which this is faster."""
 
 
 @contextmanager
 def steps_in_place(net: nn.Module, x: Tensor, rate: float) -> Iterator[None]:
     """While it lasts, a backward pass through `net` steps the weights of its wide linear layers by −rate times their
-    gradients, and leaves no gradient of them; everything else gets its gradient as ever. `x` is a batch to look at the
-    network with: a weight that is used twice, or in another way, is not touched.
+    gradients, and leaves no gradient of them. All other parameters get their gradients as usual. The network runs on
+    the batch `x` first: a weight that is used twice, or in another way, is not stepped here.
 
     >>> import torch
     >>> net = torch.nn.Linear(1024, 1024, bias=False)

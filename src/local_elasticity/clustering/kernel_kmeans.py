@@ -115,8 +115,7 @@ class KernelKMeans(ClusterMixin, BaseEstimator):
         Raises:
             ValueError: as for `fit`.
         """
-        labels: Array = self.fit(X).labels_
-        return labels
+        return self.fit(X).labels_
 
     def predict(self, X: ArrayLike) -> Array:
         """The nearest cluster of new points, from their kernel with the fitted ones, [m, n].

@@ -66,7 +66,7 @@ class AsTheyAre:
 
 
 def auxiliary_points(auxiliary: Any, X: Array, random: np.random.RandomState) -> Array:
-    """Points beside the primary X [n, …] (He & Su, Section 3).
+    """Auxiliary points for the primary X [n, …] (He & Su, Section 3).
 
     `"shuffle"` permutes each feature across the samples, which keeps every feature's distribution and removes what they
     have in common. `"noise"` is normal with each feature's mean and standard deviation. An array of your own is [m, …].

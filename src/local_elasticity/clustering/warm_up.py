@@ -25,7 +25,7 @@ EXAMINED = 256
 """Points from which the stable rate is read."""
 
 HALVINGS = 20
-"""How often a rate that diverged all the same is halved before it is given up."""
+"""How often a rate is halved if training still diverges."""
 
 logger = logging.getLogger("local_elasticity")
 
@@ -101,8 +101,8 @@ def stable_rate(net: nn.Module, training: Training, *, batch_size: int | None = 
 def learn(
     net: nn.Module, training: Training, learning_rate: float | None = None, *, progress: ProgressOption = None
 ) -> WarmUpHistory:
-    """The warm-up at a given rate, which must not diverge; or else at the largest stable one and, where that
-    diverges all the same, from the start again at half of it.
+    """The warm-up at a given rate, which must not diverge. Without one, the largest stable rate is used; if
+    training still diverges, it starts again at half of that rate.
 
     >>> import torch
     >>> x, y = torch.tensor([[3.0], [-3.0]]), torch.tensor([1.0, -1.0])

@@ -93,8 +93,7 @@ def _relu_smoothed(mean: Tensor, variance: Tensor) -> Tensor:
     root = variance.sqrt()
     ratio = mean / root
     density = torch.exp(-(ratio**2) / 2) * RELU_MEAN
-    smoothed: Tensor = mean * torch.special.ndtr(ratio) + root * density - RELU_MEAN
-    return smoothed
+    return mean * torch.special.ndtr(ratio) + root * density - RELU_MEAN
 
 
 ACTIVATIONS = {
@@ -122,11 +121,11 @@ def activation_named(name: str | Activation) -> Activation:
 
 
 @lru_cache
-def gaussian_rule(half: int = 120, reach: float = 12.0) -> tuple[Tensor, Tensor]:
+def gaussian_rule() -> tuple[Tensor, Tensor]:
     """Nodes and weights for E f(z), z ~ N(0, 1): Gauss–Legendre on either side of 0, where f may have a kink."""
-    nodes, weights = np.polynomial.legendre.leggauss(half)
-    positive = reach * (nodes + 1) / 2
-    density = weights * reach / 2 * np.exp(-(positive**2) / 2) / math.sqrt(2 * math.pi)
+    nodes, weights = np.polynomial.legendre.leggauss(120)
+    positive = 12 * (nodes + 1) / 2
+    density = weights * 12 / 2 * np.exp(-(positive**2) / 2) / math.sqrt(2 * math.pi)
     return _double(np.concatenate([-positive[::-1], positive])), _double(np.concatenate([density[::-1], density]))
 
 

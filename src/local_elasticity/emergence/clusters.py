@@ -46,8 +46,7 @@ def _clusters(rows: np.ndarray, count: int, seed: int, starts: int) -> np.ndarra
 
     if len(np.unique(rows[: count * 50], axis=0)) == 1 and (rows == rows[0]).all():
         return np.zeros(len(rows), dtype=int)
-    fitted: np.ndarray = KMeans(count, n_init=starts, random_state=seed).fit_predict(rows)
-    return fitted
+    return KMeans(count, n_init=starts, random_state=seed).fit_predict(rows)
 
 
 def _accuracy(truth: np.ndarray, found: np.ndarray, count: int) -> float:

@@ -49,8 +49,7 @@ def _truncated(n: int, d: int, generator: torch.Generator) -> Tensor:
     uniform = low + (1 - 2 * low) * torch.rand(n, d, generator=generator, dtype=torch.float64)
     density = math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi)
     variance = 1 - 2 * TRUNCATION * density / (1 - 2 * low)
-    drawn: Tensor = torch.special.ndtri(uniform) / math.sqrt(variance)
-    return drawn
+    return torch.special.ndtri(uniform) / math.sqrt(variance)
 
 
 NOISES: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {

@@ -30,13 +30,7 @@ def equivalent_kernel(
 
 
 def equivalent_recall(
-    x: Float[Tensor, "n d"],
-    labels: Tensor,
-    beta: Float[Tensor, " d"],
-    *,
-    gamma: float,
-    moments: Moments,
-    k: int = 1,
+    x: Float[Tensor, "n d"], labels: Tensor, beta: Float[Tensor, " d"], *, gamma: float, moments: Moments, k: int = 1
 ) -> float:
     """Recall@k in the equivalent kernel, normalised as cosine retrieval normalises features: on the diagonal the first
     two terms are E σ², since what of σ lies beyond c₁ and c₂ makes a row like itself and like no other.

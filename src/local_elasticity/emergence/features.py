@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from local_elasticity.emergence.checks import check_stream
 from local_elasticity.engine.guard import untouched
-from local_elasticity.engine.inputs import read_apart
+from local_elasticity.engine.loader_states import read_apart
 from local_elasticity.engine.replica import Replica
 from local_elasticity.shapes import Float
 

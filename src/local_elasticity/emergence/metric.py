@@ -72,8 +72,7 @@ def library_loss(name: str, **options: Any) -> nn.Module:
     `triplet_margin`, `contrastive`, `multi_similarity`.
     """
     check_choice("name", name, LIBRARY_LOSSES)
-    loss: nn.Module = getattr(_library("losses"), LIBRARY_LOSSES[name])(**options)
-    return loss
+    return getattr(_library("losses"), LIBRARY_LOSSES[name])(**options)
 
 
 def library_recall_at_1(features: Float[Tensor, "n p"], labels: Int[Tensor, " n"]) -> float:

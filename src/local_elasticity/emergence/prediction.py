@@ -155,7 +155,7 @@ class Theory:
 
 
 def _check_product(name: str, value: float, bound: str, largest: float) -> None:
-    """Cauchy and Schwarz, with room for rounding."""
+    """The Cauchy–Schwarz inequality, with an allowance for rounding."""
     if not abs(value) <= largest + SLACK * (1 + largest):
         raise ValueError(f"{name}: expected at most {bound} = {largest:.6g}, got {value!r}")
 

@@ -93,5 +93,4 @@ class TwoLayerModule(nn.Module):
         self.outer.weight = nn.Parameter(network.a[None] / math.sqrt(network.width), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.outer(self.activation.function(self.hidden(x)))
-        return out
+        return self.outer(self.activation.function(self.hidden(x)))

@@ -40,12 +40,7 @@ class WithinAndBetween:
 
 
 def relative_on_unseen(
-    network: TwoLayer | Problem,
-    x: Tensor,
-    labels: Tensor,
-    *,
-    y: Tensor | None = None,
-    update: Update | None = None,
+    network: TwoLayer | Problem, x: Tensor, labels: Tensor, *, y: Tensor | None = None, update: Update | None = None
 ) -> WithinAndBetween:
     """S_rel(x, x′) = |f⁺(x′) − f(x′)| / |f⁺(x) − f(x)| after a step on one unseen x, through the engine.
 

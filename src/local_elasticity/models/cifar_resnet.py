@@ -46,8 +46,7 @@ class CifarResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
-        out: Tensor = self.linear(x.mean((2, 3)))
-        return out
+        return self.linear(x.mean((2, 3)))
 
 
 class _Block(nn.Module):

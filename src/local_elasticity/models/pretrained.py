@@ -29,7 +29,7 @@ class PretrainedFeatures:
 
 def pretrained(name: str = "efficientnet_lite0") -> PretrainedFeatures:
     """A network trained on ImageNet by name: `efficientnet_lite0` (extra `pretrained`, weights in the package) or
-    `resnet152` (extra `vision`, downloads; it needs a torchvision that imports beside this torch).
+    `resnet152` (extra `vision`, downloads; it needs a torchvision that imports with this torch).
     """
     check_choice("network", name, NETWORKS)
     return NETWORKS[name]()

@@ -33,8 +33,7 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.stages(self.pool(torch.relu(self.stem(x))))
-        out: Tensor = self.head(features.mean((2, 3)))
-        return out
+        return self.head(features.mean((2, 3)))
 
 
 class Block(nn.Module):

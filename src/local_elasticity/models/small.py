@@ -86,5 +86,4 @@ class FullyConnectedResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = torch.relu(self.first(x.flatten(1)))
         second = torch.relu(self.second(first))
-        out: Tensor = self.last(first + second)
-        return out
+        return self.last(first + second)

@@ -63,8 +63,7 @@ class DiagonalQuadratic:
     def velocity(self, w: Array) -> Array:
         """2θ w (a − b w²) (eq. 35 with d = 2)."""
         a, b = self.moments
-        moved: Array = 2 * self.rate * w * (a - b * w**2)
-        return moved
+        return 2 * self.rate * w * (a - b * w**2)
 
     def squares(self, t: ArrayLike) -> Array:
         """w²(t), [t, r] (eq. 36), with the growing exponential of a negative a divided out."""
@@ -73,19 +72,16 @@ class DiagonalQuadratic:
         decay = np.exp(-power)
         size = np.where(a == 0, 1.0, np.abs(a))
         grown = np.where(a == 0, 4 * self.rate * as_times(t)[..., None], -np.expm1(-power) / size)
-        squares: Array = first * np.where(a < 0, decay, 1.0) / (np.where(a < 0, 1.0, decay) + b * first * grown)
-        return squares
+        return first * np.where(a < 0, decay, 1.0) / (np.where(a < 0, 1.0, decay) + b * first * grown)
 
     def w(self, t: ArrayLike) -> Array:
         """w(t), [t, r]; signs never change."""
-        w: Array = np.sign(self.start) * np.sqrt(self.squares(t))
-        return w
+        return np.sign(self.start) * np.sqrt(self.squares(t))
 
     def loss(self, t: ArrayLike) -> Array:
         """½ Σ b (w² − a/b)², the risk above that of the best linear predictor over these features, [t]."""
         a, b = self.moments
-        excess: Array = 0.5 * (b * (self.squares(t) - a / b) ** 2).sum(-1)
-        return excess
+        return 0.5 * (b * (self.squares(t) - a / b) ** 2).sum(-1)
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
         """S_rel(t), [t, n, m], for features β(x) [n, r] and β(x′) [m, r] (eq. 13, or a finite step)."""

@@ -15,7 +15,7 @@ Source = ArrayLike | tuple[ArrayLike, ArrayLike]
 """Where the step is taken: (inputs, labels), or inputs alone where the model knows the label."""
 
 ROUNDING = 64 * float(np.finfo(np.float64).eps)
-"""A change that is smaller than this share of the terms it is made of is not told from rounding."""
+"""A change that is smaller than this share of the terms it is made of is not distinguished from rounding."""
 
 
 class StillSource(RuntimeWarning):
@@ -73,8 +73,7 @@ def integrate(flow: Velocity, w0: ArrayLike, t: ArrayLike, *, tolerance: float =
     )
     if not solution.success:
         raise ValueError(f"t: the flow could not be integrated to t = {moments[-1]:g} ({solution.message})")
-    found: Array = solution.y.T[place].reshape(times.shape + start.shape)
-    return found
+    return solution.y.T[place].reshape(times.shape + start.shape)
 
 
 def as_times(t: ArrayLike) -> Array:
@@ -131,8 +130,7 @@ def ratio(target_change: Array, source_change: Array, *, scale: Array | float, w
     still = source_change <= ROUNDING * np.asarray(scale)
     if still.any():
         warnings.warn(f"source: S_rel is NaN at {still.mean():.0%} of the values asked for: {why}", StillSource, 3)
-    found: Array = target_change / np.where(still, np.nan, source_change)
-    return found
+    return target_change / np.where(still, np.nan, source_change)
 
 
 def kept(values: Array, t: Array, source: Array, target: Array) -> Array:

@@ -86,8 +86,7 @@ class HomogeneousFeatures:
     def predict(self, w: Array, inputs: ArrayLike) -> Array:
         """f, [n], at weights [r, q]; [t, n] at weights [t, r, q]."""
         x = as_vectors(inputs, self._inputs.shape[1], "inputs")
-        outputs: Array = self.alpha(x) + np.einsum("nrq,...rq->...n", self.beta(x), w**self.degree)
-        return outputs
+        return self.alpha(x) + np.einsum("nrq,...rq->...n", self.beta(x), w**self.degree)
 
     def velocity(self, w: Array) -> Array:
         """θ d E[(y − f) β(x) ⊙ w^{d−1}] (eq. 12)."""
@@ -104,8 +103,7 @@ class HomogeneousFeatures:
         """E ½(y − f)², [t]."""
         beta, wanted = self._trained_on
         outputs = np.einsum("nrq,...rq->...n", beta, self.w(t) ** self.degree)
-        mean: Array = 0.5 * ((wanted - outputs) ** 2).mean(-1)
-        return mean
+        return 0.5 * ((wanted - outputs) ** 2).mean(-1)
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
         """S_rel(t), [t, n, m]: eq. 31, or eqs 26 and 28 for a finite step, which needs source = (x, y)."""
@@ -125,14 +123,12 @@ class HomogeneousFeatures:
         """
         power = w ** (2 * (self.degree - 1))
         own = np.abs(np.einsum("nrq,rq->n", self.beta(np.atleast_2d(source)) ** 2, power))
-        limit: Array = self.proximity(source, target) * np.linalg.norm(power, axis=1).sum() / own[:, None]
-        return limit
+        return self.proximity(source, target) * np.linalg.norm(power, axis=1).sum() / own[:, None]
 
     def proximity(self, source: ArrayLike, target: ArrayLike) -> Array:
         """P(x, x′) = max_r ‖β_r(x′) ⊙ β_r(x)‖, symmetric and independent of w, [n, m]."""
         at_source, at_target = self.beta(np.atleast_2d(source)), self.beta(np.atleast_2d(target))
-        sizes: Array = np.linalg.norm(at_source[:, None] * at_target[None], axis=-1).max(-1)
-        return sizes
+        return np.linalg.norm(at_source[:, None] * at_target[None], axis=-1).max(-1)
 
     def _moved(self, w: Array, beta: Array, push: Array | None) -> Array:
         """(w⁺)^d − w^d without its factor η(y − f)d: Σ_k C(d,k) (ηd(y−f))^{k−1} w^{d−k} (β w^{d−1})^k, [t, n, r, q]."""

@@ -98,14 +98,12 @@ class PenalisedFeatures:
     @cached_property
     def second_moment(self) -> Array:
         """(1/N) Σ h hᵀ, [p, p]."""
-        bound: Array = self._features.T @ self._features / len(self._features)
-        return bound
+        return self._features.T @ self._features / len(self._features)
 
     @cached_property
     def class_sums(self) -> Array:
         """u_q, [K, p]."""
-        sums: Array = np.eye(self.classes)[self._classes].T @ self._features / len(self._features)
-        return sums
+        return np.eye(self.classes)[self._classes].T @ self._features / len(self._features)
 
     @cached_property
     def spectrum(self) -> tuple[Array, Array]:
@@ -117,8 +115,7 @@ class PenalisedFeatures:
     def limit(self) -> Array:
         """W(∞) = M⁻¹u, [K, p]."""
         values, vectors = self.spectrum
-        end: Array = self.class_sums @ vectors / values @ vectors.T
-        return end
+        return self.class_sums @ vectors / values @ vectors.T
 
     def starting_at(self, w0: ArrayLike) -> PenalisedFeatures:
         """The same flow from another W(0); moments and eigendecomposition are kept."""
@@ -131,8 +128,7 @@ class PenalisedFeatures:
 
     def velocity(self, w: Array) -> Array:
         """rate · (u − W M) (Definition 4)."""
-        moved: Array = self.rate * (self.class_sums - w @ self.second_moment - self.ridge * w)
-        return moved
+        return self.rate * (self.class_sums - w @ self.second_moment - self.ridge * w)
 
     def w(self, t: ArrayLike) -> Array:
         """W(t), [t, K, p] (Theorem 3.1)."""
@@ -176,14 +172,11 @@ class PenalisedFeatures:
             fit = self.classes / 2 * (1 + self._quadratic(w)) - np.einsum("...qp,p->...", w, means)
         else:
             fit = 0.5 - np.einsum("...qp,qp->...", w, self.class_sums) + 0.5 * self._quadratic(w)
-        total: Array = fit + self.penalty / (2 * self.classes) * (w**2).sum((-2, -1))
-        return total
+        return fit + self.penalty / (2 * self.classes) * (w**2).sum((-2, -1))
 
     def _quadratic(self, w: Array) -> Array:
         """(1/N) Σ ‖W h‖²."""
-        square: Array = np.einsum("...qp,...qp->...", w @ self.second_moment, w)
-        return square
+        return np.einsum("...qp,...qp->...", w @ self.second_moment, w)
 
     def _decay(self, times: Array) -> Array:
-        decay: Array = np.exp(-self.rate * times[..., None] * self.spectrum[0])
-        return decay
+        return np.exp(-self.rate * times[..., None] * self.spectrum[0])

@@ -96,15 +96,13 @@ class ReluGate:
 
     def velocity(self, w: Array) -> Array:
         """rate · M (w* − w) (eq. 5)."""
-        moved: Array = self.rate * self._moment @ (self.star - w)
-        return moved
+        return self.rate * self._moment @ (self.star - w)
 
     def missing(self, t: ArrayLike) -> Array:
         """w* − w(t) = e^{−rate M t}(w* − w(0)), [t, d], without subtracting."""
         values, vectors = self.spectrum
         decay = np.exp(-self.rate * as_times(t)[..., None] * values)
-        gone: Array = (decay * ((self.star - self.start) @ vectors)) @ vectors.T
-        return gone
+        return (decay * ((self.star - self.start) @ vectors)) @ vectors.T
 
     def w(self, t: ArrayLike) -> Array:
         """w(t), [t, d] (Theorem 4.1)."""
@@ -113,8 +111,7 @@ class ReluGate:
     def loss(self, t: ArrayLike) -> Array:
         """The risk behind eq. 8, ½ rate (w − w*)ᵀ M (w − w*), [t]."""
         gone = self.missing(t)
-        risk: Array = 0.5 * self.rate * np.einsum("...i,ij,...j->...", gone, self._moment, gone)
-        return risk
+        return 0.5 * self.rate * np.einsum("...i,ij,...j->...", gone, self._moment, gone)
 
     def relative(self, t: ArrayLike, source: Source, target: ArrayLike, *, step_size: float = 0.0) -> Array:
         """S_rel(t), [t, n, m], for inputs x [n, d] and x′ [m, d], from eqs 19 and 20; NaN where the gate is off."""
@@ -160,14 +157,12 @@ class ReluGate:
 
     def _push(self, times: Array, inputs: Array) -> Array:
         """rate · 1{w*·x > 0} (w* − w(t))·x, [t, n]: how far a step of size 1 moves w along x (eq. 9)."""
-        push: Array = self.rate * (inputs @ self.star > 0) * (self.missing(times) @ inputs.T)
-        return push
+        return self.rate * (inputs @ self.star > 0) * (self.missing(times) @ inputs.T)
 
     def _time(self, margin: Array, reach: Array) -> Array:
         far = np.linalg.norm(self.star - self.start) * reach
         within = np.where(margin > 0, far / np.where(margin > 0, margin, 1.0), np.inf)
-        time: Array = np.log(np.maximum(within, 1.0)) / (self.rate * self.spectrum[0][0])
-        return time
+        return np.log(np.maximum(within, 1.0)) / (self.rate * self.spectrum[0][0])
 
 
 def modified_sgd(w: ArrayLike, w_star: ArrayLike, inputs: Iterable[ArrayLike], *, step_size: float) -> Iterator[Array]:

@@ -113,8 +113,7 @@ class SymmetricPair:
 
     def _mixed(self, terms: Array, first: Array, second: Array) -> Array:
         """(s₁ + s₂)(α² + β²(kE₂ + (1−k)E₁)) with k = s₁/(s₁ + s₂), which is also right where s₁ + s₂ = 0."""
-        mixed: Array = self.alpha**2 * terms.sum(-1) + self.beta**2 * (terms[..., 0] * second + terms[..., 1] * first)
-        return mixed
+        return self.alpha**2 * terms.sum(-1) + self.beta**2 * (terms[..., 0] * second + terms[..., 1] * first)
 
     def _lemma(self, products: Array, squares: Array) -> tuple[Array, Array, Array, Array]:
         """b₁, b₂, q² and p² of Lemma C.1: of k₁ and 1 − k₁, b₁ is made of one that is not negative."""
@@ -127,5 +126,4 @@ class SymmetricPair:
         return share, own, np.where(swapped, rates[1], rates[0]), np.where(swapped, rates[0], rates[1])
 
     def _half_time(self, share: Array, slow: Array) -> Array:
-        time: Array = np.log(np.maximum(2 * share / self.alpha**2, 1.0)) / slow
-        return time
+        return np.log(np.maximum(2 * share / self.alpha**2, 1.0)) / slow

@@ -80,8 +80,7 @@ class TwoLayerRelu:
 
     def predict(self, w: Array, inputs: ArrayLike) -> Array:
         """f, [n], at weights [m, d+1]."""
-        outputs: Array = np.maximum(lifted(inputs) @ w.T, 0.0) @ self._signs
-        return outputs
+        return np.maximum(lifted(inputs) @ w.T, 0.0) @ self._signs
 
     def velocity(self, w: Array) -> Array:
         """−rate times the gradient of the mean of ½(y − f)², [m, d+1]."""
@@ -142,8 +141,7 @@ class TwoLayerRelu:
         apart = np.linalg.norm(units[0][:, None] - units[1], axis=2)
         together = np.linalg.norm(units[0][:, None] + units[1], axis=2)
         angle = 2 * np.arctan2(apart, together)
-        value: Array = TwoLayerRelu.linear_net(source, target) * (1 - angle / np.pi)
-        return value
+        return TwoLayerRelu.linear_net(source, target) * (1 - angle / np.pi)
 
     @staticmethod
     def linear_net(source: ArrayLike, target: ArrayLike) -> Array:
@@ -153,15 +151,13 @@ class TwoLayerRelu:
         array([[1., 2.]])
         """
         at_source, at_target = lifted(np.atleast_2d(source)), lifted(np.atleast_2d(target))
-        value: Array = at_source @ at_target.T / (at_source**2).sum(1)[:, None]
-        return value
+        return at_source @ at_target.T / (at_source**2).sum(1)[:, None]
 
     def _push(self, w: Array, x: Array, y: Array | None, step: float) -> Array:
         """−η ∂L/∂f at each source, [n]."""
         if y is None:
             raise ValueError("source: a finite step depends on the label; pass source=(inputs, labels)")
-        push: Array = step * (np.atleast_1d(y) - self.predict(w, x))
-        return push
+        return step * (np.atleast_1d(y) - self.predict(w, x))
 
     def _steps(self, w: Array, x: Array, push: Array, v: Array) -> tuple[Array, Array]:
         """w_r·x̄′ before, [m, width], and what the step on each source adds, [n, m, width] (A.3)."""
