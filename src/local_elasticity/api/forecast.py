@@ -84,14 +84,12 @@ class Outlook:
     @property
     def right(self) -> np.ndarray:
         """Which of them were right before."""
-        found: np.ndarray = self.margin_before > 0
-        return found
+        return self.margin_before > 0
 
     @property
     def lost(self) -> np.ndarray:
         """Which of them were right before and are wrong after."""
-        found: np.ndarray = self.right & ~(self.margin_after > 0)
-        return found
+        return self.right & ~(self.margin_after > 0)
 
 
 @dataclass(frozen=True)
@@ -248,8 +246,7 @@ class Forecast(Printed):
         spread = self.deviation * float(np.sqrt(np.mean(changes**2))) if len(changes) else math.nan
         if spread == 0:
             return np.where(old.right, old.lost.astype(float), np.nan)
-        found: np.ndarray = ndtr(self.risk / spread)
-        return found
+        return ndtr(self.risk / spread)
 
     @cached_property
     def lost_range(self) -> tuple[int, int] | None:
@@ -301,8 +298,7 @@ class Forecast(Printed):
         """
         check_count("k", k)
         order = np.argsort(-self.risk, kind="stable")  # NaN comes last
-        found: np.ndarray = order[: min(k, int(self.old.right.sum()))]
-        return found
+        return order[: min(k, int(self.old.right.sum()))]
 
     @untouched
     def check(self, model_after: nn.Module | Problem | Mapping[str, Tensor]) -> ForecastCheck:

@@ -231,8 +231,7 @@ def _through_softmax(p: Tensor, noise: Tensor) -> Tensor:
 
 
 def _size(rows: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
-    return size
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1)
 
 
 @dataclass(frozen=True)

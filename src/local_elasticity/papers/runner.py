@@ -82,8 +82,7 @@ def find_experiment(name: str) -> Experiment:
         meant = f"did you mean {close[0]}? " if close else ""
         raise ValueError(f"NAME: there is no {name!r}; {meant}`local-elasticity list` shows all {len(EXPERIMENTS)}")
     module, _, kind = EXPERIMENTS[name].partition(":")
-    experiment: Experiment = getattr(import_module(module), kind)()
-    return experiment
+    return getattr(import_module(module), kind)()
 
 
 def run_experiment(
@@ -192,8 +191,7 @@ def conclude(experiment: Experiment, out: Path) -> dict[str, Any]:
 def stored_units(out: Path) -> list[dict[str, Any]]:
     """The units of a run: a file each, or all in one where they were published."""
     if (out / PUBLISHED_UNITS).exists():
-        units: list[dict[str, Any]] = json.loads((out / PUBLISHED_UNITS).read_text())["units"]
-        return units
+        return json.loads((out / PUBLISHED_UNITS).read_text())["units"]
     return [json.loads(file.read_text()) for file in sorted((out / "units").glob("[!.]*.json"))]
 
 

@@ -205,8 +205,7 @@ def _plotly() -> str:
     with extra("report"):
         from plotly.offline import get_plotlyjs
 
-    script: str = get_plotlyjs()
-    return script
+    return get_plotlyjs()
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -381,8 +381,7 @@ def _chosen(examples: Any, side: Side) -> np.ndarray:
     last = int(side.places.max()) + 1 if len(side) else 0
     if len(values) < last or (last == len(side) and len(values) > last):
         raise ValueError(f"examples: {len(values)} do not fit {last} examples; give one for each")
-    chosen: np.ndarray = values[side.places]
-    return chosen
+    return values[side.places]
 
 
 def is_empty(run: Any) -> bool:

@@ -145,8 +145,7 @@ def _largest_by_chance(
     drawn = np.array(list(some.resampled(resamples, rng))).reshape(resamples, -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         apart = np.abs(drawn - some.medians(some.rows, some.columns).ravel()) / drawn.std(0, ddof=1)
-    smallest: np.ndarray = 2 * norm.sf(np.max(np.where(np.isfinite(apart), apart, 0), axis=1, initial=0))
-    return smallest
+    return 2 * norm.sf(np.max(np.where(np.isfinite(apart), apart, 0), axis=1, initial=0))
 
 
 def _adjusted(by_test: np.ndarray, p_value: np.ndarray, chance: np.ndarray) -> np.ndarray:

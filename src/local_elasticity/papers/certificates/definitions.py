@@ -34,8 +34,7 @@ def engine_penalised(
     labels = torch.eye(flow.classes, dtype=torch.float64)[tensor(source[1]).long()]
     update = le.SGD(eta, weight_decay=flow.penalty / flow.classes)
     response = le.respond(problem, (tensor(source[0]), labels), tensor(target), update=update, progress=False)
-    found: Array = le.relative(response).numpy()
-    return found
+    return le.relative(response).numpy()
 
 
 def engine_quadratic(w: Array, source: tuple[Array, Array], target: Array, eta: float) -> Array:
@@ -44,8 +43,7 @@ def engine_quadratic(w: Array, source: tuple[Array, Array], target: Array, eta: 
     problem = le.Problem.of(model, "half_mse", params={"w": tensor(w)})
     given = tensor(source[0]), tensor(source[1])
     response = le.respond(problem, given, tensor(target), update=le.SGD(eta), progress=False)
-    found: Array = le.relative(response).numpy()
-    return found
+    return le.relative(response).numpy()
 
 
 def _definition_1() -> Certificate:
@@ -75,8 +73,7 @@ def _definition_1() -> Certificate:
 
 def _logits(w: Tensor, x: Tensor) -> Tensor:
     """A net with one hidden layer and three classes, all weights in one vector."""
-    out: Tensor = w[24:].reshape(3, 6) @ torch.tanh(w[:24].reshape(6, 4) @ x)
-    return out
+    return w[24:].reshape(3, 6) @ torch.tanh(w[:24].reshape(6, 4) @ x)
 
 
 def _cross_entropy(w: Tensor, x: Tensor, y: Tensor) -> Tensor:

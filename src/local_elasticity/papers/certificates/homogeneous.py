@@ -29,8 +29,7 @@ def certificates() -> list[Certificate]:
 
 
 def _alpha(x: Array) -> Array:
-    value: Array = np.sin(x).sum(1)
-    return value
+    return np.sin(x).sum(1)
 
 
 def _beta(x: Array) -> Array:
@@ -173,12 +172,10 @@ def _linearised() -> Certificate:
         return torch.tanh(x @ w.T) @ out
 
     def beta(x: Array) -> Array:
-        slopes: Array = torch.func.vmap(torch.func.grad(net), (None, 0))(tensor(w0), tensor(x)).numpy()
-        return slopes
+        return torch.func.vmap(torch.func.grad(net), (None, 0))(tensor(w0), tensor(x)).numpy()
 
     def alpha(x: Array) -> Array:
-        value: Array = net(tensor(w0), tensor(x)).numpy() - (beta(x) * w0).sum((1, 2))
-        return value
+        return net(tensor(w0), tensor(x)).numpy() - (beta(x) * w0).sum((1, 2))
 
     x = rng.normal(size=(12, 3))
     flow = HomogeneousFeatures(1, alpha, beta, x, rng.normal(size=12), w0, 0.1)

@@ -28,8 +28,7 @@ def tensor(value: ArrayLike) -> Tensor:
 
 def gradient(loss: Loss, w: ArrayLike) -> Array:
     """The gradient of a scalar function by autograd."""
-    found: Array = torch.func.grad(loss)(tensor(w)).numpy()
-    return found
+    return torch.func.grad(loss)(tensor(w)).numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +57,12 @@ def stepped(
     steps = -vmap(torch.func.grad(loss), (None, 0, 0))(now, x, y)
     at = lambda step, one: _moved(predict, now, step, one, eta).norm()
     moved = vmap(vmap(at, (None, 0)), (0, None))(steps, v)
-    found: Array = (moved / vmap(at)(steps, x)[:, None]).numpy()
-    return found
+    return (moved / vmap(at)(steps, x)[:, None]).numpy()
 
 
 def _moved(predict: Predict, w: Tensor, step: Tensor, x: Tensor, eta: float) -> Tensor:
     if eta == 0:
-        moved: Tensor = torch.func.jvp(lambda now: predict(now, x), (w,), (step,))[1]
-        return moved
+        return torch.func.jvp(lambda now: predict(now, x), (w,), (step,))[1]
     return predict(w + eta * step, x) - predict(w, x)
 
 

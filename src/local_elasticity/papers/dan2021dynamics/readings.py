@@ -77,8 +77,7 @@ def released_l1(response: Response) -> Tensor:
 def _kl_of_probabilities(before: Tensor, after: Tensor) -> Tensor:
     """F.kl_div(softmax(after), softmax(before)) with its mean over the k outputs: −(H(q) + ⟨q, p⟩)/k."""
     q, p = before.softmax(-1), after.softmax(-1)
-    value: Tensor = (torch.special.xlogy(q, q) - q * p).mean(-1)
-    return value
+    return (torch.special.xlogy(q, q) - q * p).mean(-1)
 
 
 DEFINED: tuple[Callable[[Response], Tensor], ...] = (kl, root_kl, l1, l2, logits)

@@ -157,5 +157,4 @@ def _split(names: range, seed: int) -> tuple[list[int], list[int]]:
 
 
 def _from_zero(labels: Tensor) -> Tensor:
-    places: Tensor = labels.unique(return_inverse=True)[1]
-    return places
+    return labels.unique(return_inverse=True)[1]

@@ -71,8 +71,7 @@ def released_similarities(net: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Sim
 @torch.no_grad()
 def _predictions(params: Sequence[Tensor], gradients: tuple[Tensor, ...], rate: float, x: Tensor) -> Tensor:
     W, b, V, c = (p - rate * g for p, g in zip(params, gradients, strict=True))
-    out: Tensor = (torch.relu(x @ W.T + b) @ V.T + c)[:, 0]
-    return out
+    return (torch.relu(x @ W.T + b) @ V.T + c)[:, 0]
 
 
 def in_pixels(learned: Learned, pixels: Tensor, seed: int) -> nn.Sequential:
