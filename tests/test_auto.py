@@ -386,3 +386,22 @@ def test_a_source_that_comes_late_and_reaches_more_is_taken_by_the_loop():
     for _ in range(2):
         found = le.respond(net, (ids, labels), loss="cross_entropy", update=update)
         assert_same_rows(found.target_change, truth.target_change, 1e-9)
+
+
+def test_gradients_at_once_with_a_layer_that_does_not_reach_the_output():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    net.unused = torch.nn.Linear(2, 2)
+    net.forward = lambda x: net[2](net[1](net[0](x)))
+    sources = torch.randn(9, 4), torch.arange(9) % 3
+    alone, together = (
+        le.similarity(net, sources, loss="cross_entropy", update=le.SGD(0.1), engine=engine)
+        for engine in (le.Looped(), le.Looped(gradients_at_once=4))
+    )
+    assert torch.allclose(torch.from_numpy(alone.values), torch.from_numpy(together.values), rtol=1e-4)
+
+
+@pytest.mark.parametrize("given", [0, 2.5, "4", True])
+def test_gradients_at_once_is_a_whole_number(given):
+    with pytest.raises(ValueError, match="gradients_at_once: expected a whole number"):
+        le.Looped(gradients_at_once=given)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner
@@ -40,8 +41,8 @@ class Looped:
     def __post_init__(self) -> None:
         for name in ("at_once", "gradients_at_once"):
             given = getattr(self, name)
-            if given is not None and given < 1:
-                raise ValueError(f"{name}: expected a positive whole number, got {given!r}")
+            if given is not None:
+                check_count(name, given)
 
     def __repr__(self) -> str:
         """The newest option only where it is set, so that it is the engine that older stores name."""
@@ -189,8 +190,10 @@ def _coverage(job: Job) -> Coverage | None:
 
 
 def _same_gradient(found: Params, expected: Params) -> bool:
-    """Whether gradients are the same up to rounding, as a share of the norm of all of them."""
-    off = torch.stack([torch.linalg.vector_norm(found[name] - part) for name, part in expected.items()]).norm()
+    """Whether gradients are the same up to rounding, as a share of the norm of all of them. What is not found is 0: the
+    parameter does not reach the output."""
+    apart = [found[name] - part if name in found else part for name, part in expected.items()]
+    off = torch.stack(torch._foreach_norm(apart)).norm()
     size = torch.stack(torch._foreach_norm(list(expected.values()))).norm()
     return bool(off <= torch.finfo(off.dtype).eps ** 0.5 * size)
 
