@@ -388,11 +388,18 @@ def test_a_source_that_comes_late_and_reaches_more_is_taken_by_the_loop():
         assert_same_rows(found.target_change, truth.target_change, 1e-9)
 
 
+class WithUnusedLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.unused, self.head = nn.Linear(4, 8), nn.Linear(2, 2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
 def test_gradients_at_once_with_a_layer_that_does_not_reach_the_output():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-    net.unused = torch.nn.Linear(2, 2)
-    net.forward = lambda x: net[2](net[1](net[0](x)))
+    net = WithUnusedLayer()
     sources = torch.randn(9, 4), torch.arange(9) % 3
     alone, together = (
         le.similarity(net, sources, loss="cross_entropy", update=le.SGD(0.1), engine=engine)
