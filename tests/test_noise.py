@@ -122,6 +122,30 @@ def _focal(outputs, labels):
     return ((1 - log_p.exp()).square() * -log_p).mean()
 
 
+def _binary_from_probabilities(outputs, labels):
+    return F.binary_cross_entropy(torch.sigmoid(outputs), labels.to(outputs.dtype))
+
+
+@pytest.mark.parametrize("seed", [4, 14, 49, 50])
+@pytest.mark.parametrize("offset", [8, 14])
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_losses_that_lose_digits_inside_are_noticed(seed, offset):
+    """Of a probability near 1 float32 keeps few digits of 1 − p, and so of the direction of the step."""
+    torch.manual_seed(seed)
+    net, x = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)), torch.randn(14, 6)
+    with torch.no_grad():
+        net[2].weight *= 5
+        net[2].bias += offset
+        y = (net(x) > 0).float()
+    problem = le.Problem.of(net, _binary_from_probabilities, kind="numbers")
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=le.SGD(1.0), engine="looped"))
+    for engine in ("structured", "looped", "auto"):
+        S = le.relative(le.respond(problem, (x, y), update=le.SGD(1.0), engine=engine)).double()
+        known = S.isfinite() & truth.isfinite()
+        assert ((S - truth).abs()[known] <= RESOLVED_ERROR * truth.clamp_min(1)[known]).all(), engine
+        assert known.all() or engine != "auto"
+
+
 OF_NUMBERS = {
     "mse": F.mse_loss,
     "huber": F.smooth_l1_loss,
@@ -253,6 +277,53 @@ def test_steps_within_a_staircase_of_rounding_are_noticed(seed):
         S = le.relative(le.respond(problem, (x, y), engine=engine)).double()
         known = S.isfinite() & truth.isfinite()
         assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all()
+
+
+class Offset(nn.Module):
+    """A small net whose changes pass a sum that is large beside them."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.body, self.head, self.written = nn.Sequential(nn.Linear(8, 32), nn.Tanh()), nn.Linear(32, 1), forward
+
+    def forward(self, x):
+        return self.written(self, x)
+
+
+class ConstantBias(Offset):
+    """A last layer whose bias is no parameter."""
+
+    def __init__(self):
+        super().__init__(lambda net, x: F.linear(net.body(x), net.head.weight, net.constant))
+        self.register_buffer("constant", torch.full((1,), 3000.0))
+
+
+LARGE_SUMS = {
+    "a constant is added": (lambda: Offset(lambda net, x: 2000 + net.head(net.body(x))), 1e-5),
+    "a constant bias": (ConstantBias, 1e-5),
+    "added in place": (lambda: Offset(lambda net, x: net.head(net.body(x)).add_(2000)), 1e-5),
+    "inputs are added": (lambda: Offset(lambda net, x: 1e5 * x[:, :1] + net.head(net.body(x))), 1e-4),
+    "and subtracted again": (lambda: Offset(lambda net, x: net.head((net.body(x) + 1e5) - 1e5)), 1e-3),
+    "before a norm": (lambda: Offset(lambda net, x: net.head(F.layer_norm(net.body(x) + 1e4, (32,)))), 1e-3),
+    "summed up": (lambda: Offset(lambda net, x: net.head(net.body(x)) + (1e5 * x).cumsum(1)[:, 3:4]), 1e-5),
+    "a sine of large numbers": (lambda: Offset(lambda net, x: net.head(torch.sin(1e6 * x[:, :1] + net.body(x)))), 1e-4),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_SUMS)
+@pytest.mark.filterwarnings("ignore:.*pairs")
+def test_sums_that_are_large_beside_their_parts_lose_digits(name):
+    torch.manual_seed(1)
+    make, step_size = LARGE_SUMS[name]
+    net, x = make(), torch.randn(12, 8)
+    y = torch.randn(12, 1) + net(x).detach()
+    problem, update = le.Problem.of(net, "mse"), le.SGD(step_size)
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine="looped"))
+    for engine in ("looped", "vmapped", "auto"):
+        S = le.relative(le.respond(problem, (x, y), update=update, engine=engine)).double()
+        known = S.isfinite()
+        assert known.all() if engine == "auto" else not known.any()
+        assert ((S - truth).abs()[known] <= RESOLVED_ERROR * truth.clamp_min(1)[known]).all()
 
 
 def test_the_share_resolved_falls_with_the_residual(trained, record_property):

@@ -27,7 +27,7 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.null_steps import alternating_signs, forward_rounding, null_noise
+from local_elasticity.engine.null_steps import Rounding, alternating_signs, forward_rounding, null_noise
 from local_elasticity.engine.problem import Problem, leaves_of, sizes_of
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, without_gradient
@@ -160,8 +160,8 @@ def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Te
     loss.
 
     The outputs are rounded: each is moved by its last digits, and the change of the gradient across its own direction
-    counts. The loss rounds as well. Where it computes p − 1, it loses what is below a unit in the last place of its
-    largest gradient, which is found at outputs of exchanged and of equal classes.
+    counts. The loss rounds as well: what its kernels give is rounded. Inside a kernel that computes p − 1, what is below
+    a unit in the last place of its largest gradient is lost, which is found at outputs of exchanged and of equal classes.
     """
     if job.bound.problem.loss_is_named:
         return None
@@ -182,11 +182,21 @@ def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Te
         if not may_be_passed_over(error):
             raise
         moved, others = [unit.flatten(1) / size], []
-    across = [change - (change * along).sum(1, keepdim=True) * along for change in moved]
-    turned = torch.stack([_size(change) for change in across]).square().mean(0).sqrt()
+    of_loss = []
+    for pattern in range(PATTERNS):
+        with Rounding.alternating(outputs.device, pattern):
+            rounded = gradients(outputs)
+        of_loss.append((rounded - slope) / size)
+    turned = torch.hypot(_across(moved, along), _across(of_loss, along))
     for other in others:
         turned = torch.maximum(turned, eps * _size(other).nan_to_num(0.0, 0.0))
     return turned / _size(slope / size).clamp_min(eps)
+
+
+def _across(changes: list[Tensor], along: Float[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    """The root mean square length of what changes of gradients have across these directions."""
+    across = [change - (change * along).sum(1, keepdim=True) * along for change in changes]
+    return torch.stack([_size(change) for change in across]).square().mean(0).sqrt()
 
 
 def _far_from(outputs: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
