@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from functools import partial, wraps
 
 import numpy as np
@@ -475,6 +476,85 @@ def test_a_sampler_counts_no_epoch():
     loader = torch.utils.data.DataLoader(Augmented(lambda value: 0.0), sampler=sampler)
     le.respond(le.Problem.of(small_net(), "mse"), loader)
     assert sampler.epoch == 0
+
+
+class InPlace(torch.utils.data.Sampler):
+    """Shuffles what it holds, whatever that is."""
+
+    def __init__(self, held, shuffle):
+        self.held, self.shuffle = held, shuffle
+
+    def __iter__(self):
+        self.shuffle(self.held)
+        return iter([int(i) for i in (self.held.values() if isinstance(self.held, dict) else self.held)])
+
+    def __len__(self):
+        return 6
+
+
+class Slots:
+    """An iterable that is no Sampler, and has no attributes but those it names."""
+
+    __slots__ = ("epoch", "order")
+
+    def __init__(self):
+        self.order, self.epoch = list(range(6)), 0
+
+    def __iter__(self):
+        self.epoch += 1
+        self.order.reverse()
+        return iter(self.order)
+
+    def __len__(self):
+        return 6
+
+
+class Buckets(torch.utils.data.IterableDataset):
+    """Lists in a list, each shuffled in its place."""
+
+    def __init__(self):
+        self.buckets = [list(range(i, i + 3)) for i in range(0, 120, 3)]
+
+    def __iter__(self):
+        for bucket in self.buckets:
+            bucket.append(bucket.pop(0))
+            yield torch.full((4,), float(bucket[0])).double(), torch.zeros(2).double()
+
+
+def _swap(held):
+    last = len(held) - 1
+    held[0], held[last] = held[last], held[0]
+
+
+def _swap_tensor(held):
+    held.copy_(held.flip(0))
+
+
+ORDERED = {
+    "a list": lambda: {"sampler": InPlace(list(range(6)), _swap)},
+    "an array": lambda: {"sampler": InPlace(np.arange(6), lambda held: np.random.default_rng(0).shuffle(held))},
+    "a tensor": lambda: {"sampler": InPlace(torch.arange(6), _swap_tensor)},
+    "a dict": lambda: {"sampler": InPlace({i: i for i in range(6)}, _swap)},
+    "a deque": lambda: {"sampler": InPlace(deque(range(6)), lambda held: held.rotate(1))},
+    "slots": lambda: {"sampler": Slots()},
+    "batches of slots": lambda: {"batch_sampler": torch.utils.data.BatchSampler(Slots(), 2, False)},
+    "buckets": lambda: {"batch_size": 4},
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_what_a_sampler_shuffles_in_place_is_as_before(name):
+    def orders(measured):
+        data = Buckets() if name == "buckets" else Augmented(lambda value: float(value))
+        loader = torch.utils.data.DataLoader(data, **ORDERED[name]())
+        found = []
+        for _ in range(3):
+            found.append([batch[0].tolist() for batch in loader])
+            if measured:
+                le.respond(le.Problem.of(small_net(), "mse"), loader, engine="looped", progress=False)
+        return found
+
+    assert orders(measured=True) == orders(measured=False)
 
 
 READING = {"kept_generators", "read_apart", "_put", "_put_attributes"}

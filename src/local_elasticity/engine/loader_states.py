@@ -1,5 +1,5 @@
-"""Reading a DataLoader without changing it: its generators and the attributes of its samplers are put back, and an
-epoch of its persistent workers continues."""
+"""Reading a DataLoader without changing it: its generators and what its samplers hold are put back, and an epoch of its
+persistent workers continues."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ T = TypeVar("T")
 MOST_PARTS, MOST_TRANSFORMS = 5000, 32
 """In how many parts of a loader, the nearest first, and in lists of what length its generators are looked for."""
 
+LARGEST_KEPT = 1 << 26
+"""Bytes up to which an array, a tensor or a list of a sampler or an iterable dataset is copied, to be put back."""
+
+PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
+"""What holds nothing."""
+
 END: Any = object()
 """What comes after the last batch."""
 
 
 @contextmanager
 def kept_generators(examples: Any) -> Iterator[None]:
-    """The random generators of a DataLoader, its samplers and its dataset put back, and the attributes of samplers and
-    of an iterable dataset.
-    Reading the examples must not reorder a training run that continues with the same loader.
+    """The random generators of a DataLoader, its samplers and its dataset put back, and what samplers and an iterable
+    dataset hold. Reading the examples must not reorder a training run that continues with the same loader.
     """
     states = _states_of(examples)
     before, back = [get() for get, _ in states], False
@@ -89,22 +94,27 @@ def beside(batches: Any) -> Any:
 
 
 def _states_of(examples: Any) -> list[Access]:
-    found, waiting = [], deque([examples])
+    """Of all generators in a loader, and of what it iterates over with the containers in that."""
+    found, waiting = [], deque([(examples, False)])
     seen: dict[int, Any] = {}  # with what they are the ids of, so that none is used again
+    indexed = getattr(examples, "dataset", examples)
     while waiting and len(seen) < MOST_PARTS:
-        value = waiting.popleft()
+        value, iterated = waiting.popleft()
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        state = _state_of(value)
+        of_order = isinstance(value, (Sampler, IterableDataset))
+        iterated = of_order or (iterated and value is not indexed and hasattr(type(value), "__iter__"))
+        state = _state_of_generator(value) or (_state_of_object(value) if iterated else None)
         if state is not None:
             found.append(state)
-        waiting += _parts_of(value)
+        if isinstance(value, DataLoader):
+            waiting += [(part, True) for part in (value.batch_sampler, value.sampler)]
+        waiting += [(part, iterated) for part in _parts_of(value, MOST_PARTS if iterated else MOST_TRANSFORMS)]
     return found
 
 
-def _state_of(value: Any) -> Access | None:
-    """The state of a random generator, or of a sampler or an iterable dataset, which may count its epochs."""
+def _state_of_generator(value: Any) -> Access | None:
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
@@ -115,20 +125,77 @@ def _state_of(value: Any) -> Access | None:
         value = value.bit_generator
     if isinstance(value, np.random.BitGenerator):
         return partial(getattr, value, "state"), partial(setattr, value, "state")
-    if isinstance(value, (Sampler, IterableDataset)):
-        return vars(value).copy, partial(_put_attributes, value)
     return None
 
 
-def _put_attributes(owner: Any, before: dict[str, Any]) -> None:
+def _state_of_object(value: Any) -> Access | None:
+    """What a container holds, or the attributes of another object."""
+    if isinstance(value, (list, deque, dict, set, bytearray)):
+        small = 8 * len(value) <= LARGEST_KEPT
+        return (value.copy, partial(_put_items, value)) if small else None
+    if isinstance(value, np.ndarray):
+        return (value.copy, partial(_put_array, value)) if value.nbytes <= LARGEST_KEPT else None
+    if isinstance(value, Tensor):
+        small = value.layout == torch.strided and value.nbytes <= LARGEST_KEPT
+        return (value.detach().clone, partial(_put_tensor, value)) if small else None
+    slots = _slots_of(value)
+    if isinstance(value, (type, ModuleType, FunctionType)) or not (slots or hasattr(value, "__dict__")):
+        return None
+    return partial(_attributes, value, slots), partial(_put_attributes, value, slots)
+
+
+def _put_items(value: Any, before: Any) -> None:
+    if isinstance(value, (list, bytearray)):
+        value[:] = before
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(before)
+    elif isinstance(value, dict) and list(value) == list(before):
+        value.update(before)
+    elif isinstance(value, dict) or value != before:
+        value.clear()
+        value.update(before)
+
+
+def _put_array(value: np.ndarray, before: np.ndarray) -> None:
+    if value.flags.writeable and value.shape == before.shape and not np.array_equal(value, before):
+        value[...] = before
+
+
+def _put_tensor(value: Tensor, before: Tensor) -> None:
+    if value.shape == before.shape and not torch.equal(value, before):
+        value.detach().copy_(before)
+
+
+def _slots_of(value: Any) -> list[str]:
+    names = [name for kind in type(value).__mro__ for name in _as_names(vars(kind).get("__slots__", ()))]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _as_names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _attributes(owner: Any, slots: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return dict(getattr(owner, "__dict__", {})), {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+
+
+def _put_attributes(owner: Any, slots: list[str], before: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """An interrupt at any moment leaves at least those that were there."""
-    vars(owner).update(before)
-    for name in vars(owner).keys() - before.keys():
-        del vars(owner)[name]
+    attributes, in_slots = before
+    held = getattr(owner, "__dict__", {})
+    held.update(attributes)
+    for name in held.keys() - attributes.keys():
+        del held[name]
+    for name in slots:
+        if name in in_slots:
+            object.__setattr__(owner, name, in_slots[name])
+        elif hasattr(owner, name):
+            object.__delattr__(owner, name)
 
 
-def _parts_of(value: Any) -> list[Any]:
-    """What an object, a container or a function holds, where a generator may be."""
+def _parts_of(value: Any, most: int) -> list[Any]:
+    """What an object, a container of at most so many parts, or a function holds, where a generator may be."""
     if isinstance(value, (type, ModuleType, Tensor, np.ndarray, str, bytes)):
         return []
     if isinstance(value, partial):
@@ -141,6 +208,7 @@ def _parts_of(value: Any) -> list[Any]:
         held = [cell_contents(cell) for cell in value.__closure__ or ()]
         return [*held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        return [] if len(value) > MOST_TRANSFORMS else list(value.values() if isinstance(value, dict) else value)
-    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if name != "__dict__"]
-    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots if hasattr(value, name))]
+        held = [part for part in (value.values() if isinstance(value, dict) else value) if not isinstance(part, PLAIN)]
+        return held if len(held) <= most else []
+    attributes, in_slots = _attributes(value, _slots_of(value))
+    return [*attributes.values(), *in_slots.values()]

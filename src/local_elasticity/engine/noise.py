@@ -160,8 +160,9 @@ def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Te
     loss.
 
     The outputs are rounded: each is moved by its last digits, and the change of the gradient across its own direction
-    counts. The loss rounds as well: what its kernels give is rounded. Inside a kernel that computes p − 1, what is below
-    a unit in the last place of its largest gradient is lost, which is found at outputs of exchanged and of equal classes.
+    counts. The loss rounds as well, so the results of its kernels are moved too. A kernel that computes p − 1 inside
+    loses what is below a unit in the last place of its largest gradient, which is found at outputs of exchanged and of
+    equal classes.
     """
     if job.bound.problem.loss_is_named:
         return None
