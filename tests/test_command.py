@@ -81,7 +81,8 @@ def test_verify_prints_a_tally_and_details_on_request(monkeypatch, command):
     assert f"{section}: supported {supported}" in told[""]
     assert len(told[""].splitlines()) == 2
     assert made[0].statement in told["--details"]
-    assert [one["verdict"] for one in json.loads(told["--json"])] == [str(one.verdict) for one in made]
+    said = {"holds": "supported", "holds with correction": "needs a correction", "false as printed": "false as printed"}
+    assert [one["verdict"] for one in json.loads(told["--json"])] == [said[str(one.verdict)] for one in made]
 
 
 @pytest.mark.parametrize(

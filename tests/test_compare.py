@@ -87,7 +87,7 @@ def test_nothing_changed_is_told_as_such():
     one, _ = matrices()
     found = le.compare(labelled(one), labelled(one))
     assert found.overall.p_value == 1
-    assert "median difference +0" in repr(found)
+    assert "median of the pairs' differences +0" in repr(found)
     assert not found.frame().difference.dropna().any()
 
 
@@ -289,7 +289,7 @@ def test_it_is_drawn_and_told():
     found = le.compare(labelled(ONE, measure="kl"), labelled(OTHER, measure="kl"))
     made = found.plot()
     assert [axes.get_title() for axes in made.axes[:3]] == ["before", "after", "difference"]
-    assert "class pairs that changed most: a → " in repr(found)
+    assert "class pairs with the largest median differences, not tested: a → " in repr(found)
     assert repr(found).splitlines()[0] in found._repr_html_()
     nothing = le.compare(*(le.as_similarity(np.full((2, 2), np.nan)) for _ in range(2)))
     assert "none has a value on both sides" in repr(nothing)

@@ -187,7 +187,7 @@ def test_the_colours_are_logarithmic_with_an_anchor_at_one(reader):
     assert ask("shade(panel().scale, 1.5)") != "#fde725"
     assert ask("byId('matrix-plot').data[0].colorbar.ticktext[0]").startswith("≤ ")
     assert ask("byId('matrix-plot').data[0].colorbar.ticktext.at(-1)").startswith("≥ ")
-    assert "1" in ask("byId('matrix-plot').data[0].colorbar.ticktext")
+    assert "100 %" in ask("byId('matrix-plot').data[0].colorbar.ticktext")
     assert "% of the pairs lie beyond the ends of the colours" in reader.text("#matrix-note")
 
 
@@ -279,7 +279,7 @@ def test_two_steps_are_compared_and_targets_can_be_normalised(reader):
     reader.page.select_option("#second", "0")
     reader.page.select_option("#first_step", "0")
     reader.settle("byId('compare-words').textContent.includes('at step 0') && byId('compare-plot').data.length === 3")
-    assert "digits, kl at step 320" in reader.text("#compare-words")
+    assert "digits, √kl at step 320" in reader.text("#compare-words")
     before = reader.page.locator(".class-table button").first.text_content()
     reader.page.select_option("#per", "target")
     reader.settle("chosen.per === 'target' && byId('class-table').textContent.length > 0")
@@ -293,13 +293,13 @@ def test_the_slider_moves_the_first_screen(reader):
     reader.settle("byId('classes-title').textContent.includes('at step 0')")
     shown = reader.page.locator(".class-table button[data-a='0'][data-b='1']").text_content()
     expected = reader.page.evaluate("panel().pairs.median[0][0][1]")
-    assert int(shown) == round(100 * expected**0.5)
+    assert int(shown) == round(100 * expected)
     times = reader.page.evaluate("panel().front.curve.times[0]")
     said = reader.text(".front:not([hidden]) .headline")
     assert said.startswith("At training step 0, a step on one example moves other examples of its class ")
     assert f"{times:.2f}×" in said or f"{times:.1f}×" in said
     assert reader.text(".front:not([hidden]) .evidence").startswith("At the last step, 320: Baseline")
-    assert reader.text("#named .named-title") == "Coupled classes at step 320, framed in the matrix"
+    assert reader.text("#named .named-title") == "Coupled classes at step 320"
     assert reader.page.locator(".class-table button.clear").count() == 0
     reader.page.select_option("#measure", "1")
     reader.settle("panel().measure === 'relative_l1'")
@@ -313,7 +313,7 @@ def test_sentences_write_times_as_the_library_does(reader):
         assert reader.page.evaluate(f"timesWords({value}, {low}, {high})") == times(value, low, high)
     assert reader.page.evaluate("timesWords(1, null, null)") == times(1.0)
     for share in (0.4612, 0.0123, 12.34, 0.1):
-        assert reader.page.evaluate(f"percentOf({share} ** panel().order)") == percent(share)
+        assert reader.page.evaluate(f"percentOf({share})") == percent(share)
 
 
 def test_lists_beside_percentages_are_in_percent(reader):
@@ -323,10 +323,10 @@ def test_lists_beside_percentages_are_in_percent(reader):
     values = [float(re.search(r": ([\d.,]+) %$", one)[1].replace(",", "")) for one in said]
     assert values == sorted(values, reverse=True)
     median = reader.page.evaluate("panel().pairs.median.at(-1)[1][3]")
-    assert f"median {percent(median**0.5)} (how far" in reader.text("#behind h3")
+    assert f"median {percent(median)} (how far" in reader.text("#behind h3")
     reader.settle("byId('moved').textContent.includes('in percent of its own change')")
     assert all(one.count(" %") == 1 for one in reader.page.locator("#moved li").all_text_contents())
-    assert "as far as the source itself" in reader.text("#pair")
+    assert "in percent of how far the source itself does" in reader.text("#pair")
 
 
 def test_labels_of_classes_that_coincide_stand_apart(browser, tmp_path):
@@ -492,7 +492,7 @@ def test_several_runs_are_listed_with_their_numbers_and_one_is_chosen(browser, r
     assert reader.text("#runs > p").startswith("4 runs: how many times as far a step moves its own class as other")
     rows = reader.page.locator(".runs button")
     told = rows.all_text_contents()
-    assert re.fullmatch(r"digits during training kl at step 320\d\.\d× \(\d\.\d–\d\.\d×\), local", told[0])
+    assert re.fullmatch(r"digits during training √kl at step 320\d\.\d× \(\d\.\d–\d\.\d×\), local", told[0])
     assert re.fullmatch(r"half as local relative\d\.\d+× \(.*×\), local", told[1])
     assert told[2].startswith("with signs kernelwithin − between classes: ")
     assert told[3].endswith("as far as its own")
@@ -564,7 +564,7 @@ def test_texts_without_classes_have_a_first_screen(browser, tmp_path, viewport):
     assert "an example with itself" in reader.text("#pair")
     reader.page.evaluate("scrollTo(0, 0)")
     cards.first.click()
-    reader.settle("chosen.source === 0 && chosen.target === 4 && byId('pair').textContent.includes('80 % as far')")
+    reader.settle("chosen.source === 0 && chosen.target === 4 && byId('pair').textContent.includes('80 %')")
     assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     reader.close()
 
@@ -599,3 +599,23 @@ def test_a_comparison_speaks_of_differences(browser, tmp_path):
     reader.settle("panel().title === 'relative before'")
     assert "rose" not in reader.text("#named")
     reader.close()
+
+
+def test_cards_show_when_their_pair_came_about(reader):
+    """A line over training on each card, whose dot follows the slider; frames are of the last step alone."""
+    lines = reader.page.locator("#named .sparkline")
+    assert lines.count() == reader.page.locator("#named .pair-card").count() > 0
+    assert "framed in the matrix" in reader.text("#named .named-title")
+    at = "Number(document.querySelector('#named .sparkline circle').getAttribute('cx'))"
+    last = reader.page.evaluate(at)
+    reader.page.locator("#when").focus()
+    reader.page.keyboard.press("Home")
+    reader.settle(f"{at} < {last}")
+    assert "framed" not in reader.text("#named .named-title")
+    assert "at step 320" in reader.text("#named .named-title")
+
+
+def test_the_search_opens_below_its_box(reader):
+    reader.page.fill("#search", "1")
+    left = "document.getElementById('{}').getBoundingClientRect().left"
+    assert abs(reader.page.evaluate(f"{left.format('found')} - {left.format('search')}")) < 3

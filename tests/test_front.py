@@ -169,7 +169,8 @@ def test_measures_that_disagree_about_pairs_are_said(tmp_path):
     several = {"relative": values, "kl": other**2}
     S = xr.Dataset({name: le.as_similarity(one, source_labels=classes, measure=name) for name, one in several.items()})
     _, payload = hidden(le.write_report(S, tmp_path / "page.html"))
-    said = "The measures disagree: 4 → 5 is coupled only by relative, 7 → 8 only by kl."
+    parts = "4 → 5 is coupled only by relative, not by kl; 7 → 8 only by kl, not by relative"
+    said = f"The measures disagree: {parts}."
     assert [panel["front"]["named"]["words"] for panel in payload["runs"][0]["panels"]] == [said, said]
     S["kl"] = S["kl"].copy(data=values**2)
     _, payload = hidden(le.write_report(S, tmp_path / "page.html"))
@@ -450,3 +451,18 @@ def test_confusions_are_compared_with_similarities(tmp_path):
     names = sorted(set(KINDS))
     numbers = [names.index(kind) for kind in KINDS]
     assert S.le.with_predictions(numbers, class_names=names)["target_prediction"].values.tolist() == list(KINDS)
+
+
+def test_cards_say_when_a_pair_was_coupled(tmp_path):
+    """What it was of what its row and column suggested, at every step; its last value is that of the coupling."""
+    classes, values = coupled_digits()
+    plain = np.exp(np.random.default_rng(1).normal(-2, 0.3, size=values.shape))
+    history = History(["relative"], classes.tolist(), classes.tolist(), square=True)
+    for step, one in ((0, plain), (10, values)):
+        history.append(Probe(step, {"relative": one}, 0.1, "looped"))
+    _, payload = hidden(le.write_report(history, tmp_path / "page.html"))
+    card = payload["runs"][0]["panels"][0]["front"]["named"]["pairs"][0]
+    found = le.coupling(values, classes, measure="relative")
+    excess = found.excess[found.coupled()[0]]
+    assert card["over"][1] == pytest.approx(excess, rel=1e-3)
+    assert card["over"][0] < 1.5 < card["over"][1]

@@ -87,8 +87,10 @@ def test_the_page_holds_the_numbers_exactly(S, tmp_path):
     page = written({"run": S}, tmp_path, about={"data": "made <up>", "seeds": [0, 1]})
     assert "made &lt;up&gt;" in page
     assert "0; 1" in page
-    assert np.array_equal(unpacked(blocks_of(page)[0]).reshape(12, 12), S.values.astype(np.float32))
+    kept = unpacked(blocks_of(page)[0]).reshape(12, 12)
+    assert np.array_equal(kept, np.sqrt(S.values.astype(np.float32)))  # how far, of a measure that is quadratic
     run = payload_of(page)["runs"][0]
+    assert run["panels"][0]["title"] == "√kl"
     assert run["sources"]["classes"] == ["0", "1", "2"]
     assert run["sources"]["class"] == [0, 1, 2] * 4
     assert all(is_picture(one) for one in run["sources"]["examples"])
@@ -219,7 +221,8 @@ def test_a_large_history_is_exact_at_its_ends_and_where_it_changed(monkeypatch):
     front = Front("ratio", 2, "", curve={"change": [3, 4], "steepest": None})
     made = payload._panel(run, run.panels[0], pack, 3 * 20 * 15, None, front)
     assert [matrix["exact"] for matrix in made["matrices"]] == [True, False, False, True, False, False, False, True]
-    assert np.array_equal(unpacked(pack.blocks[-1]).reshape(20, 15), run.panels[0].values[-1], equal_nan=True)
+    last = np.sqrt(run.panels[0].values[-1]).astype(np.float32)
+    assert np.array_equal(unpacked(pack.blocks[-1]).reshape(20, 15), last, equal_nan=True)
     assert unpacked(pack.blocks[1]).shape == (25,)
     alone = payload._panel(run, run.panels[0], payload.Pack(), 1, None, front)
     assert [matrix["exact"] for matrix in alone["matrices"]] == [False] * 7 + [True]

@@ -15,6 +15,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.report.explorer import SCRIPTS
+from local_elasticity.words import percent
 
 pytestmark = pytest.mark.browser
 SHOTS = Path(os.environ.get("SCREENSHOTS", "test-artefacts"))
@@ -149,7 +150,7 @@ def test_hovering_shows_the_two_examples_and_the_exact_number(reader, digits):
     reader.page.mouse.move(*cell(reader, 2, 17))
     reader.settle("byId('pair').textContent.includes('9 · #17')")
     value = digits[0].history[-1].similarity["kl"][2, 17]
-    assert float(reader.text("#pair .big")) == pytest.approx(value, rel=6e-3)
+    assert reader.text("#pair .big") == percent(float(value) ** 0.5)
     assert reader.page.locator("#pair img").count() == 2
     assert "3 · #2" in reader.text("#pair")
 
@@ -176,7 +177,7 @@ def test_the_slider_moves_the_matrix_and_the_curves(reader, digits):
     reader.settle(f"byId('matrix-plot').data[0].z[0][9] !== {before}")
     first = digits[0].history[0].similarity["kl"][0, 9]
     shown = 10 ** reader.page.evaluate("byId('matrix-plot').data[0].z[0][9]")
-    assert shown == pytest.approx(float(first), rel=1e-4)
+    assert shown == pytest.approx(float(first) ** 0.5, rel=1e-4)
     reader.page.evaluate("byId('time').scrollIntoView()")
     reader.settle("byId('time-plot').layout.shapes[0].x0 === 0")
     reader.page.locator("#when").focus()
@@ -195,7 +196,7 @@ def test_curves_have_bands_and_can_be_of_one_class(reader):
     reader.settle("byId('time-plot').data.length === 7")
     assert "target 9" in reader.page.evaluate("byId('time-plot').data.map((d) => d.name).join()")
     reader.page.select_option("#measure", "1")
-    reader.settle("byId('time-plot').layout.yaxis.title.text === 'relative_l1'")
+    reader.settle("byId('time-plot').layout.yaxis.title.text.startsWith('relative_l1, in percent')")
 
 
 def test_the_order_follows_class_and_cluster(reader):
@@ -279,8 +280,10 @@ def test_an_address_leads_back_to_a_view(reader, page_file):
 
 def test_two_runs_are_compared(reader):
     assert reader.page.evaluate("[chosen.first, chosen.second]") == [0, 2]
-    assert "end, kl" in reader.text("#compare-words")
-    assert "rank correlation is 1. The mean over pairs of second − first is 0." in reader.text("#compare-words")
+    assert "end, √kl" in reader.text("#compare-words")
+    assert "rank correlation is 1. The median over pairs of second − first is 0 percentage points." in reader.text(
+        "#compare-words"
+    )
     assert reader.page.evaluate("byId('compare-plot').querySelectorAll('.colorbar').length") == 3
     assert reader.page.evaluate("byId('compare-plot').data[2].z.flat().every((v) => v === null || Math.abs(v) < 1e-6)")
 
@@ -291,7 +294,7 @@ def test_two_measures_have_scales_of_their_own_and_are_kept_in_the_address(reade
     assert "no difference is drawn" in reader.text("#compare-words")
     assert "first=0&second=1" in reader.page.evaluate("location.hash")
     reader.open(f"file://{page_file}#compare?first=2&second=3")
-    assert "clusters, kl" in reader.text("#compare-words")
+    assert "clusters, √kl" in reader.text("#compare-words")
 
 
 @pytest.mark.parametrize("classes", [None, np.arange(26) % 25])
@@ -299,7 +302,7 @@ def test_runs_without_classes_or_with_many_are_compared_pair_by_pair(browser, tm
     K = np.random.default_rng(0).random((26, 26))
     runs = {name: le.as_similarity(S, source_labels=classes) for name, S in {"a": K, "b": K + 0.5}.items()}
     reader = Reader(browser, le.write_report(runs, tmp_path / "two.html"))
-    assert "rank correlation is 1. The mean over pairs of second − first is 0.5." in reader.text("#compare-words")
+    assert "rank correlation is 1. The median over pairs of second − first is 0.5." in reader.text("#compare-words")
     assert reader.page.evaluate("byId('compare-plot').data.map((d) => d.z.length)") == [26, 26, 26]
     reader.close()
 
@@ -350,7 +353,7 @@ def test_the_theme_can_be_chosen_and_paper_is_white(reader):
     reader.settle("byId('matrix-plot').layout.paper_bgcolor === '#ffffff'")
     assert not reader.page.is_visible("nav")
     assert not reader.page.is_visible("#matrix .pointing")
-    assert "watched, kl, ordered by class, training step 100" in reader.page.inner_text("#matrix .which")
+    assert "watched, √kl, ordered by class, training step 100" in reader.page.inner_text("#matrix .which")
     SHOTS.mkdir(parents=True, exist_ok=True)
     reader.page.pdf(path=SHOTS / "report.pdf", format="A4")
     reader.page.emulate_media(media="screen")

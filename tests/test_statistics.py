@@ -1,6 +1,7 @@
 """Locality, comparisons and class pairs: right on planted structure, quiet on noise, and the same digits everywhere."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -422,3 +423,39 @@ def test_a_flat_curve_has_no_steepest_part():
     falling = np.linspace(1, 0.3, 8)
     values = values * np.where(same, 1.0, falling[:, None, None])
     assert development(steps, ratio * falling, values, classes, classes, square=True).steepest is not None
+
+
+def _overtaken(seed, own=1.0, other=1.0, classes=6, each=10):
+    """A matrix with effects of sources and targets; pairs within a class are `own` times as large, and those from class
+    0 to class 1 `other` times."""
+    rng, labels = np.random.default_rng(seed), np.repeat(np.arange(classes), each)
+    rows, columns = rng.normal(scale=0.5, size=(2, len(labels)))
+    values = np.exp(rng.normal(-2, 0.5, size=(len(labels), len(labels))) + rows[:, None] + columns)
+    values *= np.where(labels[:, None] == labels, own, 1.0)
+    values[np.ix_(labels == 0, labels == 1)] *= other
+    return le.locality(values, labels, measure="relative", permutations=0, resamples=100, seed=seed)
+
+
+def test_classes_that_another_class_exceeds_are_named():
+    found = [_overtaken(seed, own=2.0, other=8.0).exceptions for seed in range(10)]
+    assert sum([(one.source_class, one.target_class) for one in each] == [(0, 1)] for each in found) >= 9
+    assert not any(_overtaken(seed, own=2.0).exceptions for seed in range(20))
+    assert sum(bool(_overtaken(seed).exceptions) for seed in range(100)) <= 12  # 5 % are expected of noise alone
+
+
+def test_a_local_verdict_names_its_exceptions():
+    rng, labels = np.random.default_rng(0), np.repeat(["cat", "dog", "fox", "owl", "pig"], 12)
+    values = rng.lognormal(-2, 0.3, size=(60, 60)) * np.where(labels[:, None] == labels, 4.0, 1.0)
+    values[np.ix_(labels == "cat", labels == "owl")] *= 12
+    said = str(le.locality(values, labels, measure="relative"))
+    assert "Verdict: local. But for 1 of 5 classes a step moves another class further than its own: cat → owl (" in said
+    assert "But for" not in str(le.locality(values[12:, 12:], labels[12:], measure="relative"))
+
+
+def test_nothing_coupled_is_said_with_the_reason():
+    """Whether the largest excess is within what permuted classes give, or only its interval is."""
+    S = np.random.default_rng(3).lognormal(-2, 0.3, size=(40, 40))
+    found = le.coupling(S, np.arange(40) % 5, measure="relative")
+    within, beyond = (replace(found, excess=0 * found.excess + by * found.baseline) for by in (0.9, 1.2))
+    assert "is within what permuted class labels give" in within.nothing
+    assert "its interval reaches into what permuted class labels give" in beyond.nothing

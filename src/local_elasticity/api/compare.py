@@ -27,6 +27,7 @@ from local_elasticity.statistics.comparison import (
     compared_by_class,
     compared_by_example,
 )
+from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.words import p_value as p_in_words
 
 if TYPE_CHECKING:
@@ -158,6 +159,22 @@ class Compared(Printed):
         ]
 
     @property
+    def _changed_classes(self) -> str:
+        """The pairs of classes with the largest differences, of those that changed clearly where some did."""
+        known = self._classes.dropna(subset="difference")
+        clear = known[known["p_adjusted"] < SIGNIFICANT]
+        several = known if clear.empty else clear
+        largest = several["difference"].abs().sort_values(ascending=False, kind="stable").index[:TOLD]
+        rows: Any = several.loc[largest]
+        named = ", ".join(f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows.itertuples())
+        if known["p_adjusted"].isna().all():
+            return f"class pairs with the largest median differences, not tested: {named}"
+        limit = f"p {'≥' if clear.empty else '<'} {SIGNIFICANT:g} after correction for {len(known)} class pairs"
+        if clear.empty:
+            return f"no class pair changed clearly ({limit}); largest median differences: {named}"
+        return f"{len(clear)} class pairs changed clearly ({limit}); largest median differences: {named}"
+
+    @property
     def _bootstrap(self) -> dict[str, Any]:
         return {"level": self.level, "resamples": self.resamples, "seed": self.seed}
 
@@ -189,13 +206,11 @@ class Compared(Printed):
         told = [
             f"{self.measure} of {n} × {m} pairs: median {np.nanmedian(before):.3g} before, {np.nanmedian(after):.3g} "
             f"after",
-            f"median difference {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
+            f"median of the pairs' differences {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
             f"{found.high:+.3g}; {self._tested}; {found.pairs} pairs)",
         ]
         if has_classes(self.after):
-            rows = self.frame("classes", top=TOLD).dropna(subset="difference").itertuples()
-            named = [f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows]
-            told.append(f"class pairs that changed most: {', '.join(named)}")
+            told.append(self._changed_classes)
         rows = self.frame("pairs", top=TOLD).itertuples()
         named = [f"{row.source} → {row.target} {row.difference:+.3g}" for row in rows]
         told[2:2] = self._disagreement

@@ -72,7 +72,12 @@ def influence(
     screen.print(index, soft_wrap=True)
     for sentence in found.sentences():
         screen.print(sentence, soft_wrap=True)
-    print_frame(screen, common_options.in_words(frame), "change of the target's loss: below 0 helps")
+    if len(moments) > 1 and len(step_size or []) < 2:
+        screen.print(f"The step size {moments[0][1]:g} is used for all {len(moments)} --weights.")
+    summed = f", summed over {len(moments)} checkpoints (TracIn)" if len(moments) > 1 else " by one step"
+    print_frame(
+        screen, common_options.in_words(frame), f"first-order change of the target's loss{summed}: below 0 helps"
+    )
     if out is not None:
         common_options.write_rows(screen, frame, out)
 

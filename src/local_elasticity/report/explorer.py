@@ -70,7 +70,12 @@ class PanelText:
 
     @property
     def checks(self) -> str:
-        named = {"bad": ("failed", "failed"), "careful": ("needs care", "need care"), "good": ("passed", "passed")}
+        named = {
+            "bad": ("failed", "failed"),
+            "careful": ("needs care", "need care"),
+            "good": ("passed", "passed"),
+            "unknown": ("not known", "not known"),
+        }
         counts = {level: sum(one.level == level for one in self.findings) for level in named}
         return ", ".join(f"{count} {named[level][count > 1]}" for level, count in counts.items() if count)
 

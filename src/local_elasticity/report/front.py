@@ -25,7 +25,7 @@ from local_elasticity.report.named_pairs import (
 )
 from local_elasticity.report.pairs import MOST_CLASSES, Pairs, read_last
 from local_elasticity.report.run import HelpersAndHarmers, Panel, Run, Side, shown
-from local_elasticity.statistics.change_point import FEWEST, half_life
+from local_elasticity.statistics.change_point import FEWEST, half_life, last_quarter
 from local_elasticity.statistics.class_pairs import pair_rows
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import Coupling, coupling
@@ -203,13 +203,14 @@ def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> s
     if not len(known):
         return ""
     first, last = known[0], known[-1]
-    at = [times(float(times_of(found.ratio[place], order))) for place in (first, last)]
-    text = f"Over training: {at[0]} at step {steps[first]}, {at[1]} at step {steps[last]}"
+    curve = times_of(found.ratio, order)
+    text = f"Over training: {times(float(curve[first]))} at step {steps[first]}"
+    text += f", {times(float(curve[last]))} at step {steps[last]}"
     if len(known) < FEWEST:
         return f"{text}; {len(known)} probes are too few to say when it changed."
-    half = half_life(steps, times_of(found.ratio, order))
-    if told and found.ratio[last] < found.ratio[first] and np.isfinite(half):
-        text += f", half of the rise by step {half:.0f}"
+    half, late = half_life(steps, curve), float(np.median(last_quarter(curve[known])))
+    if told and late > curve[first] and np.isfinite(half):
+        text += f"; half of the way to its late level ({times(late)}) by step {half:.0f}"
     if told and np.isfinite(found.step):
         return f"{text}; change point between steps {found.step_low:.0f} and {found.step_high:.0f}."
     if told and found.steepest is not None:
@@ -250,8 +251,10 @@ def _change(run: Run, panel: Panel, pairs: Pairs) -> Front:
     medians = f"within a class it changes by {number(found.within)}, between classes by {number(found.between)}"
     evidence = f"Median over pairs: {medians}."
     if np.isfinite(found.difference):
-        apart = f"{number(found.difference)} ({number(found.low)} to {number(found.high)})"
-        evidence = f"Median over pairs: {medians}; a difference of {apart}. {_tested(found)}"
+        apart = f"{number(found.difference)} (95 % interval {number(found.low)} to {number(found.high)})"
+        tested = f"permuted class labels, p {p_value(found.p_value, found.p_floor)}"
+        clear = f"; {tested}" if found.found else f", not clearly different from 0 by both this interval and {tested}"
+        evidence = f"{evidence} Within − between, averaged over pairs of classes: {apart}{clear}."
     headline = run.headline or f"{panel.measure.capitalize()} from before to after."
     named = NamedPairs() if run.changes is None else changed_pairs(run.changes, pairs)
     return Front("change", 1, headline, (evidence,), named, brief=Brief(run.brief))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from local_elasticity.measures.registry import known_measure
 from local_elasticity.report.kinds import Kind
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.statistics.coupling import Coupling
+from local_elasticity.statistics.coupling import Coupling, residuals
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.words import number, percent
 
@@ -33,7 +33,7 @@ class NamedPairs:
     Attributes:
         title: above the cards.
         pairs: `head` in bold letters, `words`, `more` in small letters, and either `from` and `to`, places in the
-            panel's classes, or `source` and `target`, places of examples.
+            panel's classes, or `source` and `target`, places of examples; `over` is its course over training.
         words: below the cards, or why there are none.
         framed: the cells of the class matrix that have a frame.
         legend: what a frame says.
@@ -62,16 +62,24 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
     cell = [pairs.classes.index(str(name)) for name in found.classes]
     cards = tuple(
         dict(zip(("head", "words"), found.sentence((a, b), clipped), strict=True))
-        | {"from": cell[a], "to": cell[b]}
+        | {"from": cell[a], "to": cell[b], "over": _over_training(found, pairs, cell[a], cell[b])}
         | {"more": _more(pairs, cell[a], cell[b], kind, order, _symmetric(found), back=(b, a) in coupled)}
         for a, b in once[:PAIRS_NAMED]
     )
     also = [found.name(at, clipped) for at in once[PAIRS_NAMED:]]
     words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
     legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
-    return NamedPairs(
-        f"{title}, framed in the matrix", cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend
-    )
+    return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend)
+
+
+def _over_training(found: Coupling, pairs: Pairs, a: int, b: int) -> list[float] | None:
+    """What a pair was of what its row and column suggested, at every step of training; differences where there are
+    signs. None for a single moment."""
+    if len(pairs.median) < 2:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = pairs.median if found.signed else np.log(pairs.median)
+    return [float(one) for one in found.unscaled(residuals(scaled)[:, a, b])]
 
 
 def _symmetric(found: Coupling) -> bool:
@@ -105,11 +113,18 @@ def disagreement(found: Mapping[str, Coupling]) -> str:
     for pair in dict.fromkeys(pair for several in by_measure.values() for pair in several):
         groups.setdefault(tuple(name for name, several in by_measure.items() if pair in several), []).append(pair)
     some = [(several, names) for names, several in groups.items() if len(names) < len(by_measure)]
-    parts = [f"{_listed(several)} only by {' and '.join(names)}" for several, names in some]
+    parts = [
+        f"{_listed(several)} only by {' and '.join(names)}, not by {_without(names, by_measure)}"
+        for several, names in some
+    ]
     if not parts:
         return ""
     verb = "is" if len(some[0][0]) == 1 else "are"
-    return f"The measures disagree: {', '.join(parts).replace(' only by', f' {verb} coupled only by', 1)}."
+    return f"The measures disagree: {'; '.join(parts).replace(' only by', f' {verb} coupled only by', 1)}."
+
+
+def _without(names: Sequence[str], all_names: Iterable[str]) -> str:
+    return " or ".join(name for name in all_names if name not in names)
 
 
 def _listed(several: Sequence[str]) -> str:
@@ -137,7 +152,7 @@ def changed_pairs(changes: pd.DataFrame, pairs: Pairs) -> NamedPairs:
     framed = tuple((pairs.classes.index(a), pairs.classes.index(b)) for _, a, b, _ in chosen)
     cards = tuple({"from": a, "to": b, **said} for (a, b), (*_, said) in zip(framed, chosen, strict=True))
     words = f"{len(clear)} of {many} pairs of classes changed clearly: {len(rose)} rose, {len(fell)} fell ({tested})."
-    return NamedPairs(f"{title} (framed)", cards, words, framed, "the largest clear changes")
+    return NamedPairs(title, cards, words, framed, "the largest clear changes")
 
 
 def _largest(rows: pd.DataFrame) -> list[tuple[float, str, str, dict[str, str]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,8 @@ def by_class(side: Side) -> np.ndarray:
 
 def _panel(run: Run, panel: Panel, pack: Pack, exact: int, pairs: Pairs | None, front: Front) -> dict[str, Any]:
     _, n, m = panel.values.shape
+    title, order = shown(panel.title or panel.measure), front.order if front.kind == "ratio" else 1
+    panel = replace(panel, values=as_far(panel.values, order))
     whole = exact_places(panel, front, max(1, exact // max(1, n * m)))
     rows, columns = by_class(run.sources), by_class(run.targets)
     matrices: list[dict[str, Any]] = []
@@ -131,19 +134,27 @@ def _panel(run: Run, panel: Panel, pack: Pack, exact: int, pairs: Pairs | None, 
             matrices.append({"block": pack.add(_rounded(medians)), "exact": False, "shape": medians.shape})
     return {
         "measure": shown(panel.measure),
-        "title": shown(panel.title or panel.measure),
+        "title": f"√{title}" if order == 2 else title,
         "kind": front.kind,
-        "order": front.order,
         "steps": list(panel.steps),
         "matrices": matrices,
         "scale": colour_scale(panel, front.kind),
         "own": panel.own,
         "listed": None if panel.listed is None or len(panel.listed.sources) == n else as_payload(panel.listed, _side),
-        "pairs": _pairs(pairs),
+        "pairs": _pairs(pairs, order),
         "front": {"named": vars(front.named), "curve": front.curve, "brief": vars(front.brief)},
         "places": {place: _places(principal_places(panel.values[place])) for place in whole} if run.square else None,
         "correlations": {place: distance_correlation(run, panel.values[place]) for place in whole},
     }
+
+
+def as_far(values: np.ndarray, order: int) -> np.ndarray:
+    """How far, whatever the order of a measure: KL is quadratic in a change, so the page shows its root.
+
+    >>> as_far(np.array([0.25, 0.0]), 2).tolist()
+    [0.5, 0.0]
+    """
+    return values if order == 1 else np.sign(values) * np.abs(values) ** (1 / order)
 
 
 def exact_places(panel: Panel, front: Front, keep: int) -> list[int]:
@@ -178,7 +189,7 @@ def colour_scale(panel: Panel, kind: str) -> dict[str, Any]:
         low = -high if len(known) and known.min() < 0 else 0.0
     low, high = float(low), float(high)
     beyond = float(((known < low) | (known > high)).mean()) if len(known) else 0.0
-    return {"log": kind == "ratio", "low": low, "high": high, "beyond": beyond}
+    return {"log": kind == "ratio", "percent": kind == "ratio", "low": low, "high": high, "beyond": beyond}
 
 
 def colour_range(panel: Panel) -> tuple[float, float]:
@@ -225,17 +236,16 @@ def _coded(word: str, labels: list[str] | None) -> dict[str, Any]:
     return {f"{word}es" if word == "class" else f"{word}s": names, word: [code[label] for label in labels]}
 
 
-def _pairs(pairs: Pairs | None) -> dict[str, Any] | None:
+def _pairs(pairs: Pairs | None, order: int) -> dict[str, Any] | None:
     if pairs is None:
         return None
     few = len(pairs.classes) <= PAIRS_SHOWN
     every = {"low": pairs.low, "median": pairs.median, "high": pairs.high} if few else {"last": pairs.median[-1]}
+    over_all = {"within": pairs.within, "between": pairs.between, **pairs.bands}
     return {
         "classes": pairs.classes,
-        "within": pairs.within,
-        "between": pairs.between,
-        **pairs.bands,
-        **{name: _digits(values, 6) for name, values in every.items()},
+        **{name: as_far(values, order) for name, values in over_all.items()},
+        **{name: _digits(as_far(values, order), 6) for name, values in every.items()},
     }
 
 

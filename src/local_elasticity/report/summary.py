@@ -32,7 +32,8 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
     sentences = [f"{done} The number for a pair, {panel.measure}, says {words}."]
     if front.order > 1:
         sentences.append(
-            f"{panel.measure} grows with the square of a change, so its root is used wherever the page says how far."
+            f"{panel.measure} grows with the square of a change, so the page shows its root, √{panel.measure}: 50 % is "
+            "half as far."
         )
     if run.marked:
         sentences.append(

@@ -86,6 +86,17 @@ class Coupling:
                 beyond |= self.high < -self.baseline
         return self._by_value(beyond)
 
+    def unscaled(self, excess: np.ndarray) -> np.ndarray:
+        """An excess as it is stated, from residuals on the scale of the statistics.
+
+        Args:
+            excess: differences for a measure with signs, else differences of logarithms.
+
+        Returns:
+            The same differences, or how many times as far.
+        """
+        return _unscaled(excess, self.measure, self.signed)
+
     def frame(self) -> pd.DataFrame:
         """One row for each pair of different classes, the coupled ones first, and the largest values first.
 
@@ -171,9 +182,12 @@ class Coupling:
             return "No two classes have pairs with a value, so none can be coupled."
         at = self._by_value(np.isfinite(self.excess), self.excess)[0]
         verb = "differs clearly from" if self.signed else "is clearly above"
+        within = f"is within what permuted class labels give ({self._reach})"
+        if abs(self.excess[at]) > self.baseline:
+            within = f"is uncertain: its interval reaches into what permuted class labels give ({self._reach})"
         return (
             f"{NO_STRUCTURE}: no pair of classes {verb} what its row and column suggest. The largest excess, "
-            f"{self._excess(at)} in {self.name(at)}, is within what permuted class labels give ({self._reach})."
+            f"{self._excess(at)} in {self.name(at)}, {within}."
         )
 
     def __str__(self) -> str:

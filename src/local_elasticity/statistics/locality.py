@@ -18,7 +18,9 @@ which such differences cancel in.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +30,7 @@ from local_elasticity.measures.registry import known_measure, order_of
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
 from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
-from local_elasticity.words import number, p_value
+from local_elasticity.words import number, p_value, percent
 from local_elasticity.words import times as times_in_words
 
 QUARTILES = (0.25, 0.5, 0.75)
@@ -42,7 +44,25 @@ NO_STRUCTURE = "No structure found"
 SIGNIFICANT = 0.05
 """Permuted classes must have a ratio as small less often than this."""
 
+EXCEPTIONS_NAMED = 2
+"""Classes that a sentence names whose steps move another class further."""
+
 Verdict = Literal["local", "hardly local", "not local", "no structure found", "undecided"]
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """A class whose steps move another class clearly further than other examples of itself.
+
+    Attributes:
+        source_class, target_class: the class that steps are taken on, and the one that moves furthest.
+        value, own: medians over their pairs, and over those of the source's class.
+    """
+
+    source_class: object
+    target_class: object
+    value: float
+    own: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,9 @@ class Locality:
         unresolved: the share of pairs without one.
         measure: what the numbers are, such as `"kl"`; "" where that is not known.
         permutations: how often classes were permuted.
+        classes: how many there are.
+        exceptions: the classes whose steps move another class further than their own, beyond what resampling and the
+            number of pairs of classes explain.
     """
 
     within: float
@@ -79,6 +102,8 @@ class Locality:
     unresolved: float
     measure: str = ""
     permutations: int = 0
+    classes: int = 0
+    exceptions: tuple[Exceeded, ...] = ()
 
     @property
     def order(self) -> int:
@@ -166,7 +191,25 @@ class Locality:
             return ""
         baseline = times_in_words(float(times(self.baseline, self.order)))
         tested = p_value(self.p_value, floor=1 / (1 + self.permutations))
-        return f"Baseline with permuted class labels: {baseline} (p {tested}). Verdict: {self.verdict}."
+        verdict = f"Baseline with permuted class labels: {baseline} (p {tested}). Verdict: {self.verdict}."
+        return " ".join(filter(None, (verdict, self._excepted)))
+
+    @property
+    def _excepted(self) -> str:
+        """For which classes learning is not local, where it is for most."""
+        if not self.exceptions or self.verdict not in ("local", "hardly local"):
+            return ""
+
+        def far(value: float) -> str:
+            return percent(value ** (1 / self.order))
+
+        few = [
+            f"{one.source_class} → {one.target_class} ({far(one.value)}, itself {far(one.own)})"
+            for one in self.exceptions[:EXCEPTIONS_NAMED]
+        ]
+        rest = [f"{len(self.exceptions) - len(few)} more"] * (len(self.exceptions) > len(few))
+        count = f"{len(self.exceptions)} of {self.classes} classes"
+        return f"But for {count} a step moves another class further than its own: {', '.join([*few, *rest])}."
 
     def row(self) -> dict[str, Any]:
         """The numbers for a table.
@@ -225,14 +268,16 @@ def locality(
     rng = np.random.default_rng(seed)
     within, between = _medians(values, rows, columns, square)
     low = high = balanced_low = balanced_high = baseline = p = float("nan")
+    exceptions: tuple[Exceeded, ...] = ()
     ratio = quotient(between, within)
     some = ClassBlocks.of(values, rows, columns, square, rng)
     balanced = _balanced(some.medians(some.rows, some.columns))
     if resamples and np.isfinite(ratio):
         low, high = quantiles(_resampled(values, rows, columns, square, resamples, rng), level)
     if resamples and np.isfinite(balanced):
-        again = np.array([_balanced(one) for one in some.resampled(resamples, rng)])
-        balanced_low, balanced_high = quantiles(again, level)
+        again = np.array(list(some.resampled(resamples, rng)))
+        balanced_low, balanced_high = quantiles(np.array([_balanced(one) for one in again]), level)
+        exceptions = _exceptions(values, rows, columns, square, some, again)
     if permutations and np.isfinite(balanced):
         ratios = np.array([_balanced(one) for one in some.permuted(permutations, rng)])
         ratios = ratios[np.isfinite(ratios)]
@@ -242,7 +287,36 @@ def locality(
     counts, asked = (int((known & of_one).sum()), int((known & of_two).sum())), of_one | of_two
     unresolved = float(1 - known[asked].mean()) if asked.any() else float("nan")
     intervals = low, high, balanced, balanced_low, balanced_high
-    return Locality(within, between, ratio, *intervals, baseline, p, *counts, unresolved, measure, permutations)
+    tested = baseline, p, *counts, unresolved, measure, permutations
+    return Locality(within, between, ratio, *intervals, *tested, some.count, exceptions)
+
+
+def _exceptions(
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, some: ClassBlocks, again: np.ndarray
+) -> tuple[Exceeded, ...]:
+    """The classes that another one clearly exceeds, by the logarithm of the quotient of the two medians in units of its
+    standard deviation over resamples; one-sided, corrected for the number of pairs (Bonferroni)."""
+    medians = some.medians(some.rows, some.columns)
+    own = np.diagonal(again, axis1=1, axis2=2)[:, :, None]
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # of pairs that no resample has
+        clear = (medians - np.diagonal(medians)[:, None]) / np.nanstd(again - own, axis=0)
+    beyond = np.isfinite(clear) & (clear > NormalDist().inv_cdf(1 - SIGNIFICANT / max(2, clear.size - len(clear))))
+    found = []
+    for a in np.flatnonzero(beyond.any(1)):
+        b = int(np.argmax(np.where(beyond[a], medians[a], -np.inf)))
+        value, itself = (_median_of(values, rows, columns, square, some.labels[a], some.labels[at]) for at in (b, a))
+        found.append(Exceeded(some.labels[a], some.labels[b], value, itself))
+    return tuple(sorted(found, key=lambda one: -one.value))
+
+
+def _median_of(
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, source: object, target: object
+) -> float:
+    """Over all pairs of two classes."""
+    chosen = (rows == source)[:, None] & (columns == target)
+    chosen &= ~(np.eye(*values.shape, dtype=bool) & square)
+    return float(quartiles(values[chosen][None])[1, 0])
 
 
 def columns(resamples: int, permutations: int) -> list[str]:

@@ -100,6 +100,12 @@ function timeWords(one, which) {
     : "Lines are medians over all pairs of two classes; the bands of the own class and of the chosen target hold the middle half of the pairs.");
 }
 
+/** Percent with up to three digits, as Plotly takes it. */
+const PERCENT = ".3~p";
+
+/** What an axis of a measure says. @param {Panel} one */
+const titleOf = ({ kind, title }) => (kind === "ratio" ? `${title}, in percent of the source's own change` : title);
+
 /** @param {Run} one @param {Panel} shown @param {string} which @param {number} when */
 function drawTime(one, shown, which, when) {
   const { x, axis } = timesOf(shown.steps);
@@ -110,10 +116,11 @@ function drawTime(one, shown, which, when) {
   const shapes = [{ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: theme().ink, width: 1.5, dash: "dot" } },
     ...(mark ? [{ type: "rect", x0: edge(mark[0]), x1: edge(mark[1]), yref: "paper", y0: 0, y1: 1, line: { width: 0 }, fillcolor: "rgba(138, 83, 0, 0.2)" }] : [])];
   const number = one.numbers.find(({ name }) => OF_FEATURES + name === which);
+  const percent = !number && which !== TIMES && shown.kind === "ratio";
   const curves = number ? [{ name: number.name, median: number.values, wide: true }] : curvesOf(shown, which);
-  const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i).map((trace) => ({ ...trace, text: shown.steps.map((step) => `step ${step}`), hovertemplate: "hovertemplate" in trace ? trace.hovertemplate : "%{text}: %{y:.3g}" })));
-  const title = number ? number.name : which === TIMES ? TIMES : shown.title;
-  const layout = layoutOf({ shapes, hovermode: "closest", xaxis: axis, yaxis: { title: { text: plain(title) } } });
+  const traces = curves.flatMap((/** @type {any} */ curve, /** @type {number} */ i) => banded(x, curve, i).map((trace) => ({ ...trace, text: shown.steps.map((step) => `step ${step}`), hovertemplate: "hovertemplate" in trace ? trace.hovertemplate : `%{text}: %{y:${percent ? PERCENT : ".3g"}}` })));
+  const title = number ? number.name : which === TIMES ? TIMES : titleOf(shown);
+  const layout = layoutOf({ shapes, hovermode: "closest", xaxis: axis, yaxis: { title: { text: plain(title) }, ...(percent ? { tickformat: PERCENT } : {}) } });
   byId("time-words").textContent = timeWords(one, which);
   return Plotly.react("time-plot", traces, layout, CONFIG);
 }
@@ -151,7 +158,7 @@ function drawDistance(one, shown, values) {
     const line = binned(points);
     const of = (/** @type {any[]} */ list, /** @type {string} */ key) => list.map((p) => (key === "y" && log && !(p.y > 0) ? null : p[key]));
     return [
-      { type: "scatter", mode: "markers", name: plain(name), x: of(points, "x"), y: of(points, "y"), hovertemplate: "distance %{x:.3g}<br>similarity %{y:.3g}<extra></extra>",
+      { type: "scatter", mode: "markers", name: plain(name), x: of(points, "x"), y: of(points, "y"), hovertemplate: `distance %{x:.3g}<br>${plain(shown.title)} %{y:${shown.kind === "ratio" ? PERCENT : ".3g"}}<extra></extra>`,
         marker: { color: colourOf([0, 1, 3, 2][g]), symbol: SYMBOLS[g], size: 5, opacity: 0.45 }, customdata: points.map((/** @type {any} */ p) => [p.i, p.j]) },
       { type: "scatter", mode: "lines", name: plain(`${name}, median`), x: of(line, "x"), y: of(line, "y"), hoverinfo: "skip",
         line: { color: theme().ink, width: 3, dash: DASHES[g] } },
@@ -161,7 +168,7 @@ function drawDistance(one, shown, values) {
   const [low, high] = endsOf(shown.scale);
   const margin = 0.1 * (high - low);
   return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance between the two examples" } },
-    yaxis: { title: { text: plain(shown.title) }, type: log ? "log" : "linear", ...(log ? { dtick: 1 } : {}), range: [low - margin, high + margin] } }), CONFIG);
+    yaxis: { title: { text: plain(titleOf(shown)) }, type: log ? "log" : "linear", ...(log ? { dtick: 1, tickformat: PERCENT } : {}), range: [low - margin, high + margin] } }), CONFIG);
 }
 
 /** With up to so many examples the map shows their pictures. */
@@ -235,8 +242,8 @@ async function spreadLabels(plot) {
 }
 
 /** Two maps, and their difference where they are of one measure.
- * @param {any} first @param {any} second matrices of numbers or null @param {string[]|undefined} names @param {boolean} alike */
-function drawCompare(first, second, names, alike) {
+ * @param {any} first @param {any} second matrices of numbers or null @param {string[]|undefined} names @param {Panel[]} of @param {boolean} alike */
+function drawCompare(first, second, names, of, alike) {
   const difference = second.map((/** @type {any[]} */ row, /** @type {number} */ i) => row.map((value, j) => (value === null || first[i][j] === null ? null : value - first[i][j])));
   const maps = alike ? [first, second, difference] : [first, second];
   const titles = ["first", "second", "second − first"];
@@ -256,8 +263,8 @@ function drawCompare(first, second, names, alike) {
     const top = most(from);
     const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: stopsOf({ log: false, low: -1, high: 1, beyond: 0 }) } : { zmin: 0, zmax: top, colorscale: stopsOf({ log: false, low: 0, high: 1, beyond: 0 }) };
     return { type: "heatmap", z, ...(names ? { x: names.map((name) => plain(clipped(name, 14))), y: names.map((name) => plain(clipped(name, 14))) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,
-      colorbar: { thickness: 10, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0] },
-      hovertemplate: `${names ? "source %{y}, target %{x}<br>" : ""}%{z:.3g}<extra></extra>` };
+      colorbar: { thickness: 10, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0], tickformat: of[i % 2].kind === "ratio" ? PERCENT : "" },
+      hovertemplate: `${names ? "source %{y}, target %{x}<br>" : ""}%{z:${of[i % 2].kind === "ratio" ? PERCENT : ".3g"}}<extra></extra>` };
   });
   return Plotly.react("compare-plot", traces, layout, CONFIG);
 }

@@ -12,7 +12,7 @@ const BOTH_SIGNS = ["#2166ac", "#92c5de", "#f7f7f7", "#f4a582", "#b2182b"];
 const UNKNOWN = "#9a9a9a";
 
 /** `both` is where a scale that is logarithmic on both sides of 0 begins.
- * @typedef {{log: boolean, low: number, high: number, beyond: number, anchor?: boolean, both?: number}} Scale */
+ * @typedef {{log: boolean, percent?: boolean, low: number, high: number, beyond: number, anchor?: boolean, both?: number}} Scale */
 
 /** The ten colours on the page's ground. */
 const tenColours = () => (luminance(theme().paper) > 0.2 ? ON_WHITE : ON_BLACK);
@@ -84,7 +84,7 @@ function scaleTicks(scale) {
   } else inner.push(...(low < 0 ? [0] : [high / 2]));
   const span = high - low;
   const kept = inner.filter((p) => p - low > 0.08 * span && high - p > 0.08 * span);
-  const words = (/** @type {number} */ p) => digits(scale.log ? 10 ** p : p);
+  const words = (/** @type {number} */ p) => (scale.percent ? percentOf(10 ** p) : digits(scale.log ? 10 ** p : p));
   const ends = scale.beyond > 0 ? [`≤ ${words(low)}`, `≥ ${words(high)}`] : [words(low), words(high)];
   if (!scale.log && low === 0) ends[0] = "0";
   return { tickmode: "array", tickvals: [low, ...kept, high], ticktext: [ends[0], ...kept.map(words), ends[1]] };

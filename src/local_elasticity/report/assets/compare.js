@@ -40,16 +40,20 @@ function mapsOf(a, b, same, values, when) {
 /** The chosen time of one side; the last unless it was chosen. @param {any} one @param {number} step */
 const timeOf = (one, step) => (step < 0 ? one.panel.matrices.length - 1 : step);
 
+/** A difference of two ratios in percentage points. @param {number|null} value @param {Panel} one */
+const differenceWords = (value, one) => (one.kind === "ratio" && value !== null ? `${digits(Number((100 * value).toPrecision(2)))} percentage points` : digits(value));
+
 async function compare() {
   const all = comparable();
   if (byId("compare").hidden) return;
   const two = [all[chosen.first], all[chosen.second]];
   const [a, b] = two;
   const when = [timeOf(a, chosen.first_step), timeOf(b, chosen.second_step)];
-  const tell = (/** @type {any} */ { name, panel: { pairs, steps, front } }, /** @type {number} */ k) => {
+  const tell = (/** @type {any} */ { name, panel: shown }, /** @type {number} */ k) => {
+    const { pairs, steps, front } = shown;
     if (!pairs) return "";
-    const times = front.curve ? `, ${digits(front.curve.times[when[k]])} times as far` : "";
-    return `${name}${steps.length > 1 ? ` at step ${steps[when[k]]}` : ""}: same class ${digits(pairs.within[when[k]])}, other classes ${digits(pairs.between[when[k]])}${times}. `;
+    const times = front.curve ? `, ${timesWords(front.curve.times[when[k]], null, null)} as far` : "";
+    return `${name}${steps.length > 1 ? ` at step ${steps[when[k]]}` : ""}: same class ${amount(pairs.within[when[k]], shown)}, other classes ${amount(pairs.between[when[k]], shown)}${times}. `;
   };
   const stored = two.map(({ panel: { matrices } }, k) => matrices[when[k]]);
   const exact = stored.every((one) => one.exact);
@@ -58,11 +62,11 @@ async function compare() {
   const [width, square] = [a.run.targets.places.length, a.run.square];
   const found = mapsOf(a, b, same, values, when);
   const together = !same ? "" : exact ? `Pair by pair${a.run === b.run ? "" : ", if these are the same examples"}, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
-    + (alike ? ` The mean over pairs of second − first is ${digits(differenceOf(values[0], values[1], width, square))}.` : "") : "Single pairs are not kept at one of these steps, so no correlation is given.";
+    + (alike ? ` The median over pairs of second − first is ${differenceWords(differenceOf(values[0], values[1], width, square), a.panel)}.` : "") : "Single pairs are not kept at one of these steps, so no correlation is given.";
   byId("compare-words").textContent = two.map(tell).join("") + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
     + (found ? (found.names ? "" : " Dots are medians over blocks of pairs.") : " They cannot be drawn side by side.");
   byId("compare-plot").hidden = !found;
-  if (found) await drawCompare(found.maps[0], found.maps[1], found.names, alike);
+  if (found) await drawCompare(found.maps[0], found.maps[1], found.names, [a.panel, b.panel], alike);
 }
 
 /** What can be compared, and at which steps. */

@@ -20,9 +20,6 @@ function drawing(name, values, words) {
   return made;
 }
 
-/** How far, for a measure of any order: KL is quadratic, so its root counts. @param {number|null} value */
-const far = (value) => (value === null || value === undefined ? null : panel().kind === "ratio" ? Math.sign(value) * Math.abs(value) ** (1 / panel().order) : value);
-
 /** The medians of all class pairs at a time, [a, b], as far as the page keeps them. @param {Panel} one @param {number} when */
 function mediansOf(one, when) {
   const { pairs } = one;
@@ -75,30 +72,30 @@ function ofMedians(values, scale) {
 function cellWords(value, { power, places, signs }) {
   if (value === null) return "–";
   if (panel().kind === "ratio" && chosen.per === "source") {
-    const percent = 100 * Number(far(value));
+    const percent = 100 * value;
     return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
   }
-  const text = (Number(far(value)) / 10 ** power).toFixed(places);
+  const text = (value / 10 ** power).toFixed(places);
   return Number(text) === 0 ? (signs && value ? (value > 0 ? "+" : "−") : "0") : text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text;
 }
 
 /** The power of ten that all cells are in units of, 0 where they need none, and how many digits follow the point.
  * @param {number[]} values @returns {Unit} */
 function unitOf(values) {
-  const top = Math.max(...values.map((value) => Math.abs(Number(far(value)))), 0);
+  const top = Math.max(...values.map((value) => Math.abs(value)), 0);
   const power = panel().kind === "ratio" || top === 0 || (top >= 0.1 && top < 1000) ? 0 : Math.floor(Math.log10(top));
   const largest = top / 10 ** power;
   return { power, places: largest < 1 ? 2 : largest < 10 ? 1 : 0 };
 }
 
-/** A share in percent, as sentences write it. @param {number|null} value of a ratio, of any order */
+/** A share in percent, as sentences write it. @param {number} value */
 function percentOf(value) {
-  const percent = 100 * Number(far(value));
+  const percent = 100 * value;
   return `${percent >= 10 ? Math.round(percent).toLocaleString("en") : digits(Number(percent.toPrecision(2)))} %`;
 }
 
-/** How a list writes a number: ratios in percent of how far the source itself moves. @param {number} value */
-const amount = (value) => (panel().kind === "ratio" && value >= 0 ? percentOf(value) : digits(value));
+/** How sentences write a number: ratios in percent of how far the source itself moves. @param {number|null} value @param {Panel} [one] */
+const amount = (value, one = panel()) => (one.kind === "ratio" && value !== null && value >= 0 ? percentOf(value) : digits(value));
 
 /** How many times as far, with its interval, as sentences write it. @param {number} value @param {number|null} low @param {number|null} high */
 function timesWords(value, low, high) {
@@ -122,7 +119,7 @@ function headlineNow() {
   }
   if (!pairs) return "";
   const what = kind === "loss" ? "the change of the loss" : title;
-  return `${at}, the median of ${what} is ${digits(pairs.within[chosen.when])} within a class and ${digits(pairs.between[chosen.when])} between classes.`;
+  return `${at}, the median of ${what} is ${amount(pairs.within[chosen.when])} within a class and ${amount(pairs.between[chosen.when])} between classes.`;
 }
 
 /** The headline follows the slider, and the evidence says that it is of the last step. @param {HTMLElement} box */
@@ -197,7 +194,7 @@ function drawFront() {
 }
 
 function drawClasses() {
-  const { pairs, kind, scale, steps, title, order, front } = panel();
+  const { pairs, kind, scale, steps, title, measure, front } = panel();
   const medians = mediansOf(panel(), chosen.when);
   const [box, caption, legend] = [byId("class-table"), byId("classes-title"), byId("class-scale")];
   byId("classes").hidden = !pairs || pairs.classes.length < 2;
@@ -209,7 +206,7 @@ function drawClasses() {
     legend.replaceChildren();
     return;
   }
-  const what = kind === "ratio" ? `in percent of how far the source itself moves${order > 1 ? ` (root of ${title})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
+  const what = kind === "ratio" ? `in percent of how far the source itself moves${title === `√${measure}` ? ` (root of ${measure})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
   const relative = chosen.per === "target";
   const axes = kind === "ratio" || kind === "loss" ? "Rows: the class a step is taken on. Columns: the class whose predictions move" : "Rows: the class of the source. Columns: the class of the target";
   caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.named.framed.length && atLast() ? ` Framed: ${front.named.legend}.` : ""}`;
@@ -222,7 +219,7 @@ function drawClasses() {
   const near = unit.signs ? "; + and − are closer to 0" : "";
   caption.textContent = caption.textContent.replace(". Click", `${units}${near}. Click`);
   box.replaceChildren(classTable(table, colours, unit));
-  legend.replaceChildren(...legendOf(colours, !relative && kind === "ratio"));
+  legend.replaceChildren(...legendOf(colours));
 }
 
 /** The classes that a side has, by their places in the panel's. @param {Side} side */
@@ -279,8 +276,9 @@ function classTable(table, colours, unit) {
   return made;
 }
 
-/** A strip of colours with its ends, and how much lies beyond. @param {Scale} scale @param {boolean} percent */
-function legendOf(scale, percent) {
+/** A strip of colours with its ends, and how much lies beyond. @param {Scale} scale */
+function legendOf(scale) {
+  const { percent } = scale;
   const strip = /** @type {HTMLCanvasElement} */ (element("canvas"));
   [strip.width, strip.height] = [120, 1];
   const pen = strip.getContext("2d");
@@ -295,7 +293,7 @@ function legendOf(scale, percent) {
     pen.fillStyle = "#000";
     pen.fillRect(Math.round((119 * (0 - low)) / (high - low)), 0, 1, 1);
   }
-  const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * Number(far(value))).toPrecision(2)))} %` : digits(value));
+  const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * value).toPrecision(2)))} %` : digits(value));
   const ends = scale.beyond || percent ? ["≤ ", "≥ "] : ["", ""];
   const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}${scale.both ? "colours are logarithmic; " : ""}grey: no resolved pair`;
   return [element("span", ends[0] + words(scale.low)), strip, element("span", ends[1] + words(scale.high)), element("span", notes)];
@@ -336,7 +334,30 @@ function drawNamed() {
   if (box.hidden) return;
   const list = element("div", undefined, "named-list");
   list.append(...named.pairs.map(namedPair));
-  box.replaceChildren(element("p", named.title, "named-title"), list, ...(named.words ? [element("p", unbroken(named.words), "evidence")] : []));
+  const framed = named.framed.length && atLast() ? ", framed in the matrix" : "";
+  box.replaceChildren(element("p", named.title + framed, "named-title"), list, ...(named.words ? [element("p", unbroken(named.words), "evidence")] : []));
+}
+
+/** When a pair of classes came about: what it was of what its row and column suggested, over training, from 1 (or 0) on;
+ * the dot is the chosen step. @param {{over: (number|null)[]}} one */
+function sparkline({ over }) {
+  const { steps, kind } = panel();
+  const { x } = timesOf(steps);
+  const known = over.map((value, k) => ({ k, value: Number(value) })).filter(({ k, value }) => over[k] !== null && Number.isFinite(value));
+  const none = kind === "ratio" ? 1 : 0;
+  const ends = [Math.min(none, ...known.map(({ value }) => value)), Math.max(none, ...known.map(({ value }) => value))];
+  const px = (/** @type {number} */ k) => 4 + (66 * (x[k] - x[0])) / (x[x.length - 1] - x[0] || 1);
+  const py = (/** @type {number} */ value) => 28 - (24 * (value - ends[0])) / (ends[1] - ends[0] || 1);
+  const first = known[0];
+  const words = known.length ? `over training, from ${digits(first.value)}${none ? "×" : ""} at step ${steps[first.k]}` : "";
+  const svg = drawing("svg", { viewBox: "0 0 74 44", class: "sparkline", role: "img", "aria-label": words });
+  svg.append(drawing("title", {}, `What it was of what its row and column suggested, ${words}`));
+  svg.append(drawing("path", { class: "axis", d: `M4 ${py(none)}H70` }));
+  svg.append(drawing("path", { d: `M${known.map(({ k, value }) => `${px(k)} ${py(value)}`).join("L")}`, fill: "none", stroke: colourOf(0), "stroke-width": 1.8 }));
+  const now = known.find(({ k }) => k === chosen.when);
+  if (now) svg.append(drawing("circle", { cx: px(now.k), cy: py(now.value), r: 3, fill: colourOf(0) }));
+  svg.append(drawing("text", { x: 4, y: 41 }, String(steps[0])), drawing("text", { x: 70, y: 41, "text-anchor": "end" }, `step ${steps[steps.length - 1]}`));
+  return svg;
 }
 
 /** A card: the two examples, or the typical pair of two classes. @param {any} one */
@@ -345,7 +366,7 @@ function namedPair(one) {
   const thumbs = element("div", undefined, "thumbs");
   const words = element("div");
   words.append(element("b", unbroken(one.head)), ` ${unbroken(one.words)}`, ...(one.more ? [element("small", unbroken(one.more))] : []));
-  button.append(thumbs, words);
+  button.append(thumbs, words, ...(one.over ? [sparkline(one)] : []));
   const { sources, targets } = run();
   const picture = (/** @type {number} */ source, /** @type {number} */ target) => {
     if (sources.examples && targets.examples) thumbs.replaceChildren(exampleOf(sources, source), element("span", "→"), exampleOf(targets, target));

@@ -116,9 +116,9 @@ function ranksOf(list) {
   return ranks;
 }
 
-/** The rank correlation of two matrices over at most 20,000 pairs, evenly taken, that both know; the diagonal left out
- * where there is one. @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
-function agreementOf(a, b, width, square) {
+/** At most about 20,000 pairs, evenly taken, that two matrices know; the diagonal left out where there is one.
+ * @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
+function knownPairs(a, b, width, square) {
   const every = Math.max(1, Math.floor(a.length / 20000));
   /** @type {number[][]} */
   const [x, y] = [[], []];
@@ -129,19 +129,20 @@ function agreementOf(a, b, width, square) {
       y.push(b[i]);
     }
   }
+  return { x, y };
+}
+
+/** The rank correlation of two matrices. @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
+function agreementOf(a, b, width, square) {
+  const { x, y } = knownPairs(a, b, width, square);
   return correlation(ranksOf(x), ranksOf(y));
 }
 
-/** How far the pairs that two matrices know differ in the mean, the second less the first; the diagonal left out where
- * there is one. @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
+/** The median difference, the second less the first, over the pairs that `agreementOf` takes.
+ * @param {Float32Array} a @param {Float32Array} b @param {number} width @param {boolean} square */
 function differenceOf(a, b, width, square) {
-  let [sum, count] = [0, 0];
-  for (let i = 0; i < a.length; i++) {
-    if ((square && Math.floor(i / width) === i % width) || !Number.isFinite(b[i] - a[i])) continue;
-    sum += b[i] - a[i];
-    count++;
-  }
-  return sum / count;
+  const { x, y } = knownPairs(a, b, width, square);
+  return medianOf(x.map((value, k) => y[k] - value));
 }
 
 /** What all but two in a hundred numbers stay below; 1 where there are none or only zeros. @param {number[]} list */

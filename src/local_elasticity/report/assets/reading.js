@@ -5,7 +5,7 @@
 /** @typedef {{places: number[], classes: string[]|null, class: number[]|null, clusters: string[]|null,
  *             cluster: number[]|null, examples: string[]|null}} Side */
 /** @typedef {{block: number, exact: boolean, shape?: [number, number]}} Stored */
-/** @typedef {{measure: string, title: string, kind: string, order: number, steps: number[], matrices: Stored[],
+/** @typedef {{measure: string, title: string, kind: string, steps: number[], matrices: Stored[],
  *             scale: Scale, own: number[]|null, pairs: any, front: any, places: any, correlations: any,
  *             listed: {sources: Side, helps: [number, number][][], harms: [number, number][][]}|null}} Panel */
 /** @typedef {{name: string, kind: string, square: boolean, sources: Side, targets: Side, panels: Panel[],

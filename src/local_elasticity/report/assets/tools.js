@@ -91,7 +91,7 @@ function listenToSearch() {
       return item;
     });
     list.replaceChildren(...(items.length ? items : [element("li", "nothing found")]));
-    list.style.left = `${input.offsetLeft}px`;
+    list.style.left = `${input.getBoundingClientRect().left - list.offsetParent.getBoundingClientRect().left}px`;
   };
   input.addEventListener("input", () => { found = search(input.value); place = 0; show(); });
   input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {

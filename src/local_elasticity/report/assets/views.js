@@ -123,15 +123,15 @@ function showPair(source, target) {
     const value = seen.values[source * seen.m + target];
     const [back, ratio, itself] = [seen.values[target * seen.m + source], panel().kind === "ratio", square && source === target];
     const none = itself && panel().kind === "change" ? "left out" : "unresolved";
-    words.append(element("div", Number.isFinite(value) ? digits(value) : none, "big"));
-    words.append(element("div", `${panel().title}, ${itself ? "an example with itself" : `source to target${ratio && value >= 0 ? `: the target moves ${percentOf(value)} as far as the source itself` : ""}`}`));
-    if (square && !itself) words.append(element("div", `the other way round ${digits(back)}${ratio && back >= 0 ? `, ${percentOf(back)}` : ""}`));
+    words.append(element("div", Number.isFinite(value) ? amount(value) : none, "big"));
+    words.append(element("div", `${panel().title}, ${itself ? "an example with itself" : `source to target${ratio ? ": how far the target moves, in percent of how far the source itself does" : ""}`}`));
+    if (square && !itself) words.append(element("div", `the other way round ${amount(back)}`));
     const own = panel().own;
     if (own) words.append(element("div", `the source itself moved ${digits(own[source])}`));
   } else {
     const [parts, across] = seen.stored.shape;
     const value = seen.values[blockOf(seen.rows.indexOf(source), seen.n, parts) * across + blockOf(seen.columns.indexOf(target), seen.m, across)];
-    words.append(element("div", digits(value), "big"), element("div", "median over the block of pairs around this one"));
+    words.append(element("div", amount(value), "big"), element("div", "median over the block of pairs around this one"));
   }
   byId("pair").replaceChildren(two, words);
 }
@@ -266,5 +266,5 @@ function showNear({ x, y, i, j }) {
   const { sources, targets } = run();
   const two = element("div", undefined, "two");
   two.append(shownExample(sources, i, "source"), shownExample(targets, j, "target"));
-  byId("near").replaceChildren(two, element("div", `distance ${digits(x)}, ${panel().title} ${digits(y)}`));
+  byId("near").replaceChildren(two, element("div", `distance ${digits(x)}, ${panel().title} ${amount(y)}`));
 }
