@@ -24,7 +24,7 @@ def verify(
 ) -> None:
     """Check every theorem, lemma and equation of He & Su and of Dan et al. with an independent method (seconds).
 
-    What the emergence paper says of its two-layer net is tested by its experiments: `local-elasticity list emergence2024`.
+    What the emergence paper says is tested by its experiments: `local-elasticity list emergence2024`.
     """
     from local_elasticity.papers.certificates.verify import certificates, errata
     from local_elasticity.store.atomic import check_file, write_whole

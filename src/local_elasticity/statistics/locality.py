@@ -287,8 +287,12 @@ def locality(
     counts, asked = (int((known & of_one).sum()), int((known & of_two).sum())), of_one | of_two
     unresolved = float(1 - known[asked].mean()) if asked.any() else float("nan")
     intervals = low, high, balanced, balanced_low, balanced_high
-    tested = baseline, p, *counts, unresolved, measure, permutations
-    return Locality(within, between, ratio, *intervals, *tested, some.count, exceptions)
+    return Locality(
+        *(within, between, ratio, *intervals, baseline, p),
+        *(*counts, unresolved, measure, permutations),
+        classes=some.count,
+        exceptions=exceptions,
+    )
 
 
 def _exceptions(
@@ -315,7 +319,8 @@ def _median_of(
 ) -> float:
     """Over all pairs of two classes."""
     chosen = (rows == source)[:, None] & (columns == target)
-    chosen &= ~(np.eye(*values.shape, dtype=bool) & square)
+    if square:
+        np.fill_diagonal(chosen, False)
     return float(quartiles(values[chosen][None])[1, 0])
 
 
