@@ -65,7 +65,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     for name, S in results.items():
         _replace(out / f"{name}.zarr", S)
     console.print(f"{le.locality(results['relative'])} The net was never told which digit is which.", soft_wrap=True)
-    monitor, shown = _watch(console)
+    monitor, shown = _watch(console, out / "training.zarr")
     page = le.write_report(
         {
             "ten digits, during training": monitor,
@@ -81,6 +81,12 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
     console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True, markup=True)
     console.print(
         f"       {escape(f'{out}/relative.zarr and {out}/kernel.zarr')}: read one with le.load(...)",
+        soft_wrap=True,
+        markup=True,
+    )
+    console.print(
+        f"       {escape(f'{out}/training.zarr')}: the net of ten digits at {len(WATCHED_AT)} moments, read it with "
+        "le.training.History.open(...)",
         soft_wrap=True,
         markup=True,
     )
@@ -137,8 +143,9 @@ def _measure(problem: le.Problem, held_out: DemoDigits, console: Console) -> dic
     return results
 
 
-def _watch(console: Console) -> tuple[le.Monitor, Tensor]:
+def _watch(console: Console, store: Path) -> tuple[le.Monitor, Tensor]:
     """Train a second net to name all ten digits, and look at it now and then: when does its learning become local?"""
+    shutil.rmtree(store, ignore_errors=True)
     data = le.data.load("mnist")
     x, y = data.take(TEN, TRAIN_PER_DIGIT)
     shown, labels = data.take(TEN, WATCHED_PER_DIGIT, split="test")
@@ -155,6 +162,7 @@ def _watch(console: Console) -> tuple[le.Monitor, Tensor]:
         schedule=WATCHED_AT,
         budget=None,
         update=le.SGD(STEP_SIZE),
+        store=store,
     )
     for step in track(range(WATCHED_AT[-1] + 1), "watching a net learn ten digits", console=console, transient=True):
         monitor.step(step)

@@ -20,7 +20,10 @@ ALL = 10**9
 """More examples than there are."""
 
 LOSSES = ("cross_entropy", "nll", "mse", "half_mse", "bce", "bce_logits")
-MEASURES = ("relative", "relative_l1", "kl", "kernel", "loss", "stiffness_cos", "stiffness_sign", "activation")
+MEASURES = (
+    *("relative", "relative_l1", "kl", "kernel", "normalized_kernel"),
+    *("loss", "stiffness_cos", "stiffness_sign", "activation"),
+)
 
 CSV = (".csv",)
 

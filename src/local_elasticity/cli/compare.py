@@ -80,7 +80,13 @@ def compare(
 def _of_results(before: Path, after: Path, measure: str | None) -> Any:
     from local_elasticity.api.compare import compare as compared
 
-    return compared(_opened(before, "BEFORE"), _opened(after, "AFTER"), measure=measure)
+    try:
+        return compared(_opened(before, "BEFORE"), _opened(after, "AFTER"), measure=measure)
+    except ValueError as error:
+        words = str(error)
+        for name, argument in (("A", "BEFORE"), ("B", "AFTER")):
+            words = words.replace(f"measure: {name} ", f"measure: {argument} ")
+        raise ValueError(words) from None
 
 
 def _opened(path: Path, argument: str) -> Any:

@@ -16,6 +16,9 @@ from local_elasticity.cli.common_options import DATA, Count, ImageSize, Labels, 
 PAIRS_SHOWN = 16
 """Pairs of classes that are printed; of more, those with the largest values."""
 
+COUPLED_SHOWN = 3
+"""Coupled pairs of classes that are printed."""
+
 ENDINGS = (".zarr", ".npz")
 
 
@@ -87,7 +90,7 @@ def _facts(S: Any) -> dict[str, Any]:
 
 
 def _show(S: Any, screen: Any) -> None:
-    """Class pairs, how local the step is, and whether to believe it."""
+    """Class pairs, how local the step is, which classes are coupled, and whether to believe it."""
     from local_elasticity import locality
     from local_elasticity.statistics.class_pairs import has_classes
 
@@ -99,6 +102,7 @@ def _show(S: Any, screen: Any) -> None:
         more = f"; {len(kept)} of {len(frame)} class pairs, the largest" if len(kept) < len(frame) else ""
         print_frame(screen, common_options.in_words(kept), f"{about['measure']}: {size}{more}")
         screen.print(str(locality(S)), soft_wrap=True)
+        screen.print(_coupled(S), soft_wrap=True)
     else:
         values = S.values
         screen.print(f"{about['measure']}: {size}; median {_median(values):.4g}", soft_wrap=True)
@@ -108,6 +112,16 @@ def _show(S: Any, screen: Any) -> None:
         told.append(f"{about['nonlinearity']:.1%} away from the limit of small steps")
     told.append(f"{about['unresolved']:.1%} of the pairs unresolved")
     screen.print("; ".join(told), soft_wrap=True)
+
+
+def _coupled(S: Any) -> str:
+    """The strongest coupled pairs of classes, or why there are none."""
+    found = S.le.coupled()
+    if found.nothing:
+        return str(found.nothing)
+    pairs = found.coupled()
+    more = f" {len(pairs) - COUPLED_SHOWN} more: le.coupling." if len(pairs) > COUPLED_SHOWN else ""
+    return "Coupled classes: " + " ".join(" ".join(found.sentence(at)) for at in pairs[:COUPLED_SHOWN]) + more
 
 
 def _median(values: Any) -> float:
