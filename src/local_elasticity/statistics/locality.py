@@ -18,9 +18,7 @@ which such differences cancel in.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +28,7 @@ from local_elasticity.measures.registry import known_measure, order_of
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
 from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, read_pairs
+from local_elasticity.statistics.exceeded import Exceeded, exceeded
 from local_elasticity.words import number, p_value, percent
 from local_elasticity.words import times as times_in_words
 
@@ -48,21 +47,6 @@ EXCEPTIONS_NAMED = 2
 """Classes that a sentence names whose steps move another class further."""
 
 Verdict = Literal["local", "hardly local", "not local", "no structure found", "undecided"]
-
-
-@dataclass(frozen=True)
-class Exceeded:
-    """A class whose steps move another class clearly further than other examples of itself.
-
-    Attributes:
-        source_class, target_class: the class that steps are taken on, and the one that moves furthest.
-        value, own: medians over their pairs, and over those of the source's class.
-    """
-
-    source_class: object
-    target_class: object
-    value: float
-    own: float
 
 
 @dataclass(frozen=True)
@@ -277,7 +261,7 @@ def locality(
     if resamples and np.isfinite(balanced):
         again = np.array(list(some.resampled(resamples, rng)))
         balanced_low, balanced_high = quantiles(np.array([_balanced(one) for one in again]), level)
-        exceptions = _exceptions(values, rows, columns, square, some, again)
+        exceptions = exceeded(values, rows, columns, square, some, again, SIGNIFICANT)
     if permutations and np.isfinite(balanced):
         ratios = np.array([_balanced(one) for one in some.permuted(permutations, rng)])
         ratios = ratios[np.isfinite(ratios)]
@@ -293,35 +277,6 @@ def locality(
         classes=some.count,
         exceptions=exceptions,
     )
-
-
-def _exceptions(
-    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, some: ClassBlocks, again: np.ndarray
-) -> tuple[Exceeded, ...]:
-    """The classes that another one clearly exceeds, by the logarithm of the quotient of the two medians in units of its
-    standard deviation over resamples; one-sided, corrected for the number of pairs (Bonferroni)."""
-    medians = some.medians(some.rows, some.columns)
-    own = np.diagonal(again, axis1=1, axis2=2)[:, :, None]
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # of pairs that no resample has
-        clear = (medians - np.diagonal(medians)[:, None]) / np.nanstd(again - own, axis=0)
-    beyond = np.isfinite(clear) & (clear > NormalDist().inv_cdf(1 - SIGNIFICANT / max(2, clear.size - len(clear))))
-    found = []
-    for a in np.flatnonzero(beyond.any(1)):
-        b = int(np.argmax(np.where(beyond[a], medians[a], -np.inf)))
-        value, itself = (_median_of(values, rows, columns, square, some.labels[a], some.labels[at]) for at in (b, a))
-        found.append(Exceeded(some.labels[a], some.labels[b], value, itself))
-    return tuple(sorted(found, key=lambda one: -one.value))
-
-
-def _median_of(
-    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, source: object, target: object
-) -> float:
-    """Over all pairs of two classes."""
-    chosen = (rows == source)[:, None] & (columns == target)
-    if square:
-        np.fill_diagonal(chosen, False)
-    return float(quartiles(values[chosen][None])[1, 0])
 
 
 def columns(resamples: int, permutations: int) -> list[str]:
