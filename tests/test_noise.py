@@ -627,3 +627,26 @@ def test_the_rounding_of_a_decay_is_measured_again_where_weights_have_changed():
     again = le.respond(problem, (x, y), update=update, engine="structured").source_noise
     alone = le.respond(le.Problem.of(copy.deepcopy(net), "cross_entropy"), (x, y), update=update, engine="structured")
     assert torch.allclose(again, alone.source_noise, rtol=0.5)
+
+
+class InFloat64(nn.Module):
+    """Sums up in float64 what a float32 net gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 64))
+
+    def forward(self, x):
+        return 1e4 + self.net(x).sum(1, keepdim=True, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("square", [True, False])
+def test_outputs_in_float64_of_a_float32_net_keep_their_digits(square):
+    """Float32 would round outputs of 1e4 to 1e-3; the changes in them are smaller."""
+    torch.manual_seed(0)
+    net, x = InFloat64(), torch.randn(20, 8)
+    y = net(x).detach().float() + 0.1
+    problem, update, targets = le.Problem.of(net, "half_mse"), le.SGD(1e-5), None if square else torch.randn(6, 8)
+    truth = le.respond(problem.to(torch.float64), (x, y), targets, update=update, engine="looped").target_change
+    found = le.respond(problem, (x, y), targets, update=update, engine="looped").target_change.double()
+    assert ((found - truth).abs() / truth.abs().amax(1, keepdim=True)).max() < 1e-2

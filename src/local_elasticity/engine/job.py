@@ -268,12 +268,17 @@ class Job:
         return replace(few, target_inputs=take(few.target_inputs, targets))
 
 
-def predictions(bound: BoundProblem, params: Params, inputs: Inputs, at_once: int) -> Float[Tensor, "b k"]:
-    """Predictions without gradients, at most `at_once` examples in a pass."""
+def predictions(
+    bound: BoundProblem, params: Params, inputs: Inputs, at_once: int, *, raw: bool = False
+) -> Float[Tensor, "b k"]:
+    """Predictions without gradients, at most `at_once` examples in a pass; `raw` in the precision that the model gives,
+    if it has more digits than that of the weights."""
+    outputs = bound.raw_outputs if raw else bound.outputs
     with torch.no_grad():
         starts = range(0, count(inputs), at_once)
-        parts = [bound.predict(params, take(inputs, slice(i, i + at_once))) for i in starts]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+        parts = [as_predictions(outputs(params, take(inputs, slice(i, i + at_once)))) for i in starts]
+    found = (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+    return found.to(bound.dtype) if found.dtype.itemsize < bound.dtype.itemsize else found
 
 
 class Runner(ABC):

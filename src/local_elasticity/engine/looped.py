@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
-from local_elasticity.engine.job import Job, Runner
-from local_elasticity.engine.problem import as_predictions, leaves_of
+from local_elasticity.engine.job import Job, Runner, predictions
+from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of
 from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -20,6 +20,7 @@ from local_elasticity.engine.stepped_weights import Pieces, realized_share
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import FromOptimizer
+from local_elasticity.shapes import Float
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,16 @@ class LoopedRunner(Runner):
         self.moved = self.gradients if job.plain else Pieces(self.params)
         self.before.put(self.params)
         self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
-        self.target_before = job.predict(self.params, self.target_inputs, self.at_once)
+        self._predict_before()
+
+    def _predict_before(self) -> None:
+        self.raw_before = self._raw(self.params, self.target_inputs)
+        self.target_before = self.raw_before.to(self.job.bound.dtype)
+
+    def _raw(self, params: Params, inputs: Inputs) -> Float[Tensor, "b k"]:
+        """Predictions in the precision that the model gives: a sum of many terms in float64 keeps the digits of their
+        changes."""
+        return predictions(self.job.bound, params, inputs, self.at_once, raw=True)
 
     @property
     def bytes(self) -> int:
@@ -90,7 +100,7 @@ class LoopedRunner(Runner):
         smaller = max(1, self.at_once // 2)
         shrunk = smaller < self.at_once
         self.at_once = smaller
-        self.target_before = self.job.predict(self.params, self.target_inputs, self.at_once)
+        self._predict_before()
         return shrunk
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -107,11 +117,13 @@ class LoopedRunner(Runner):
         with torch.no_grad():
             realized = self._step(row, gradient)
             after = self.after.tensors()
-            target_change = job.predict(after, self.target_inputs, self.at_once) - self.target_before
+            target_change = (self._raw(after, self.target_inputs) - self.raw_before).to(before.dtype)
             if job.targets_are_sources:
                 source_change = target_change[row, None]
             else:
-                source_change = job.bound.predict(after, job.source(row)[0]) - before
+                source = job.source(row)[0]
+                before = before if self.raw_before.dtype == before.dtype else self._raw(self.params, source)
+                source_change = (self._raw(after, source) - before).to(job.bound.dtype)
         return source_change, target_change, loss_gradient, realized
 
     def _step(self, row: int, gradient: Params) -> Tensor:

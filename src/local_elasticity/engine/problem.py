@@ -342,9 +342,17 @@ class BoundProblem:
 
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
         """What the loss reads: the model's outputs [b, …] at the given parameters."""
-        return self._read(self.replica(self._as_stored(params), inputs))
+        return self._in_own_precision(self.raw_outputs(params, inputs))
 
-    def _read(self, result: Any) -> Tensor:
+    def raw_outputs(self, params: Params, inputs: Inputs) -> Tensor:
+        """The same in the precision that the model gives, which may have more digits than its weights."""
+        return self._checked(self.replica(self._as_stored(params), inputs))
+
+    def _in_own_precision(self, result: Tensor) -> Tensor:
+        other = result.is_floating_point() and result.dtype != self.dtype
+        return result.to(self.dtype) if other else result
+
+    def _checked(self, result: Any) -> Tensor:
         if self.output is not None:
             try:
                 result = self.output(result)
@@ -358,12 +366,12 @@ class BoundProblem:
                 f"model: it returns a {type(result).__name__}, not a tensor; "
                 "pass output= to Problem.of, for example output=lambda out: out.logits"
             )
-        other = result.is_floating_point() and result.dtype != self.dtype
-        return result.to(self.dtype) if other else result
+        return result
 
     def watched(self, inputs: Inputs) -> Float[Tensor, "b k"]:
         """Predictions. The pass records what it writes, so that later passes copy only that."""
-        result = self.replica.watch(self._as_stored(self.params), inputs, self._read)
+        result = self.replica.watch(self._as_stored(self.params), inputs, self._checked)
+        result = self._in_own_precision(result)
         if self.replica.effects is not None and not self.replica.effects.writes:
             return as_predictions(result).detach()
         with torch.no_grad():

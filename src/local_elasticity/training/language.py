@@ -264,7 +264,8 @@ class _TokenLogProbabilities(_NextTokens):
 
 class _LogProbability(_TokenLogProbabilities):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, predicted: Tensor | None = None) -> Tensor:
-        return super().forward(input_ids, attention_mask, predicted).sum(1, keepdim=True)
+        tokens = super().forward(input_ids, attention_mask, predicted)
+        return tokens.sum(1, keepdim=True, dtype=torch.float64 if tokens.device.type == "cpu" else None)
 
 
 def _mean_over_tokens(log_probability: Tensor, lengths: Tensor) -> Tensor:
