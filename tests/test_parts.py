@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
+from array import array
+from collections import Counter, OrderedDict, deque
 from functools import partial, wraps
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 import local_elasticity as le
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner
+from local_elasticity.training.language import sequences
 from tests.kinds import KINDS, N
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
 
@@ -521,6 +524,38 @@ class Buckets(torch.utils.data.IterableDataset):
             yield torch.full((4,), float(bucket[0])).double(), torch.zeros(2).double()
 
 
+class CountedTurns(torch.utils.data.Sampler):
+    """Counts, in a class made from dict whose update adds, and in an object that only holds values."""
+
+    def __init__(self):
+        self.counts, self.state = Counter(a=1, b=5), SimpleNamespace(turn=0)
+
+    def __iter__(self):
+        self.state.turn += 1
+        return iter([(i + self.state.turn * self.counts["b"]) % 6 for i in range(6)])
+
+    def __len__(self):
+        return 6
+
+
+class Ragged(torch.utils.data.Sampler):
+    """Batches of unequal lengths in an array of objects, in private slots, and in an array of numbers."""
+
+    __slots__ = ("__order", "buckets")
+
+    def __init__(self):
+        self.buckets = np.empty(3, dtype=object)
+        self.buckets[:] = [np.arange(1), np.arange(1, 3), np.arange(3, 6)]
+        self.__order = array("i", range(3))
+
+    def __iter__(self):
+        self.__order.append(self.__order.pop(0))
+        return iter([self.buckets[i].tolist() for i in self.__order])
+
+    def __len__(self):
+        return 3
+
+
 def _swap(held):
     last = len(held) - 1
     held[0], held[last] = held[last], held[0]
@@ -539,7 +574,45 @@ ORDERED = {
     "slots": lambda: {"sampler": Slots()},
     "batches of slots": lambda: {"batch_sampler": torch.utils.data.BatchSampler(Slots(), 2, False)},
     "buckets": lambda: {"batch_size": 4},
+    "a counter": lambda: {"sampler": CountedTurns()},
+    "ragged buckets": lambda: {"batch_sampler": Ragged()},
+    "an ordered dict": lambda: {"sampler": InPlace(OrderedDict((i, i) for i in range(6)), _to_end)},
+    "a tensor without data": lambda: {"sampler": InPlace([*range(6)], lambda held: torch.empty(2, device="meta"))},
 }
+
+
+def _to_end(held):
+    held.move_to_end(next(iter(held)))
+
+
+class Frozen(list):
+    """A list that may not be written."""
+
+    def __setitem__(self, place, value):
+        raise TypeError("frozen")
+
+
+def test_what_cannot_be_put_back_keeps_nothing_else_from_it():
+    first, last = InPlace(Frozen(range(6)), lambda held: held.append(held.pop(0))), torch.Generator().manual_seed(0)
+    loader = torch.utils.data.DataLoader(Augmented(lambda value: 0.0), sampler=first, generator=last)
+    before = last.get_state()
+    le.respond(le.Problem.of(small_net(), "mse"), loader, engine="looped", progress=False)
+    assert list(first.held) == list(range(6))
+    assert torch.equal(last.get_state(), before)
+
+
+def test_a_stream_over_a_deque_is_read():
+    """Nothing is written into it between two batches."""
+
+    class Tokens(torch.utils.data.IterableDataset):
+        def __init__(self):
+            self.rows = deque({"input_ids": torch.arange(6) + i} for i in range(8))
+
+        def __iter__(self):
+            return iter(self.rows)
+
+    found = sequences(torch.utils.data.DataLoader(Tokens(), batch_size=2))
+    assert len(found[1]) == 8
 
 
 @pytest.mark.parametrize("name", ORDERED)

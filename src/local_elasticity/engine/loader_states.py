@@ -4,12 +4,16 @@ persistent workers continues."""
 from __future__ import annotations
 
 import copy
+import operator
 import random
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from functools import partial
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from itertools import chain
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,11 +26,13 @@ from local_elasticity.engine.guard import Access, random_states
 
 T = TypeVar("T")
 
-MOST_PARTS, MOST_TRANSFORMS = 5000, 32
+MOST_PARTS, MOST_TRANSFORMS = 50_000, 32
 """In how many parts of a loader, the nearest first, and in lists of what length its generators are looked for."""
 
 LARGEST_KEPT = 1 << 26
 """Bytes up to which an array, a tensor or a list of a sampler or an iterable dataset is copied, to be put back."""
+
+CONTAINERS = (list, deque, OrderedDict, dict, set, bytearray)
 
 PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
 """What holds nothing."""
@@ -40,7 +46,7 @@ def kept_generators(examples: Any) -> Iterator[None]:
     """The random generators of a DataLoader, its samplers and its dataset put back, and what samplers and an iterable
     dataset hold. Reading the examples must not reorder a training run that continues with the same loader.
     """
-    states = _states_of(examples)
+    states = [*chain(*_states_of(examples))]
     before, back = [get() for get, _ in states], False
     try:
         try:
@@ -54,9 +60,18 @@ def kept_generators(examples: Any) -> Iterator[None]:
 
 def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
     """What `read` makes of each batch. It and the batches use their own random states, which start as copies of the
-    global state and the loader's. The caller's random states are unchanged between any two batches.
+    global state and the loader's. The caller's random states are unchanged between any two batches; what samplers hold
+    is put back after the last.
     """
-    states = [*random_states(), *_states_of(batches)]
+    generators, held = _states_of(batches)
+    before = [get() for get, _ in held]
+    try:
+        yield from _read_beside(batches, read, [*random_states(), *generators])
+    finally:
+        _put(held, before)
+
+
+def _read_beside(batches: Iterable[Any], read: Callable[[Any], T], states: list[Access]) -> Iterator[T]:
     own = [get() for get, _ in states]
     under_way: Iterator[Any] | None = None
     while True:
@@ -79,8 +94,15 @@ def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
 
 
 def _put(states: list[Access], values: list[Any]) -> bool:
+    """All of them, whatever one of them raises."""
+    errors = []
     for (_, put), value in zip(states, values, strict=True):
-        put(value)
+        try:
+            put(value)
+        except Exception as error:  # what an object of the user's raises that cannot be written
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return True
 
 
@@ -93,9 +115,10 @@ def beside(batches: Any) -> Any:
     return made
 
 
-def _states_of(examples: Any) -> list[Access]:
+def _states_of(examples: Any) -> tuple[list[Access], list[Access]]:
     """Of all generators in a loader, and of what it iterates over with the containers in that."""
-    found, waiting = [], deque([(examples, False)])
+    generators, held = [], []
+    waiting = deque([(examples, False)])
     seen: dict[int, Any] = {}  # with what they are the ids of, so that none is used again
     indexed = getattr(examples, "dataset", examples)
     while waiting and len(seen) < MOST_PARTS:
@@ -104,14 +127,21 @@ def _states_of(examples: Any) -> list[Access]:
             continue
         seen[id(value)] = value
         of_order = isinstance(value, (Sampler, IterableDataset))
-        iterated = of_order or (iterated and value is not indexed and hasattr(type(value), "__iter__"))
-        state = _state_of_generator(value) or (_state_of_object(value) if iterated else None)
-        if state is not None:
-            found.append(state)
+        iterated = of_order or (iterated and value is not indexed and _is_simple(value))
+        of_generator = _state_of_generator(value)
+        of_object = _state_of_object(value) if iterated and of_generator is None else None
+        generators += [of_generator] if of_generator is not None else []
+        held += [of_object] if of_object is not None else []
         if isinstance(value, DataLoader):
             waiting += [(part, True) for part in (value.batch_sampler, value.sampler)]
         waiting += [(part, iterated) for part in _parts_of(value, MOST_PARTS if iterated else MOST_TRANSFORMS)]
-    return found
+    return generators, held
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether something only holds values: a container, an iterable, a dataclass. What a queue or a thread does with
+    its attributes is not known."""
+    return hasattr(type(value), "__iter__") or is_dataclass(value) or isinstance(value, SimpleNamespace)
 
 
 def _state_of_generator(value: Any) -> Access | None:
@@ -129,14 +159,18 @@ def _state_of_generator(value: Any) -> Access | None:
 
 
 def _state_of_object(value: Any) -> Access | None:
-    """What a container holds, or the attributes of another object."""
-    if isinstance(value, (list, deque, dict, set, bytearray)):
-        small = 8 * len(value) <= LARGEST_KEPT
-        return (value.copy, partial(_put_items, value)) if small else None
+    """What a container holds, or the attributes of another object; None where it cannot be read."""
+    kind = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
+    if kind is not None:
+        return (partial(kind, value), partial(_put_items, kind, value)) if 8 * len(value) <= LARGEST_KEPT else None
+    if isinstance(value, array):
+        small = value.itemsize * len(value) <= LARGEST_KEPT
+        return (partial(array, value.typecode, value), partial(_put_items, array, value)) if small else None
     if isinstance(value, np.ndarray):
         return (value.copy, partial(_put_array, value)) if value.nbytes <= LARGEST_KEPT else None
     if isinstance(value, Tensor):
-        small = value.layout == torch.strided and value.nbytes <= LARGEST_KEPT
+        plain = value.layout == torch.strided and value.device.type != "meta" and not value.is_nested
+        small = plain and value.nbytes <= LARGEST_KEPT
         return (value.detach().clone, partial(_put_tensor, value)) if small else None
     slots = _slots_of(value)
     if isinstance(value, (type, ModuleType, FunctionType)) or not (slots or hasattr(value, "__dict__")):
@@ -144,40 +178,64 @@ def _state_of_object(value: Any) -> Access | None:
     return partial(_attributes, value, slots), partial(_put_attributes, value, slots)
 
 
-def _put_items(value: Any, before: Any) -> None:
-    if isinstance(value, (list, bytearray)):
-        value[:] = before
-    elif isinstance(value, deque):
-        value.clear()
-        value.extend(before)
-    elif isinstance(value, dict) and list(value) == list(before):
-        value.update(before)
-    elif isinstance(value, dict) or value != before:
-        value.clear()
-        value.update(before)
+def _put_items(kind: Any, value: Any, before: Any) -> None:
+    """By the methods of the container itself, as those of a class made from it may do something else (`Counter`)."""
+    if _same_items(value, before):
+        return
+    if kind in (list, bytearray, array):
+        kind.__setitem__(value, slice(None), before)
+    else:
+        kind.clear(value)
+        (kind.extend if kind is deque else kind.update)(value, before)
+
+
+def _same_items(value: Any, before: Any) -> bool:
+    """Whether two containers hold the same objects, in the same order where they have one."""
+    if len(value) != len(before):
+        return False
+    if isinstance(value, set):
+        return bool(value == before)
+    if isinstance(value, dict):
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        pairs = zip(kind.items(value), before.items(), strict=True)
+        return all(key == other and one is two for (key, one), (other, two) in pairs)
+    if isinstance(value, (bytearray, array)):
+        return bytes(value) == bytes(before)
+    return all(map(operator.is_, value, before))
 
 
 def _put_array(value: np.ndarray, before: np.ndarray) -> None:
-    if value.flags.writeable and value.shape == before.shape and not np.array_equal(value, before):
+    if not value.flags.writeable or value.shape != before.shape:
+        return
+    objects = value.dtype.hasobject
+    same = all(map(operator.is_, value.flat, before.flat)) if objects else value.tobytes() == before.tobytes()
+    if not same:
         value[...] = before
 
 
 def _put_tensor(value: Tensor, before: Tensor) -> None:
-    if value.shape == before.shape and not torch.equal(value, before):
+    same = value.shape != before.shape or torch.allclose(value.detach(), before, rtol=0, atol=0, equal_nan=True)
+    if not same:
         value.detach().copy_(before)
 
 
 def _slots_of(value: Any) -> list[str]:
-    names = [name for kind in type(value).__mro__ for name in _as_names(vars(kind).get("__slots__", ()))]
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def _as_names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
+    """The names of attributes in slots, private ones as the class keeps them."""
+    found = []
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{kind.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def _attributes(owner: Any, slots: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    return dict(getattr(owner, "__dict__", {})), {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    in_slots = {}
+    for name in slots:
+        with suppress(Exception):  # empty, or hidden by a property that raises
+            in_slots[name] = getattr(owner, name)
+    return dict(getattr(owner, "__dict__", {})), in_slots
 
 
 def _put_attributes(owner: Any, slots: list[str], before: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -187,10 +245,11 @@ def _put_attributes(owner: Any, slots: list[str], before: tuple[dict[str, Any], 
     held.update(attributes)
     for name in held.keys() - attributes.keys():
         del held[name]
+    now = _attributes(owner, slots)[1]
     for name in slots:
-        if name in in_slots:
+        if name in in_slots and now.get(name) is not in_slots[name]:
             object.__setattr__(owner, name, in_slots[name])
-        elif hasattr(owner, name):
+        elif name in now and name not in in_slots:
             object.__delattr__(owner, name)
 
 

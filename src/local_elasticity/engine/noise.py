@@ -27,8 +27,9 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.null_steps import Rounding, alternating_signs, forward_rounding, null_noise
+from local_elasticity.engine.null_steps import WELL_CONDITIONED, OutputRounding, null_noise, rounding_at_few
 from local_elasticity.engine.problem import Problem, leaves_of, sizes_of
+from local_elasticity.engine.rounding import Rounding, alternating_signs, run_rounded
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.update import FromOptimizer, Rule, Update, without_gradient
 from local_elasticity.shapes import Bool, Float
@@ -76,6 +77,8 @@ class Noise:
     turned: Float[Tensor, " n"] | None = None
     forward: float = 0.0
     """The share of changes that are not differences of predictions by which the rounding of activations moves them."""
+    outputs: float = 0.0
+    """How far rounding moves a typical prediction, where `source` does not say it of each."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner) -> Noise:
@@ -91,22 +94,25 @@ class Noise:
             source = null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
         batches = (-1, job.batch, target_before.shape[1])
         source_before = source_before.reshape(batches)
+        outputs = rounding_at_few(job, target_before) if target is None else OutputRounding.of(target_before, target)
+        source = torch.zeros_like(source_before) if source is None else source.reshape(batches)
         return cls(
             source_before,
-            torch.zeros_like(source_before) if source is None else source.reshape(batches),
+            source,
             torch.zeros_like(target_before) if target is None else target,
             gradient_cancels(job.bound.problem.loss, job.source_labels),
             job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
-            turned_by_rounding(job, source_before, job.source_labels),
-            forward_rounding(job, target_before, target),
+            turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(outputs.typical)),
+            outputs.share,
+            outputs.typical,
         )
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the result should know."""
-        if not self.forward:
+        if self.forward <= WELL_CONDITIONED:
             return []
         return [
             f"rounding moves predictions by {self.forward:.1g} of their size: the network loses digits, as of inputs "
@@ -127,6 +133,7 @@ class Noise:
             self.step,
             None if self.turned is None else finer * self.turned[rows].to(dtype),
             finer * self.forward,
+            finer * self.outputs,
         )
 
     def of_rows(self, rows: Rows) -> Float[Tensor, "c batch k"]:
@@ -148,21 +155,28 @@ class Noise:
         if self.turned is not None:
             return self.turned[: len(gradient)]
         before = self.source_before[: len(gradient)].abs()
-        largest = torch.where((gradient != 0) | (before < HUGE), before, 0).flatten(1).amax(1)
+        counts = (gradient != 0) | (before < HUGE)
+        largest = torch.where(counts, before, 0).flatten(1).amax(1)
+        rounded = _size(torch.where(counts, self.source[: len(gradient)].clamp_min(self.outputs), 0))
         if not self.gradient_cancels:
-            return eps * largest
-        size = _size(gradient)
-        return eps * largest.clamp_min(1) / size.clamp_min(torch.finfo(size.dtype).tiny)
+            return torch.maximum(eps * largest, rounded)
+        size = _size(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        return torch.maximum(eps * largest.clamp_min(1), rounded) / size
 
 
-def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Tensor) -> Float[Tensor, " n"] | None:
+def turned_by_rounding(
+    job: Job,
+    outputs: Float[Tensor, "n batch k"],
+    labels: Tensor,
+    noise: Float[Tensor, "n batch k"] | None = None,
+) -> Float[Tensor, " n"] | None:
     """The share of each source's loss gradient ∂ℓ/∂f that rounding turns, for a loss of the user's; None for a named
     loss.
 
-    The outputs are rounded: each is moved by its last digits, and the change of the gradient across its own direction
-    counts. The loss rounds as well, so the results of its kernels are moved too. A kernel that computes p − 1 inside
-    loses what is below a unit in the last place of its largest gradient, which is found at outputs of exchanged and of
-    equal classes.
+    The outputs are rounded: each is moved by its last digits, or by its `noise` if that is known and more, and the
+    change of the gradient across its own direction counts. The loss rounds as well, so the results of its kernels are
+    moved too. A kernel that computes p − 1 inside loses what is below a unit in the last place of its largest gradient,
+    which is found at outputs of exchanged and of equal classes.
     """
     if job.bound.problem.loss_is_named:
         return None
@@ -174,7 +188,10 @@ def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Te
     slope = gradients(outputs)
     size = slope.abs().amax(1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
     along = torch.nn.functional.normalize(slope / size, dim=1)
-    unit = torch.where(outputs.isfinite(), eps * outputs.abs().clamp_min(1), 0)
+    unit = eps * outputs.abs().clamp_min(1)
+    if noise is not None:
+        unit = torch.where((slope.view_as(outputs) != 0) | (outputs.abs() < HUGE), torch.maximum(unit, noise), unit)
+    unit = torch.where(outputs.isfinite(), unit, 0)
     try:
         moves = [UNITS * unit * alternating_signs(outputs[0], pattern) for pattern in range(PATTERNS)]
         moved = [(gradients(outputs + move) - slope) / (UNITS * size) for move in moves]
@@ -183,12 +200,15 @@ def turned_by_rounding(job: Job, outputs: Float[Tensor, "n batch k"], labels: Te
         if not may_be_passed_over(error):
             raise
         moved, others = [unit.flatten(1) / size], []
-    of_loss = []
-    for pattern in range(PATTERNS):
-        with Rounding.alternating(outputs.device, pattern):
-            rounded = gradients(outputs)
-        of_loss.append((rounded - slope) / size)
-    turned = torch.hypot(_across(moved, along), _across(of_loss, along))
+    turned = _across(moved, along)
+    try:
+        again = lambda: gradients(outputs)
+        patterns = [Rounding.alternating(outputs.device, pattern) for pattern in range(PATTERNS)]
+        rounded = [run_rounded(pattern, again, again) for pattern in patterns]
+        turned = torch.hypot(turned, _across([(gradient - slope) / size for gradient in rounded], along))
+    except Exception as error:  # a loss that checks its own numbers
+        if not may_be_passed_over(error):
+            raise
     for other in others:
         turned = torch.maximum(turned, eps * _size(other).nan_to_num(0.0, 0.0))
     return turned / _size(slope / size).clamp_min(eps)

@@ -2,135 +2,122 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import Params
+from local_elasticity.engine.rounding import Rounding, repeated, run_rounded
 from local_elasticity.shapes import Float
 
 NULL_SAMPLES = 16
 """The least number of examples times null steps from which the noise is estimated."""
 
-PATTERN, SHORT_PATTERN = 65537, 4099
-"""Lengths of the random patterns of weights and of results; prime, so that they do not align with rows or channels."""
+PATTERN = 65537
+"""The length of the random patterns of weights; a prime, so that they do not align with rows or channels."""
 
-STRIDE = 1009
-"""How far the pattern is moved from one result to the next."""
-
-WELL_CONDITIONED = 1e-4
+WELL_CONDITIONED = 5e-4
 """Predictions that rounding moves by less than this share of them come from values that are known well enough."""
 
-EXACT_FUNCTIONS = frozenset(
-    {"clone", "copy", "_to_copy", "lift", "lift_fresh", "cat", "stack", "pad", "constant_pad_nd", "repeat", "roll"}
-    | {"squeeze", "unsqueeze", "t", "transpose", "as_strided", "_unsafe_view", "unsafe_split", "set", "resize"}
-    | {"unsafe_split_with_sizes", "index", "index_select", "index_put", "_index_put_impl", "gather", "scatter", "take"}
-    | {"where", "masked_fill", "masked_select", "masked_scatter", "tril", "triu", "sort", "topk", "flip", "embedding"}
-    | {"select_scatter", "slice_scatter", "im2col", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"}
-    | {"fill", "zero", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like", "eye"}
-    | {"new_zeros", "new_ones", "new_full", "new_empty", "empty_strided", "new_empty_strided", "arange"}
-    | {"relu", "threshold", "hardtanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax"}
-    | {"amin", "abs", "neg", "sign", "round", "floor", "ceil", "trunc", "scalar_tensor"}
-    | {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"}
-)
-"""Kernels that choose, move or fill and so do not round, by name without a final underscore."""
-
-ROUNDED_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LEAST_SPREAD = 1e-3
+"""Predictions of different examples are taken to differ by at least this share of their size."""
 
 
-class Rounding(TorchDispatchMode):
-    """Moves every number that a kernel computes by a unit in its last place, as rounding does (Monte Carlo arithmetic).
+class NullSteps:
+    """Predictions of some examples, again and again, with weights and functions rounded otherwise."""
 
-    A sum that is large beside its parts is then seen to lose their digits, and so is a difference of nearly equal
-    numbers. What a kernel rounds inside is not seen.
-    """
+    def __init__(self, job: Job, inputs: Inputs, at_once: int, device: torch.device) -> None:
+        self.job, self.inputs, self.at_once = job, inputs, at_once
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.rounding = Rounding.at_random(device, self.generator)
+        self.ways = [(True, True), (True, False), (False, True)]
 
-    def __init__(self, pattern: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pattern, self.length = pattern.repeat(2), len(pattern)
-        self.units: dict[Any, Tensor] = {}
-        self.offset = 0
+    def predictions(self) -> Float[Tensor, "b k"] | None:
+        """Of one null step. Where the network cannot be run so, as it checks its own numbers, with weights or functions
+        alone; None where it cannot be run at all."""
+        while self.ways:
+            try:
+                return self._run(*self.ways[0])
+            except Exception as error:  # whatever a network raises whose numbers are not those that it expects
+                if not may_be_passed_over(error):
+                    raise
+                del self.ways[0]
+        return None
 
-    @classmethod
-    def at_random(cls, device: torch.device, generator: torch.Generator) -> Rounding:
-        """Each result moved up, down or not at all."""
-        return cls(_pattern(SHORT_PATTERN, device, torch.float32, generator))
+    def _run(self, weights: bool, functions: bool) -> Tensor:
+        job, plain = self.job, self.job.bound.params
+        moved = _rounded_weights(job.bound, self.generator) if weights else plain
 
-    @classmethod
-    def alternating(cls, device: torch.device, pattern: int) -> Rounding:
-        """Neighbours moved in opposite directions: few tries are enough to see what that does."""
-        return cls(alternating_signs(torch.ones(1 << (pattern + 10), device=device), pattern))
+        def predicted(params: Params = moved) -> Tensor:
+            return job.predict(params, self.inputs, self.at_once)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if _computes(func):
-            for one in found if isinstance(found, (tuple, list)) else (found,):
-                if isinstance(one, Tensor) and one.dtype in ROUNDED_TYPES and one.layout == torch.strided:
-                    self._round(one)
-        return found
-
-    def _round(self, found: Tensor) -> None:
-        if 0 in found.stride():  # one number in several places cannot be moved in place
-            return
-        most = torch.finfo(found.dtype).max / 16  # masks of −∞ or of the largest number stay what they are
-        units = self.units.get((found.dtype, found.device))
-        if units is None:
-            units = (torch.finfo(found.dtype).eps / 2 * self.pattern).to(found)
-            self.units[found.dtype, found.device] = units
-        self.offset = (self.offset + STRIDE) % self.length
-        moved = found.clamp(-most, most).mul_(_repeated(units[self.offset : self.offset + self.length], found))
-        found.add_(moved)
+        return run_rounded(self.rounding, predicted, lambda: predicted(plain)) if functions else predicted()
 
 
 def null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:
     """Standard deviation of predictions at weights that differ by rounding only.
 
     Few null steps give a rough figure for a single example, so it is never taken to be below the root mean square
-    over all of them. Predictions that are not finite are left out.
+    over all of them. Predictions that are not finite are left out; one that rounding makes so is all noise.
     """
-    generator = torch.Generator(before.device).manual_seed(0)
-    squares = torch.zeros_like(before)
+    null_steps, squares = NullSteps(job, inputs, at_once, before.device), torch.zeros_like(before)
     steps = -(-NULL_SAMPLES // len(before))
     finite = before.isfinite()
     largest = torch.where(finite, before, 0).abs().amax()
     scale = largest.clamp_min(torch.finfo(before.dtype).tiny) * torch.finfo(before.dtype).eps
-    rounding = Rounding.at_random(before.device, generator)
     for _ in range(steps):
-        moved = _rounded_otherwise(job, inputs, at_once, generator, rounding)
-        squares += torch.where(finite, (moved - before) / scale, 0).square()
+        squares += torch.where(finite, _difference(null_steps, before) / scale, 0).square()
     own = (squares / steps).sqrt()
     typical = (squares.sum() / steps / finite.sum().clamp_min(1)).sqrt()
     return scale * own.clamp_min(typical)
 
 
-def forward_rounding(job: Job, before: Float[Tensor, "m k"], noise: Float[Tensor, "m k"] | None = None) -> float:
-    """By which share rounding moves the predictions at the targets, 0 where they are well conditioned. Changes that are
-    not subtracted are computed from the same activations, and are wrong by about this share. Where their `noise` is not
-    known, a few targets are looked at."""
+@dataclass(frozen=True)
+class OutputRounding:
+    """What rounding does to predictions.
+
+    Attributes:
+        share: the share of them that it moves, 0 where they are well conditioned. Changes that are not subtracted are
+            computed from the same activations, and are wrong by about this share. It is a share of how far predictions
+            of different examples are apart, since a large bias says nothing about activations.
+        typical: how far it moves one, the root mean square.
+    """
+
+    share: float = 0.0
+    typical: float = 0.0
+
+    @classmethod
+    def of(cls, before: Float[Tensor, "b k"], noise: Float[Tensor, "b k"]) -> OutputRounding:
+        """From predictions, and by how much rounding moves each."""
+        finite = before.isfinite() & noise.isfinite()
+        known, moved = (torch.where(finite, part, 0).double() for part in (before, noise))
+        apart = torch.where(finite, known - known.sum(0) / finite.sum(0).clamp_min(1), 0)
+        size, off = float(known.norm()), float(moved.norm())
+        size = max(float(apart.norm()), LEAST_SPREAD * size) if len(before) > 1 else size
+        share = off / size if size else 0.0
+        return cls(share if share > WELL_CONDITIONED else 0.0, off / max(1, int(finite.sum())) ** 0.5)
+
+
+def rounding_at_few(job: Job, before: Float[Tensor, "m k"]) -> OutputRounding:
+    """Of the predictions at a few targets, by one null step; none while a GPU records a graph."""
     if before.is_cuda and torch.cuda.is_current_stream_capturing():
-        return 0.0
-    if noise is None:
-        few = spread(job.m, NULL_SAMPLES, job.bound.device)
-        before, generator = before[few], torch.Generator(before.device).manual_seed(0)
-        at_once = max(1, job.memory // job.footprint.forward())
-        rounding = Rounding.at_random(before.device, generator)
-        noise = _rounded_otherwise(job, take(job.target_inputs, few), at_once, generator, rounding) - before
-    finite = before.isfinite() & noise.isfinite()
-    size, moved = (float(torch.where(finite, part, 0).double().norm()) for part in (before, noise))
-    return moved / size if moved > WELL_CONDITIONED * size > 0 else 0.0
+        return OutputRounding()
+    few = spread(job.m, NULL_SAMPLES, job.bound.device)
+    at_once = max(1, job.memory // job.footprint.forward())
+    null_steps = NullSteps(job, take(job.target_inputs, few), at_once, before.device)
+    return OutputRounding.of(before[few], _difference(null_steps, before[few]))
 
 
-def _rounded_otherwise(
-    job: Job, inputs: Inputs, at_once: int, generator: torch.Generator, rounding: Rounding
-) -> Tensor:
-    with rounding:
-        return job.predict(_rounded_weights(job.bound, generator), inputs, at_once)
+def _difference(null_steps: NullSteps, before: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    moved = null_steps.predictions()
+    if moved is None:
+        return torch.finfo(before.dtype).eps * before.abs()
+    return torch.where(moved.isfinite(), moved - before, before.abs())
 
 
 def _rounded_weights(bound: BoundProblem, generator: torch.Generator) -> Params:
@@ -140,30 +127,7 @@ def _rounded_weights(bound: BoundProblem, generator: torch.Generator) -> Params:
     unit = max(*(torch.finfo(p.dtype).eps for p in floating), bound.replica.coarsest)
     moved = {}
     for name, p in bound.params.items():
-        pattern = _pattern(max(1, min(PATTERN, p.numel())), p.device, p.dtype, generator)
-        moved[name] = p * (1 + unit * _repeated(pattern, p))
+        length = max(1, min(PATTERN, p.numel()))
+        pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
+        moved[name] = p * (1 + unit * repeated(pattern, p))
     return moved
-
-
-@cache
-def _computes(func: Any) -> bool:
-    """Whether a kernel makes numbers that have to be rounded."""
-    return not (func.is_view or func.overloadpacket.__name__.removesuffix("_") in EXACT_FUNCTIONS)
-
-
-def _pattern(length: int, device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """−1, 0 and 1 at random."""
-    return torch.randint(-1, 2, (length,), generator=generator, device=device, dtype=dtype)
-
-
-def _repeated(pattern: Tensor, like: Tensor) -> Tensor:
-    """A pattern, again and again, in the shape of a tensor."""
-    repeats = -(-like.numel() // len(pattern))
-    whole = pattern if repeats <= 1 else pattern.repeat(repeats)
-    return whole[: like.numel()].view(like.shape).to(like.dtype)
-
-
-def alternating_signs(like: Tensor, pattern: int) -> Tensor:
-    """+ − + − …, + + − − …, and so on, in the shape of a tensor: unlike random signs, no two patterns are equal."""
-    places = torch.arange(like.numel(), device=like.device).view(like.shape)
-    return 1.0 - 2.0 * ((places >> pattern) & 1).to(like.dtype)

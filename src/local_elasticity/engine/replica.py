@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -253,6 +254,8 @@ class Reads(FunctionMode):
 class _Writes(TorchDispatchMode):
     """Records which of the `protected` storages functions write to, and redirects those writes to copies."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, protected: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.protected = protected
@@ -271,6 +274,11 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            raise ValueError(
+                f"model: it calls {func.__name__}, a higher-order operator of torch, whose steps cannot be followed; "
+                "write it in plain operations, such as torch.where instead of torch.cond"
+            )
         self.reads = self.reads or func.overloadpacket in READING
         places = _written_arguments(func)
         if places:

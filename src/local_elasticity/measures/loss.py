@@ -17,7 +17,7 @@ from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import notes_on_the_limit
 from local_elasticity.engine.loss import IGNORED, NAMED, LossFunction, cross_entropy
-from local_elasticity.engine.null_steps import forward_rounding
+from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response
@@ -105,7 +105,7 @@ def _limits(
             job.bound, sources, targets, job.footprint, rounding=True, memory=memory, progress=progress
         )
         job.check_company(found.targets.predictions)
-        forward = forward_rounding(job, found.targets.predictions)
+        forward = rounding_at_few(job, found.targets.predictions).share
     norm, known = found.sources.gradient, KNOWN_TO / STANDARD_DEVIATIONS
     at_source = (norm > 0) & (found.sources.rounding + forward * norm <= known * norm)
     turned = norm[:, None] * found.targets.turned + found.sources.turned[:, None] * found.targets.gradient

@@ -12,9 +12,9 @@ from local_elasticity.engine.coverage import Coverage, with_coverage
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
 from local_elasticity.engine.memory import Footprint, examples_at_once
-from local_elasticity.engine.null_steps import alternating_signs
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.progress import Progress, ProgressOption
+from local_elasticity.engine.rounding import alternating_signs
 from local_elasticity.shapes import Float
 
 Examples = tuple[Inputs, Tensor]

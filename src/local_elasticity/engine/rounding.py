@@ -1,0 +1,236 @@
+"""A pass whose intermediate results are rounded otherwise (Monte Carlo arithmetic), to see which digits they have.
+
+A sum that is large beside its parts loses their digits, and so does a difference of nearly equal numbers. Both show if
+every number that a kernel computes is moved by a unit in its last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from local_elasticity.engine.memory import may_be_passed_over
+
+T = TypeVar("T")
+
+LENGTH, STRIDE = 4099, 1009
+"""The length of a random pattern, a prime, so that it does not align with rows or channels; and how far it is moved
+from one result to the next."""
+
+ROUNDED_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+EXACT = frozenset(
+    {"clone", "copy", "_to_copy", "lift", "lift_fresh", "cat", "stack", "pad", "constant_pad_nd", "repeat", "roll"}
+    | {"squeeze", "unsqueeze", "t", "transpose", "as_strided", "_unsafe_view", "unsafe_split", "set", "resize"}
+    | {"unsafe_split_with_sizes", "index", "index_select", "gather", "take", "im2col", "sort", "topk", "flip"}
+    | {"where", "masked_fill", "masked_select", "masked_scatter", "tril", "triu", "embedding"}
+    | {"select_scatter", "slice_scatter", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"}
+    | {"fill", "zero", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like", "eye"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "empty_strided", "new_empty_strided", "arange"}
+    | {"relu", "threshold", "hardtanh", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax"}
+    | {"amin", "abs", "neg", "scalar_tensor", "view_as_real", "view_as_complex", "complex", "real", "imag"}
+    | {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"}
+)
+"""Kernels that choose, move or fill and so do not round, by name without a final underscore."""
+
+STEPS = frozenset({"floor", "ceil", "round", "trunc", "sign", "heaviside", "floor_divide", "histc"})
+"""Kernels whose floating-point results jump."""
+
+CHOOSES = frozenset({"sort", "topk", "max", "min", "median", "nanmedian", "kthvalue", "mode", "cummax", "cummin"})
+"""Kernels that give numbers together with their places."""
+
+SUBTRACTS_INSIDE = {
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"), 0),
+    **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"), 0),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean", "sum", "mean", "cumsum", "logcumsumexp"), 0),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", "convolution", "_convolution"), 0),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_cdist_forward"), 1),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r", "mkldnn_rnn_layer"), 0),
+}
+"""Kernels that add and subtract inside, where nothing can be moved, and the place of the argument that is moved
+instead."""
+
+
+class Rounding(TorchDispatchMode):
+    """Moves every number that a kernel computes by a unit in its last place.
+
+    Decisions that a network takes by such numbers, as by `mask.sum(1).long()`, are those of `decisions`, if given: what
+    rounding does to them is no small change. `decides` says whether there were any.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, pattern: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pattern, self.length = pattern.repeat(2), len(pattern)
+        self.units: dict[Any, Tensor] = {}
+        self.offset = self.place = 0
+        self.decides = False
+        self.decisions: list[Decision] | None = None
+
+    @classmethod
+    def at_random(cls, device: torch.device, generator: torch.Generator) -> Rounding:
+        """Each number moved up or down."""
+        return cls(2.0 * torch.randint(0, 2, (LENGTH,), generator=generator, device=device) - 1)
+
+    @classmethod
+    def alternating(cls, device: torch.device, pattern: int) -> Rounding:
+        """Neighbours moved in opposite directions: few tries are enough to see what that does."""
+        return cls(alternating_signs(torch.ones(1 << (pattern + 10), device=device), pattern))
+
+    def __enter__(self) -> Any:
+        self.place = 0
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or _in_forward_mode():
+            return func(*args, **kwargs)
+        at = SUBTRACTS_INSIDE.get(_name(func))
+        if at is not None and len(args) > at:
+            args = (*args[:at], self._moved(args[at]), *args[at + 1 :])
+        found = func(*args, **kwargs)
+        if _is_decision(func, found, args, kwargs):
+            self.decides = True
+            return found if self.decisions is None else self._decided(func, found)
+        if _computes(func):
+            for one in found if isinstance(found, (tuple, list)) else (found,):
+                self._move(one)
+        return found
+
+    def _decided(self, func: Any, found: Any) -> Any:
+        """What was decided here without rounding; of a kernel that gives numbers too, those that it gives now."""
+        assert self.decisions is not None
+        there = self.decisions[self.place] if self.place < len(self.decisions) else None
+        self.place += 1
+        if there is None or there.func is not func:
+            raise RuntimeError("the network takes other decisions where its numbers are rounded otherwise")
+        if not isinstance(found, (tuple, list)):
+            return _copied(there.found)
+        pairs = zip(found, there.found, strict=True)
+        return type(found)(now if _moves(now) else _copied(before) for now, before in pairs)
+
+    def _moved(self, value: Any) -> Any:
+        """A copy of a tensor of numbers, moved; anything else as it is."""
+        if not _moves(value):
+            return value
+        copy = value.clone()
+        self._move(copy)
+        return copy
+
+    def _move(self, found: Any) -> None:
+        if not _moves(found):
+            return
+        if found.is_complex():
+            found = torch.view_as_real(found)
+        units = self.units.get((found.dtype, found.device))
+        if units is None:
+            units = (torch.finfo(found.dtype).eps / 2 * self.pattern).to(found)
+            self.units[found.dtype, found.device] = units
+        most = torch.finfo(found.dtype).max / 16  # masks of −∞ or of the largest number stay what they are
+        self.offset = (self.offset + STRIDE) % self.length
+        found.add_(found.clamp(-most, most).mul_(repeated(units[self.offset : self.offset + self.length], found)))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a kernel gave that is no continuous number."""
+
+    func: Any
+    found: Any
+
+
+class _Decisions(TorchDispatchMode):
+    """Records the decisions of a pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.taken: list[Decision] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if isinstance(func, OpOverload) and not _in_forward_mode() and _is_decision(func, found, args, kwargs):
+            kept = type(found)(map(_copied, found)) if isinstance(found, (tuple, list)) else _copied(found)
+            self.taken.append(Decision(func, kept))
+        return found
+
+
+def run_rounded(rounding: Rounding, run: Callable[[], T], plain: Callable[[], Any]) -> T:
+    """What `run` gives with its numbers rounded otherwise, and its decisions those of `plain`, the same without."""
+    try:
+        with rounding:
+            found = run()
+        if not rounding.decides or rounding.decisions is not None:
+            return found
+    except Exception as error:  # whatever a network raises whose numbers are not those that it expects
+        if not may_be_passed_over(error) or not rounding.decides or rounding.decisions is not None:
+            raise
+    recorder = _Decisions()
+    with recorder:
+        plain()
+    rounding.decisions = recorder.taken
+    with rounding:
+        return run()
+
+
+def repeated(pattern: Tensor, like: Tensor) -> Tensor:
+    """A pattern, again and again, in the shape of a tensor."""
+    repeats = -(-like.numel() // len(pattern))
+    whole = pattern if repeats <= 1 else pattern.repeat(repeats)
+    return whole[: like.numel()].view(like.shape).to(like.dtype)
+
+
+def alternating_signs(like: Tensor, pattern: int) -> Tensor:
+    """+ − + − …, + + − − …, and so on, in the shape of a tensor: unlike random signs, no two patterns are equal."""
+    places = torch.arange(like.numel(), device=like.device).view(like.shape)
+    return 1.0 - 2.0 * ((places >> pattern) & 1).to(like.dtype)
+
+
+def _in_forward_mode() -> bool:
+    """Inside `torch.func.jvp`, where torch does not take operations of a mode."""
+    return bool(getattr(eager_transforms, "JVP_NESTING", 0))
+
+
+@cache
+def _name(func: Any) -> str:
+    """Of a kernel: "add" for aten.add_.Tensor."""
+    return str(func.overloadpacket.__name__).removesuffix("_")
+
+
+@cache
+def _computes(func: Any) -> bool:
+    """Whether a kernel makes numbers that have to be rounded."""
+    return not (func.is_view or _name(func) in EXACT)
+
+
+def _is_decision(func: Any, found: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a kernel made something of numbers that is none itself: places, truth, whole numbers."""
+    name = _name(func)
+    if isinstance(found, Tensor):
+        jumps = name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
+        discrete = jumps or not (found.is_floating_point() or found.is_complex())
+    else:
+        discrete = isinstance(found, (bool, int, float)) or name in CHOOSES
+    return discrete and any(map(_moves, (*args, *kwargs.values())))
+
+
+def _moves(value: Any) -> bool:
+    """Whether something is a plain tensor of numbers that rounding may move."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_nested:
+        return False
+    return value.dtype in ROUNDED_TYPES or value.is_complex() if 0 not in value.stride() else False
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
