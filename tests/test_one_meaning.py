@@ -50,7 +50,9 @@ def assert_same(one, other, *, coords=True):
         assert set(one.coords) == set(other.coords)
         for name in one.coords:
             if one[name].dtype.kind == "f":
-                np.testing.assert_allclose(one[name], other[name], rtol=SAME_IN_FLOAT64, atol=1e-18)
+                estimated = "floor" in name  # the rounding of outputs, from the examples of a block
+                rtol = 0.5 if estimated else SAME_IN_FLOAT64
+                np.testing.assert_allclose(one[name], other[name], rtol=rtol, atol=1e-18)
             else:
                 assert one[name].values.tolist() == other[name].values.tolist()
 

@@ -95,6 +95,7 @@ class Noise:
         batches = (-1, job.batch, target_before.shape[1])
         source_before = source_before.reshape(batches)
         outputs = rounding_at_few(job, target_before) if target is None else OutputRounding.of(target_before, target)
+        typical = outputs.typical if source is None else 0.0
         source = torch.zeros_like(source_before) if source is None else source.reshape(batches)
         return cls(
             source_before,
@@ -104,9 +105,9 @@ class Noise:
             job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
-            turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(outputs.typical)),
+            turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(typical)),
             outputs.share,
-            outputs.typical,
+            typical,
         )
 
     @property
