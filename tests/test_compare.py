@@ -317,3 +317,14 @@ def test_the_text_says_what_a_p_value_at_its_floor_is_and_when_it_disagrees_with
 def test_a_path_is_not_taken_for_a_result():
     with pytest.raises(TypeError, match=r"A: .* got the path 'a.pt'. Read a stored similarity with le.load"):
         le.compare("a.pt", "b.pt")
+
+
+def test_results_of_other_inputs_are_not_compared():
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    net = torch.nn.Linear(4, 2)
+    of = lambda inputs, model=net: le.similarity(model, (inputs, y), loss="cross_entropy")
+    with pytest.raises(ValueError, match="A, B: they are of other inputs; compare"):
+        le.compare(of(x), of(x + 1))
+    with pytest.raises(ValueError, match="A, B: they are of other inputs; compare"):
+        le.compare(of(x), of(x.flip(0)))
+    assert le.compare(of(x), of(x.double(), copy.deepcopy(net).double())).overall.pairs == 132

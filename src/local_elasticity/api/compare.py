@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 By = Literal["classes", "pairs", "sources", "targets"]
 BY = ("classes", "pairs", "sources", "targets")
 
+SAME_INPUTS = 1e-5
+"""How far the sizes of inputs may differ that were read in two precisions."""
+
 TOLD = 3
 """Pairs of classes, or of examples, that the text names."""
 
@@ -340,6 +343,9 @@ def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
     for name in ("sources", "labels", "targets", f"measure {one}"):
         if there.get(name, "") != here.get(name, "") and name in there and name in here:
             raise ValueError(f"A, B: they are of other {name}; compare the same measure of the same examples")
+    sizes = [S.attrs.get("inputs") for S in (A, B)]
+    if A.shape == B.shape and all(sizes) and not _nearly_equal(*sizes):
+        raise ValueError("A, B: they are of other inputs; compare the same measure of the same examples")
     if A.shape != B.shape:
         raise ValueError(f"A, B: {A.shape} and {B.shape} pairs; compare similarities of the same sources and targets")
     if bool(A.attrs.get("targets_are_sources")) != bool(B.attrs.get("targets_are_sources")):
@@ -350,6 +356,13 @@ def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
             what = name.replace("_", " ").replace("class", "classes").replace("example", "examples")
             what = f"{what}s" if what == name else what
             raise ValueError(f"A, B: they are of other examples: {what} differ first at place {place}")
+
+
+def _nearly_equal(one: Any, other: Any) -> bool:
+    """Whether inputs are the same up to the precision that they were read in."""
+    one, other = (np.asarray(sizes, dtype=float) for sizes in (one, other))
+    scale = np.abs(one).max(initial=0.0)
+    return one.shape == other.shape and bool(np.allclose(one, other, rtol=SAME_INPUTS, atol=SAME_INPUTS * scale))
 
 
 def _other_circumstances(A: xr.DataArray, B: xr.DataArray) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from local_elasticity.checks import class_labels
 from local_elasticity.engine.problem import Problem
@@ -61,8 +62,21 @@ def about(
         **(step if measure.takes_steps else {}),
         **({"labels": measurement.labels} if measurement.labels != "given" else {}),
         "targets_are_sources": measurement.square,
+        "inputs": input_sizes(measurement),
         "notes": list(notes),
     }
+
+
+def input_sizes(measurement: Measurement) -> list[float]:
+    """Numbers by which the inputs of two results can be told apart: of every tensor of the sources and the targets the
+    norm, and a sum that depends on the order."""
+    found = []
+    for leaf in tree_leaves((measurement.sources[0], measurement.targets)):
+        if isinstance(leaf, Tensor):
+            flat = leaf.detach().flatten().to("cpu", torch.float64)
+            weights = torch.linspace(1, 2, len(flat), dtype=torch.float64)
+            found += [float(flat.norm()), float(flat @ weights)]
+    return found
 
 
 def circumstances(problem: Problem, dtype: str, began: float) -> dict[str, Any]:

@@ -240,7 +240,8 @@ def _joined(*leaves: Tensor) -> Tensor:
     if other is not None:
         raise ValueError(
             f"sources or targets: the batches of the DataLoader hold examples of shape {shapes[0]} and of {other}; pad "
-            "all to one length in its collate_fn, or pass batches of tokens through le.training.language.sequences"
+            "all to one length in its collate_fn, or pass batches of tokens through sequences of "
+            "local_elasticity.training.language"
         )
     return torch.cat(leaves)
 

@@ -230,7 +230,10 @@ def _block(values: np.ndarray, i: np.ndarray, j: np.ndarray, *, others_only: boo
 
 
 def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if not isinstance(values, torch.Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
 
 
 def sampled_rows(classes: Sequence[Any], count: int) -> np.ndarray:

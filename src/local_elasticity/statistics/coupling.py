@@ -179,6 +179,8 @@ class Coupling:
                 return (
                     f"Coupled pairs are searched for among {FEWEST_CLASSES} or more classes, not {len(self.classes)}."
                 )
+            if np.isfinite(self.value[~np.eye(len(self.classes), dtype=bool)]).any():
+                return "The medians over the pairs of different classes are not above 0, so none can be compared."
             return "No two classes have pairs with a value, so none can be coupled."
         at = self._by_value(np.isfinite(self.excess), self.excess)[0]
         verb = "differs clearly from" if self.signed else "is clearly above"
