@@ -35,13 +35,14 @@ def main() -> None:
     if "decisions" in chosen:
         draw_decisions()
     if "demo" in chosen:
-        monitor, _ = demo._watch(console)
-        last = le.as_similarity(
-            monitor.history[-1].similarity["kl"], source_labels=monitor.history.source_classes, measure="kl"
-        )
-        keep(last.le.plot(), "matrix")
-        keep(last.le.plot(by="class"), "classes")
-        keep(monitor.plot(), "curves")
+        with tempfile.TemporaryDirectory() as folder:
+            monitor, _ = demo._watch(console, Path(folder) / "training.zarr")
+            last = le.as_similarity(
+                monitor.history[-1].similarity["kl"], source_labels=monitor.history.source_classes, measure="kl"
+            )
+            keep(last.le.plot(), "matrix")
+            keep(last.le.plot(by="class"), "classes")
+            keep(monitor.plot(), "curves")
     if {"demo", "page"} & set(chosen):
         with tempfile.TemporaryDirectory() as folder:
             results = demo.run_demo(Path(folder), console)
