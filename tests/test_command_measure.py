@@ -208,7 +208,10 @@ def test_compare_takes_histories(project, command):
         (measure("points.npz", "--step-size", "auto", "--update", "adam"), "--step-size: auto is for sgd"),
         (measure("points.npz", "--labels", "guessed"), "--labels: expected one of given, predicted"),
         (["compare", "gone.zarr", "gone.zarr"], "BEFORE: there is no gone.zarr"),
-        (["compare", "early.pt", "early.pt"], "BEFORE: early.pt is no stored result; to compare weights, name --model"),
+        (
+            ["compare", "early.pt", "early.pt"],
+            "BEFORE: early.pt is no stored result (a .zarr folder); to compare",
+        ),
         (["compare", "early.pt", "early.pt", "--data", "photos"], "--data, --model-after: they need --model"),
         (
             ["compare", "early.pt", "early.pt", "--model", "own_nets:make"],

@@ -478,7 +478,10 @@ def test_it_says_how_far_it_extrapolates():
     assert "trust the ranking more than the sizes" in repr(far)
     assert "trust the ranking" not in repr(near)
     adam = le.forecast(*softmax_regression(), loss="cross_entropy", update=le.Adam(0.001), steps=6)
-    assert "6 steps are extrapolated from 1: trust the ranking more than the sizes" in repr(adam)
+    assert "6 steps are extrapolated from 1, but steps of this optimizer do not shrink with the gradient" in repr(adam)
+    assert "how many will be lost is not forecast" in repr(adam)
+    assert adam.frame()["lost"].isna().all()
+    assert "will be lost" in repr(dataclasses.replace(adam, virtual=2))
 
 
 def test_moments_of_earlier_steps_are_told_of():

@@ -76,7 +76,7 @@ def test_signed_measures_speak_of_differences_and_never_of_times():
     cosine[np.ix_(KINDS == "cat", KINDS == "fox")] += 0.4
     found = front(cosine, "stiffness_cos")
     within, between = np.median(cosine[SAME & ~np.eye(40, dtype=bool)]), np.median(cosine[~SAME])
-    assert f"is {within:.3g} within a class and {between:.3g} between classes: a difference of" in found.headline
+    assert f"is {within:.3g} within a class and {between:.3g} between classes." in found.headline
     assert [one["head"][:10] for one in found.named.pairs] == ["cat ↔ fox:"]
     loss = front(np.where(SAME, -1.0, 0.5) + rng.normal(size=SAME.shape), "loss")
     assert loss.headline.startswith("A step on one example lowers the loss of 8")
@@ -105,7 +105,7 @@ def test_the_coupled_pairs_keep_their_direction():
     there, back = (np.median(values[np.ix_(a == KINDS, b == KINDS)]) for a, b in (("fox", "cat"), ("cat", "fox")))
     assert pair["head"] == f"fox → cat: {100 * there:.0f} %,"
     own = np.median(values[np.ix_(KINDS == "fox", KINDS == "fox")][~np.eye(8, dtype=bool)])
-    assert pair["more"] == f"Within fox: {100 * own:.0f} %. Back, cat → fox: {100 * back:.0f} %, framed too."
+    assert pair["more"] == f"Within fox: {100 * own:.0f} %. Back, cat → fox: {100 * back:.0f} %, coupled too."
     three = np.repeat(["a", "b", "c"], 14)[:40]
     assert "among 4 or more classes, not 3" in front(values, "relative", classes=three).named.words
 
@@ -330,8 +330,10 @@ def test_a_comparison_names_what_rose_and_what_fell(tmp_path):
     heads = [one["head"] for one in front["pairs"]]
     row = frame.loc["pig", "dog"]
     assert heads[0] == f"pig → dog fell by {number(-row.difference)}"
-    assert front["pairs"][0]["words"] == f"({number(-row.high)} to {number(-row.low)})."
-    assert front["pairs"][0]["more"] == f"Median {number(row.before)} before, {number(row.after)} after."
+    assert front["pairs"][0]["words"] == (
+        f"({number(-row.high)} to {number(-row.low)}) in the median of the pairs' differences."
+    )
+    assert front["pairs"][0]["more"] == f"Medians over pairs: {number(row.before)} before, {number(row.after)} after."
     assert heads[1] == f"cat → owl rose by {number(frame.loc['cat', 'owl'].difference)}"
     assert heads[2].startswith("dog → dog rose by 0.0")
     assert len(heads) == 3

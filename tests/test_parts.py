@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import local_elasticity as le
 from local_elasticity.engine.job import Job
+from local_elasticity.engine.loader_states import read_apart
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.training.language import sequences
 from tests.kinds import KINDS, N
@@ -599,6 +600,47 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it():
     le.respond(le.Problem.of(small_net(), "mse"), loader, engine="looped", progress=False)
     assert list(first.held) == list(range(6))
     assert torch.equal(last.get_state(), before)
+
+
+class Decoded(list):
+    """A list that gives something else than it holds."""
+
+    def __iter__(self):
+        return iter([SimpleNamespace(path=one) for one in list.__iter__(self)])
+
+    def __len__(self):
+        return 1
+
+
+def test_containers_with_methods_of_their_own_keep_what_they_hold():
+    held = Decoded(["a", "b"])
+    sampler = InPlace([*range(6)], lambda _: held.append(held.pop(0)))
+    sampler.files = held
+    loader = torch.utils.data.DataLoader(Augmented(lambda value: 0.0), sampler=sampler)
+    le.respond(le.Problem.of(small_net(), "mse"), loader, engine="looped", progress=False)
+    assert list.__repr__(held) == "['a', 'b']"
+
+
+class Turns(torch.utils.data.IterableDataset):
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([{"input_ids": torch.arange(6) + i} for i in range(8)])
+
+
+def test_streams_leave_a_loader_between_batches_as_it_is():
+    """Two at once, and one that is left half-way while training goes on."""
+    data = Turns()
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    first, second = (read_apart(loader, lambda batch: batch) for _ in range(2))
+    for _ in zip(first, second, strict=True):
+        assert data.epoch == 0
+    half = read_apart(loader, lambda batch: batch)
+    next(half)
+    assert [len(list(loader)) for _ in range(3)] == [4] * 3
+    half.close()
+    assert data.epoch == 3
 
 
 def test_a_stream_over_a_deque_is_read():

@@ -196,7 +196,7 @@ def test_curves_have_bands_and_can_be_of_one_class(reader):
     reader.settle("byId('time-plot').data.length === 7")
     assert "target 9" in reader.page.evaluate("byId('time-plot').data.map((d) => d.name).join()")
     reader.page.select_option("#measure", "1")
-    reader.settle("byId('time-plot').layout.yaxis.title.text.startsWith('relative_l1, in percent')")
+    reader.settle("byId('time-plot').layout.yaxis.title.text.startsWith('relative_l1, % of')")
 
 
 def test_the_order_follows_class_and_cluster(reader):

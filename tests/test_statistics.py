@@ -440,7 +440,9 @@ def test_classes_that_another_class_exceeds_are_named():
     found = [_overtaken(seed, own=2.0, other=8.0).exceptions for seed in range(10)]
     assert sum([(one.source_class, one.target_class) for one in each] == [(0, 1)] for each in found) >= 9
     assert not any(_overtaken(seed, own=2.0).exceptions for seed in range(20))
-    assert sum(bool(_overtaken(seed).exceptions) for seed in range(100)) <= 12  # 5 % are expected of noise alone
+    for each in (2, 4, 10):
+        noise = sum(bool(_overtaken(seed, each=each).exceptions) for seed in range(60))
+        assert noise <= 8, each  # of noise alone 5 % are expected
 
 
 def test_a_local_verdict_names_its_exceptions():
@@ -448,7 +450,10 @@ def test_a_local_verdict_names_its_exceptions():
     values = rng.lognormal(-2, 0.3, size=(60, 60)) * np.where(labels[:, None] == labels, 4.0, 1.0)
     values[np.ix_(labels == "cat", labels == "owl")] *= 12
     said = str(le.locality(values, labels, measure="relative"))
-    assert "Verdict: local. But for 1 of 5 classes a step moves another class further than its own: cat → owl (" in said
+    assert (
+        "Verdict: local. But for 1 of 5 classes a step moves another class clearly further than its own: cat → owl ("
+        in said
+    )
     assert "But for" not in str(le.locality(values[12:, 12:], labels[12:], measure="relative"))
 
 

@@ -76,7 +76,7 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         examples=shown,
         title="Whose predictions move? Handwritten digits",
         command="make demo",
-        about={"data": origin, "seeds": "0 for the first net, 1 for the net of ten digits"},
+        about={"data": origin, "seeds": "1 for the net of ten digits, 0 for the other"},
     )
     console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True, markup=True)
     console.print(

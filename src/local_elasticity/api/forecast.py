@@ -54,6 +54,10 @@ MANY_TIMES = 2
 turn while examples are learned, which one step of such a rule does not show. With Adam, ranges from a quarter of the
 steps missed the real number in trials."""
 
+COUNTED_TIMES = 5
+"""How many times the steps that were looked at may be extrapolated for a count of losses, if a rule is not linear in
+the gradient."""
+
 MOST_STEPS = 1_000_000
 """Steps that are walked, in the space of outputs, in a reasonable time."""
 
@@ -229,6 +233,12 @@ class Forecast(Printed):
         return np.where(self.old.right, -self.old.margin_after, np.nan)
 
     @property
+    def sizes_known(self) -> bool:
+        """Whether changes are forecast in size, and so which examples are lost. Steps of a rule that is not linear in
+        the gradient, as Adam's, are extrapolated at most fivefold; beyond that only the order of risks is forecast."""
+        return is_linear(self.update) or self.steps <= COUNTED_TIMES * max(self.virtual, 1)
+
+    @property
     def deviation(self) -> float:
         """By about which share the changes that are forecast are wrong: the `total_nonlinearity`; 0 where every step is
         taken. NaN where it is not known: the network has no derivative, or the rule is not linear in the gradient, as
@@ -265,7 +275,7 @@ class Forecast(Printed):
         Returns:
             A frame with `example`, `label` where labels are one number each, `loss_before`, `loss_forecast`,
             `margin_before`, `margin_forecast`, `wrong_before`, `risk`, `probability`, `lost`; with `simulate=True`
-            also `margin_simulated` and `lost_simulated`.
+            also `margin_simulated` and `lost_simulated`. `lost` is NaN where sizes are not known (`sizes_known`).
         """
         import pandas as pd
 
@@ -281,7 +291,7 @@ class Forecast(Printed):
             "wrong_before": ~old.right,
             "risk": self.risk,
             "probability": self.probability,
-            "lost": old.lost,
+            "lost": old.lost if self.sizes_known else np.full(len(old.right), np.nan),
         }
         if self.simulated is not None:
             columns |= {"margin_simulated": self.simulated.old.margin_after, "lost_simulated": self.simulated.old.lost}
@@ -353,17 +363,23 @@ class Forecast(Printed):
         right, m, n = int(old.right.sum()), len(old.right), len(new.right)
         size = "all new examples" if self.batch_size is None else f"batches of {self.batch_size}"
         kept = f"{int(old.lost.sum())} of {right} right examples will be lost{self._range()}"
+        after = f"{int((new.margin_after > 0).sum())} of {n} right after, "
+        if not self.sizes_known:
+            kept = f"{right} examples are right now; how many will be lost is not forecast"
+            after = f"{n} examples, "
         kept += f"; {m - right} of {m} are wrong already" if right < m else ""
         told = [
             f"Forecast of {self.steps} steps on {size} ({_named(self.update)}), {self._way()}: {self.seconds:.2g} s",
             f"old: {kept}" if right else f"old: all {m} are wrong already, so that none can be lost",
-            f"new: {int((new.margin_after > 0).sum())} of {n} right after, {int(new.right.sum())} before",
+            f"new: {after}{int(new.right.sum())} {'before' if self.sizes_known else 'right now'}",
         ]
         if right and named:
             worst = [
                 f"{i} ({old.margin_before[i]:.2g} → {old.margin_after[i]:.2g})" for i in self.at_risk(NAMED_AT_RISK)
             ]
-            told.append(f"most at risk (margin before → forecast): {', '.join(worst)}")
+            worst = worst if self.sizes_known else [str(i) for i in self.at_risk(NAMED_AT_RISK)]
+            margins = " (margin before → forecast)" if self.sizes_known else ""
+            told.append(f"most at risk{margins}: {', '.join(worst)}")
         if self.simulated is not None:
             found = ForecastCheck.of(old, self.simulated.old)
             told.append(
@@ -531,9 +547,10 @@ class _Question:
                 "sizes, or take more virtual steps"
             )
         elif not _sizes_hold(self.update, self.steps, virtual):
+            every = f"take them all in a copy: virtual={self.steps}, max_virtual={self.steps}"
             found.append(
-                f"{self.steps - virtual} steps are extrapolated from {max(virtual, 1)}: trust the ranking more than "
-                "the sizes, or take more virtual steps"
+                f"{self.steps - virtual} steps are extrapolated from {max(virtual, 1)}, but steps of this optimizer do "
+                f"not shrink with the gradient: trust the ranking more than the sizes, or {every}"
             )
         if virtual < self.steps and carries_moments(self.update) and not is_linear(self.update):
             found.append(

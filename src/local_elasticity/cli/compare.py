@@ -85,7 +85,7 @@ def _of_results(before: Path, after: Path, measure: str | None) -> Any:
     except ValueError as error:
         words = str(error)
         for name, argument in (("A", "BEFORE"), ("B", "AFTER")):
-            words = words.replace(f"measure: {name} ", f"measure: {argument} ")
+            words = words.replace(f"measure: {name} ", f"measure: {argument} ").replace("A, B: ", "BEFORE, AFTER: ")
         raise ValueError(words) from None
 
 
@@ -97,7 +97,9 @@ def _opened(path: Path, argument: str) -> Any:
     if not path.exists():
         raise FileNotFoundError(f"{argument}: there is no {path}")
     if not path.is_dir():
-        raise ValueError(f"{argument}: {path} is no stored result; to compare weights, name --model and --data")
+        raise ValueError(
+            f"{argument}: {path} is no stored result (a .zarr folder); to compare weights, name --model and --data"
+        )
     try:
         return load(path)
     except ValueError as error:

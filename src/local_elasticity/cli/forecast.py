@@ -101,6 +101,7 @@ def forecast(
 def _facts(found: Any, frame: Any) -> dict[str, Any]:
     """What a program wants to know: the fine-tune, what it will do, and a row for each old example."""
     old, new = found.old, found.new
+    lost, right_after = (old.lost.sum(), (new.margin_after > 0).sum()) if found.sizes_known else (None, None)
     return {
         "update": repr(found.update),
         "steps": found.steps,
@@ -109,8 +110,8 @@ def _facts(found: Any, frame: Any) -> dict[str, Any]:
         "seconds": found.seconds,
         "nonlinearity": found.nonlinearity,
         "total_nonlinearity": found.total_nonlinearity,
-        "old": {"n": len(old.right), "right": old.right.sum(), "lost": old.lost.sum(), "lost_range": found.lost_range},
-        "new": {"n": len(new.right), "right": new.right.sum(), "right_after": (new.margin_after > 0).sum()},
+        "old": {"n": len(old.right), "right": old.right.sum(), "lost": lost, "lost_range": found.lost_range},
+        "new": {"n": len(new.right), "right": new.right.sum(), "right_after": right_after},
         "notes": list(found.notes),
         "examples": frame.to_dict("records"),
     }

@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 import operator
 import random
+import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from functools import partial
-from itertools import chain
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
@@ -32,10 +32,13 @@ MOST_PARTS, MOST_TRANSFORMS = 50_000, 32
 LARGEST_KEPT = 1 << 26
 """Bytes up to which an array, a tensor or a list of a sampler or an iterable dataset is copied, to be put back."""
 
-CONTAINERS = (list, deque, OrderedDict, dict, set, bytearray)
+CONTAINERS: tuple[Any, ...] = (list, deque, OrderedDict, dict, set, bytearray, array)
 
 PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
 """What holds nothing."""
+
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+"""What may stand for nothing any more."""
 
 END: Any = object()
 """What comes after the last batch."""
@@ -46,7 +49,7 @@ def kept_generators(examples: Any) -> Iterator[None]:
     """The random generators of a DataLoader, its samplers and its dataset put back, and what samplers and an iterable
     dataset hold. Reading the examples must not reorder a training run that continues with the same loader.
     """
-    states = [*chain(*_states_of(examples))]
+    states = _states_of(examples)
     before, back = [get() for get, _ in states], False
     try:
         try:
@@ -60,18 +63,9 @@ def kept_generators(examples: Any) -> Iterator[None]:
 
 def read_apart(batches: Iterable[Any], read: Callable[[Any], T]) -> Iterator[T]:
     """What `read` makes of each batch. It and the batches use their own random states, which start as copies of the
-    global state and the loader's. The caller's random states are unchanged between any two batches; what samplers hold
-    is put back after the last.
+    global state and the loader's, and so do its samplers. The caller's are unchanged between any two batches.
     """
-    generators, held = _states_of(batches)
-    before = [get() for get, _ in held]
-    try:
-        yield from _read_beside(batches, read, [*random_states(), *generators])
-    finally:
-        _put(held, before)
-
-
-def _read_beside(batches: Iterable[Any], read: Callable[[Any], T], states: list[Access]) -> Iterator[T]:
+    states = [*random_states(), *_states_of(batches)]
     own = [get() for get, _ in states]
     under_way: Iterator[Any] | None = None
     while True:
@@ -115,27 +109,25 @@ def beside(batches: Any) -> Any:
     return made
 
 
-def _states_of(examples: Any) -> tuple[list[Access], list[Access]]:
+def _states_of(examples: Any) -> list[Access]:
     """Of all generators in a loader, and of what it iterates over with the containers in that."""
-    generators, held = [], []
+    found: list[Access] = []
     waiting = deque([(examples, False)])
     seen: dict[int, Any] = {}  # with what they are the ids of, so that none is used again
     indexed = getattr(examples, "dataset", examples)
     while waiting and len(seen) < MOST_PARTS:
         value, iterated = waiting.popleft()
-        if id(value) in seen:
+        if id(value) in seen or isinstance(value, PROXIES):
             continue
         seen[id(value)] = value
         of_order = isinstance(value, (Sampler, IterableDataset))
         iterated = of_order or (iterated and value is not indexed and _is_simple(value))
-        of_generator = _state_of_generator(value)
-        of_object = _state_of_object(value) if iterated and of_generator is None else None
-        generators += [of_generator] if of_generator is not None else []
-        held += [of_object] if of_object is not None else []
+        state = _state_of_generator(value) or (_state_of_object(value) if iterated else None)
+        found += [state] if state is not None else []
         if isinstance(value, DataLoader):
             waiting += [(part, True) for part in (value.batch_sampler, value.sampler)]
         waiting += [(part, iterated) for part in _parts_of(value, MOST_PARTS if iterated else MOST_TRANSFORMS)]
-    return generators, held
+    return found
 
 
 def _is_simple(value: Any) -> bool:
@@ -162,14 +154,13 @@ def _state_of_object(value: Any) -> Access | None:
     """What a container holds, or the attributes of another object; None where it cannot be read."""
     kind = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
     if kind is not None:
-        return (partial(kind, value), partial(_put_items, kind, value)) if 8 * len(value) <= LARGEST_KEPT else None
-    if isinstance(value, array):
-        small = value.itemsize * len(value) <= LARGEST_KEPT
-        return (partial(array, value.typecode, value), partial(_put_items, array, value)) if small else None
+        small = 8 * kind.__len__(value) <= LARGEST_KEPT
+        return (partial(_items, kind, value), partial(_put_items, kind, value)) if small else None
     if isinstance(value, np.ndarray):
         return (value.copy, partial(_put_array, value)) if value.nbytes <= LARGEST_KEPT else None
     if isinstance(value, Tensor):
-        plain = value.layout == torch.strided and value.device.type != "meta" and not value.is_nested
+        plain = value.layout == torch.strided and value.device.type != "meta"
+        plain = plain and not (value.is_nested or value.is_quantized)
         small = plain and value.nbytes <= LARGEST_KEPT
         return (value.detach().clone, partial(_put_tensor, value)) if small else None
     slots = _slots_of(value)
@@ -178,30 +169,31 @@ def _state_of_object(value: Any) -> Access | None:
     return partial(_attributes, value, slots), partial(_put_attributes, value, slots)
 
 
-def _put_items(kind: Any, value: Any, before: Any) -> None:
-    """By the methods of the container itself, as those of a class made from it may do something else (`Counter`)."""
-    if _same_items(value, before):
+def _items(kind: Any, value: Any) -> list[Any]:
+    """What a container holds, keys and values of a dict by turns, read by the methods of the container itself: those of
+    a class made from it may do something else."""
+    found = list(kind.__iter__(value))
+    if kind in (dict, OrderedDict):
+        return [part for key in found for part in (key, kind.__getitem__(value, key))]
+    return found
+
+
+def _put_items(kind: Any, value: Any, before: list[Any]) -> None:
+    """The same into it, where it holds something else now; written by its own methods too (`Counter.update` adds)."""
+    now = _items(kind, value)
+    same = operator.eq if kind in (bytearray, array) else operator.is_
+    if len(now) == len(before) and (all(map(same, now, before)) or (kind is set and set(now) == set(before))):
         return
-    if kind in (list, bytearray, array):
-        kind.__setitem__(value, slice(None), before)
+    if kind is list:
+        list.__setitem__(value, slice(None), before)
+    elif kind in (bytearray, array):
+        kind.__setitem__(value, slice(None), kind(before) if kind is bytearray else array(value.typecode, before))
     else:
         kind.clear(value)
-        (kind.extend if kind is deque else kind.update)(value, before)
-
-
-def _same_items(value: Any, before: Any) -> bool:
-    """Whether two containers hold the same objects, in the same order where they have one."""
-    if len(value) != len(before):
-        return False
-    if isinstance(value, set):
-        return bool(value == before)
-    if isinstance(value, dict):
-        kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        pairs = zip(kind.items(value), before.items(), strict=True)
-        return all(key == other and one is two for (key, one), (other, two) in pairs)
-    if isinstance(value, (bytearray, array)):
-        return bytes(value) == bytes(before)
-    return all(map(operator.is_, value, before))
+        if kind in (dict, OrderedDict):
+            kind.update(value, zip(before[::2], before[1::2], strict=True))
+        else:
+            (kind.extend if kind is deque else kind.update)(value, before)
 
 
 def _put_array(value: np.ndarray, before: np.ndarray) -> None:

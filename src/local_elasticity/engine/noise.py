@@ -143,7 +143,7 @@ class Noise:
         change, gradient, realized = rows.source_change, rows.loss_gradient, rows.realized
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps + self.step + self._turned(gradient, eps)
-        share = share + self.forward * (1 - rows.subtracted)
+        share = share + self.forward
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
         noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row + self.drift)

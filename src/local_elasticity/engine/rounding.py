@@ -41,11 +41,25 @@ EXACT = frozenset(
 )
 """Kernels that choose, move or fill and so do not round, by name without a final underscore."""
 
-STEPS = frozenset({"floor", "ceil", "round", "trunc", "sign", "heaviside", "floor_divide", "histc"})
+STEPS = frozenset(
+    {"floor", "ceil", "round", "trunc", "sign", "heaviside", "floor_divide", "histc"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor"}
+    | {"fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask"}
+    | {"mode", "_unique2", "unique_dim", "unique_consecutive"}
+)
 """Kernels whose floating-point results jump."""
 
-CHOOSES = frozenset({"sort", "topk", "max", "min", "median", "nanmedian", "kthvalue", "mode", "cummax", "cummin"})
+CHOOSES = frozenset({"sort", "topk", "max", "min", "median", "nanmedian", "kthvalue", "cummax", "cummin"})
 """Kernels that give numbers together with their places."""
+
+POOLS, UNPOOLS = frozenset({"max_pool2d_with_indices", "max_pool3d_with_indices"}), ("max_unpool2d", "max_unpool3d")
+"""Kernels that give places which only others use."""
+
+MODULO = frozenset({"remainder", "fmod", "frac"})
+"""Kernels that jump by their second argument, or by 1."""
+
+CASTS = {"_to_copy": 0, "copy": 1}
+"""Kernels that round where they go to fewer digits, and the place of what they read."""
 
 SUBTRACTS_INSIDE = {
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"), 0),
@@ -94,29 +108,37 @@ class Rounding(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or _in_forward_mode():
             return func(*args, **kwargs)
-        at = SUBTRACTS_INSIDE.get(_name(func))
-        if at is not None and len(args) > at:
+        name = _name(func)
+        at = SUBTRACTS_INSIDE.get(name)
+        if at is not None and len(args) > at and not func._schema.is_mutable:
             args = (*args[:at], self._moved(args[at]), *args[at + 1 :])
         found = func(*args, **kwargs)
         if _is_decision(func, found, args, kwargs):
-            self.decides = True
-            return found if self.decisions is None else self._decided(func, found)
-        if _computes(func):
+            self.decides |= name not in POOLS
+            return found if self.decisions is None else self._decided(func, found, args)
+        self.decides |= name in UNPOOLS
+        if _computes(func) or _casts_down(name, found, args):
             for one in found if isinstance(found, (tuple, list)) else (found,):
                 self._move(one)
         return found
 
-    def _decided(self, func: Any, found: Any) -> Any:
+    def _decided(self, func: Any, found: Any, args: Any) -> Any:
         """What was decided here without rounding; of a kernel that gives numbers too, those that it gives now."""
         assert self.decisions is not None
         there = self.decisions[self.place] if self.place < len(self.decisions) else None
         self.place += 1
         if there is None or there.func is not func:
             raise RuntimeError("the network takes other decisions where its numbers are rounded otherwise")
+        if _name(func) in MODULO:
+            apart, by = found - there.found, 1.0 if len(args) < 2 else args[1]
+            return found.copy_(there.found + apart - by * (apart / by).round())
+        if func._schema.is_mutable:  # what is written, the caller has already
+            return found.copy_(there.found)
         if not isinstance(found, (tuple, list)):
             return _copied(there.found)
+        keeps = _name(func) in STEPS
         pairs = zip(found, there.found, strict=True)
-        return type(found)(now if _moves(now) else _copied(before) for now, before in pairs)
+        return type(found)(now if _moves(now) and not keeps else _copied(before) for now, before in pairs)
 
     def _moved(self, value: Any) -> Any:
         """A copy of a tensor of numbers, moved; anything else as it is."""
@@ -218,11 +240,23 @@ def _is_decision(func: Any, found: Any, args: Any, kwargs: Any) -> bool:
     """Whether a kernel made something of numbers that is none itself: places, truth, whole numbers."""
     name = _name(func)
     if isinstance(found, Tensor):
-        jumps = name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
+        jumps = name in STEPS or name in MODULO or (name == "div" and kwargs.get("rounding_mode") is not None)
         discrete = jumps or not (found.is_floating_point() or found.is_complex())
     else:
-        discrete = isinstance(found, (bool, int, float)) or name in CHOOSES
-    return discrete and any(map(_moves, (*args, *kwargs.values())))
+        discrete = isinstance(found, (bool, int, float)) or name in CHOOSES or name in STEPS or name in POOLS
+    return discrete and any(map(_is_number, (*args, *kwargs.values())))
+
+
+def _casts_down(name: str, found: Any, args: Any) -> bool:
+    """Whether a kernel copied numbers to fewer digits."""
+    at = CASTS.get(name)
+    if at is None or len(args) <= at or not (_is_number(found) and _is_number(args[at])):
+        return False
+    return bool(found.dtype.itemsize < args[at].dtype.itemsize)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _moves(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from local_elasticity.engine.nonlinearity import LARGE
-from local_elasticity.measures.registry import is_ratio
+from local_elasticity.measures.registry import is_ratio, order_of
 from local_elasticity.report.run import Panel, Run
 from local_elasticity.words import number, percent
 
@@ -32,6 +32,9 @@ SELF_DEVIATION = 0.01
 LARGE_ROWS_TIMES = 2
 """Rows whose median is so many times that of the others are called large."""
 
+
+SAME_MARGIN = 1e-3
+"""Margins above the noise that differ by less than this share are one number: the noise is a share of the change."""
 
 TOO_SMALL = (
     "the steps moved predictions by less than rounding does. Take a larger step, float64, or a network that is not yet "
@@ -126,15 +129,23 @@ def _noise(panel: Panel) -> Finding:
     if float(margin.min()) < 1:
         share = percent(float((margin < 1).mean()))
         return Finding("careful", f"{share} of the sources are below the noise floor", words)
+    if len(margin) > 2 and np.ptp(margin) < SAME_MARGIN * margin.min():
+        words = (
+            "Changes were computed without subtracting predictions, so rounding is a fixed share of each change, and "
+            "no source can be too small for it."
+        )
+        return Finding("good", "No change is hidden by rounding", words)
     return Finding("good", "All sources are above the noise floor", words)
 
 
 def _extremes(panel: Panel) -> Finding:
     known = np.abs(panel.values[-1][np.isfinite(panel.values[-1])]) if panel.values.size else np.array([])
+    known = known ** (1 / order_of(panel.measure)) if is_ratio(panel.measure) else known
     if not known.size or np.median(known) == 0:
         return Finding("unknown", "Extremes", "There is nothing to compare them with.")
     times = float(known.max() / np.median(known))
-    words = f"The largest similarity is {number(float(known.max()))}, {number(times)} times the median."
+    largest = percent(float(known.max())) if is_ratio(panel.measure) else number(float(known.max()))
+    words = f"The largest value is {largest}, {number(times)} times the median."
     if times > EXTREME_TIMES_MEDIAN:
         share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
         words += f" {percent(share)} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
@@ -168,5 +179,5 @@ def _itself(run: Run, panel: Panel) -> list[Finding]:
         return []
     words = f"An example with itself must have 1; the largest deviation is {number(float(off.max()))}."
     if off.max() < SELF_DEVIATION:
-        return [Finding("good", "Each example moves as far as itself", words)]
-    return [Finding("bad", "Some examples do not move as far as themselves", words + " Something is wrong here.")]
+        return [Finding("good", "The diagonal is 1", words)]
+    return [Finding("bad", "The diagonal is not 1", words + " Something is wrong here.")]

@@ -34,6 +34,7 @@ class Foreseen:
         calibration: a row for each fifth of the examples by risk: examples, share forecast to be lost, share lost.
         pictures: what is kept of each old example.
         notes: what could not be shown.
+        sizes_known: whether it is forecast how many are lost.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Foreseen:
     calibration: Sequence[tuple[str, str, str]] = ()
     pictures: Sequence[str] | None = None
     notes: Sequence[str] = field(default_factory=tuple)
+    sizes_known: bool = True
 
     def with_examples(self, examples: Any) -> Foreseen:
         """The same with a picture, text or vector for each old example, where they fit."""
@@ -71,12 +73,14 @@ class Foreseen:
         lost, count = int((self.margins[known, 1] <= 0).sum()), int(known.sum())
         if not count:
             return "The model classifies no old example correctly, so none can be lost."
+        if not self.sizes_known:
+            return f"Which of {count:,} correct examples are at risk is forecast, but not how many are lost."
         return f"{lost:,} of {count:,} correct examples ({percent(lost / count)}) are forecast to be lost."
 
     @property
     def evidence(self) -> str:
         """Which class loses most, and what came true."""
-        lost = self.right & (self.margins[:, 1] <= 0)
+        lost = self.right & (self.margins[:, 1] <= 0) & self.sizes_known
         said = []
         if self.labels is not None and lost.any():
             label, count = Counter(np.array(self.labels)[lost].tolist()).most_common(1)[0]
@@ -157,4 +161,5 @@ def foreseen(name: str, forecast: Any, check: Any = None) -> Foreseen:
         np.stack([old.margin_before, old.margin_after], axis=1).astype(float),
         np.asarray(old.right, dtype=bool),
         calibration,
+        sizes_known=forecast.sizes_known,
     )

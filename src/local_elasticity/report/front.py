@@ -238,7 +238,8 @@ def _contrast(found: Contrast, kind: Kind, panel: Panel) -> tuple[str, tuple[str
             f"class, and of {percent(found.below_between)} of the examples of other classes."
         )
         return headline, (f"The median change of the loss is {medians}; a difference of {apart}.", *evidence), brief
-    return f"The median of {measure} is {medians}: a difference of {apart}.", evidence, brief
+    balanced = f"With all pairs of classes weighted alike, they differ by {apart}."
+    return f"The median of {measure} is {medians}.", (balanced, *evidence), brief
 
 
 def _tested(found: Contrast) -> str:

@@ -66,7 +66,7 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
         | {"more": _more(pairs, cell[a], cell[b], kind, order, _symmetric(found), back=(b, a) in coupled)}
         for a, b in once[:PAIRS_NAMED]
     )
-    also = [found.name(at, clipped) for at in once[PAIRS_NAMED:]]
+    also = [_both_ways(found, at, coupled) for at in once[PAIRS_NAMED:]]
     words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
     legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
     return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend)
@@ -93,17 +93,22 @@ def _more(pairs: Pairs, a: int, b: int, kind: Kind, order: int, symmetric: bool,
     there, own, again = (amount(float(pairs.median[-1][at]), kind, order) for at in ((b, b), (a, a), (b, a)))
     if symmetric:
         return f"Within {x}: {own}. Within {y}: {there}."
-    return f"Within {x}: {own}. Back, {y} → {x}: {again}{', framed too' if back else ''}."
+    return f"Within {x}: {own}. Back, {y} → {x}: {again}{', coupled too' if back else ''}."
+
+
+def _both_ways(found: Coupling, at: tuple[int, int], coupled: Sequence[tuple[int, int]]) -> str:
+    back = at[::-1] in coupled and not _symmetric(found)
+    return found.name(at, clipped) + " and back" * back
 
 
 def _also(more: Sequence[str]) -> str:
     """The coupled pairs that have no card.
 
     >>> _also(["2 → 8", "6 → 2"]), _also([])
-    ('Also framed: 2 → 8, 6 → 2.', '')
+    ('Also coupled: 2 → 8, 6 → 2.', '')
     """
     rest = f" and {len(more) - ALSO_NAMED} more" if len(more) > ALSO_NAMED else ""
-    return f"Also framed: {', '.join(more[:ALSO_NAMED])}{rest}." if more else ""
+    return f"Also coupled: {', '.join(more[:ALSO_NAMED])}{rest}." if more else ""
 
 
 def disagreement(found: Mapping[str, Coupling]) -> str:
@@ -164,8 +169,9 @@ def _largest(rows: pd.DataFrame) -> list[tuple[float, str, str, dict[str, str]]]
         low, high = sorted((sign * row.low, sign * row.high))
         verb = "rose" if sign > 0 else "fell"
         head = f"{clipped(row.source_class)} → {clipped(row.target_class)} {verb} by {number(abs(row.difference))}"
-        medians = f"Median {number(row.before)} before, {number(row.after)} after."
-        said = {"head": head, "words": f"({number(low)} to {number(high)}).", "more": medians}
+        medians = f"Medians over pairs: {number(row.before)} before, {number(row.after)} after."
+        words = f"({number(low)} to {number(high)}) in the median of the pairs' differences."
+        said = {"head": head, "words": words, "more": medians}
         found.append((abs(row.difference), row.source_class, row.target_class, said))
     return found
 

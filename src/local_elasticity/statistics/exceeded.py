@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import t
 
 from local_elasticity.statistics.class_blocks import ClassBlocks
 
@@ -38,7 +38,8 @@ def exceeded(
     """The classes that another one clearly exceeds, the largest value first.
 
     The test is one-sided: the logarithm of the quotient of the two medians in units of its standard deviation over the
-    resamples `again`, [r, K, K], corrected for the number of pairs of classes (Bonferroni).
+    resamples `again`, [r, K, K], by Student's t with the number of examples of the smaller class, corrected for the
+    number of pairs of classes (Bonferroni).
 
     >>> classes = np.repeat([0, 1, 2], 20)
     >>> values = np.random.default_rng(0).lognormal(sigma=0.3, size=(60, 60))
@@ -54,8 +55,10 @@ def exceeded(
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # of pairs that no resample has
         clear = (medians - np.diagonal(medians)[:, None]) / np.nanstd(again - own, axis=0)
-    limit = NormalDist().inv_cdf(1 - significant / max(2, clear.size - len(clear)))
-    beyond = np.isfinite(clear) & (clear > limit)
+    sizes = [np.bincount(part, minlength=some.count) for part in (some.rows, some.columns)]
+    units = np.minimum(np.minimum(sizes[0], sizes[1])[:, None], sizes[1])  # the fewest examples behind the two medians
+    limit = t.ppf(1 - significant / max(2, clear.size - len(clear)), np.maximum(1, units - 1))
+    beyond = np.isfinite(clear) & (units > 1) & (clear > limit)
     found = []
     for a in np.flatnonzero(beyond.any(1)):
         b = int(np.argmax(np.where(beyond[a], medians[a], -np.inf)))

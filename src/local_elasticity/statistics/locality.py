@@ -145,9 +145,11 @@ class Locality:
             return f"How far a step moves its own class cannot be compared with other classes: {self._why(medians)}."
         own = "moves other examples of its class"
         if self.verdict == "undecided" and np.isfinite(self.p_value):
+            balanced = [float(times(one, self.order)) for one in (self.balanced, self.balanced_high, self.balanced_low)]
             return (
-                f"Undecided: a step on one example {own} {far} as far as examples of other classes. "
-                f'"local" means clearly above {LOCAL:g}×. More examples would narrow the interval.'
+                f"Undecided: a step on one example {own} {far} as far as examples of other classes, or "
+                f"{times_in_words(*balanced)} with all pairs of classes weighted alike. "
+                f'"local" means that both are clearly above {LOCAL:g}×. More examples would narrow the intervals.'
             )
         return {
             "hardly local": f"A step on one example {own} hardly further than examples of other classes: {far} as far.",
@@ -193,7 +195,7 @@ class Locality:
         ]
         rest = [f"{len(self.exceptions) - len(few)} more"] * (len(self.exceptions) > len(few))
         count = f"{len(self.exceptions)} of {self.classes} classes"
-        return f"But for {count} a step moves another class further than its own: {', '.join([*few, *rest])}."
+        return f"But for {count} a step moves another class clearly further than its own: {', '.join([*few, *rest])}."
 
     def row(self) -> dict[str, Any]:
         """The numbers for a table.

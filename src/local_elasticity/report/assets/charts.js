@@ -104,7 +104,7 @@ function timeWords(one, which) {
 const PERCENT = ".3~p";
 
 /** What an axis of a measure says. @param {Panel} one */
-const titleOf = ({ kind, title }) => (kind === "ratio" ? `${title}, in percent of the source's own change` : title);
+const titleOf = ({ kind, title }) => (kind === "ratio" ? `${title}, % of the source's own` : title);
 
 /** @param {Run} one @param {Panel} shown @param {string} which @param {number} when */
 function drawTime(one, shown, which, when) {
@@ -138,6 +138,8 @@ function binned(points) {
 
 /** The pairs of the distance plot, from near to far. @type {{x: number, y: number, i: number, j: number}[]} */
 let dots = [];
+/** What they are of. */
+let dotsOf = { title: "", sources: /** @type {number[]} */ ([]), targets: /** @type {number[]} */ ([]) };
 
 /** @param {Run} one @param {Panel} shown @param {Float32Array} values an exact matrix */
 function drawDistance(one, shown, values) {
@@ -148,6 +150,7 @@ function drawDistance(one, shown, values) {
   const groups = { "same class": [], "other classes": [], pairs: [], [`${from} → ${to}`]: [] };
   dots = rows.map((/** @type {number} */ i, /** @type {number} */ k) => ({ x: distances[k], y: values[i * width + columns[k]], i, j: columns[k] }));
   dots.sort((a, b) => a.x - b.x);
+  dotsOf = { title: shown.title, sources: one.sources.places, targets: one.targets.places };
   for (const dot of dots) {
     const [a, b] = [classOf(one.sources, dot.i), classOf(one.targets, dot.j)];
     const chosenPair = chosen.cell === "open" && a === from && b === to;
@@ -167,7 +170,7 @@ function drawDistance(one, shown, values) {
   traces.sort((a, b) => Number(a.mode === "lines") - Number(b.mode === "lines"));
   const [low, high] = endsOf(shown.scale);
   const margin = 0.1 * (high - low);
-  return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance between the two examples" } },
+  return Plotly.react("distance-plot", traces, layoutOf({ hovermode: "closest", xaxis: { title: { text: "Euclidean distance" } },
     yaxis: { title: { text: plain(titleOf(shown)) }, type: log ? "log" : "linear", ...(log ? { dtick: 1, tickformat: PERCENT } : {}), range: [low - margin, high + margin] } }), CONFIG);
 }
 

@@ -61,6 +61,10 @@ const DECADES = 4;
  * smaller than the largest. @param {number[]} values @param {Scale} scale @returns {Scale} */
 function ofMedians(values, scale) {
   const sizes = values.map(Math.abs);
+  if (scale.log) {
+    const above = sizes.filter((v) => v > 0);
+    return { ...scale, low: Math.min(0.5, ...above), high: Math.max(1, ...above), beyond: 0 };
+  }
   const top = Math.max(...sizes, 0) || 1;
   const made = { log: false, low: scale.low < 0 ? -top : 0, high: top, beyond: 0 };
   return made.low < 0 && Number(medianOf(sizes)) < top / 100 ? { ...made, both: top / 10 ** DECADES } : made;
@@ -213,7 +217,7 @@ function drawClasses() {
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
   const unit = unitOf(table.flat().filter((/** @type {number|null} */ v) => v !== null));
   const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
-  const colours = relative ? relativeScale(every(table), kind === "ratio") : scale.log ? scale : ofMedians(every(pairs.median), scale);
+  const colours = relative ? relativeScale(every(table), kind === "ratio") : ofMedians(every(pairs.median), scale);
   unit.signs = Boolean(colours.both);
   const units = unit.power ? `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}` : "";
   const near = unit.signs ? "; + and − are closer to 0" : "";
@@ -294,7 +298,7 @@ function legendOf(scale) {
     pen.fillRect(Math.round((119 * (0 - low)) / (high - low)), 0, 1, 1);
   }
   const words = (/** @type {number} */ value) => (percent ? `${digits(Number((100 * value).toPrecision(2)))} %` : digits(value));
-  const ends = scale.beyond || percent ? ["≤ ", "≥ "] : ["", ""];
+  const ends = scale.beyond ? ["≤ ", "≥ "] : ["", ""];
   const notes = `${anchored ? `line: ${percent ? "100 %, as far as itself" : "1, as usual"}; ` : ""}${scale.both ? "colours are logarithmic; " : ""}grey: no resolved pair`;
   return [element("span", ends[0] + words(scale.low)), strip, element("span", ends[1] + words(scale.high)), element("span", notes)];
 }

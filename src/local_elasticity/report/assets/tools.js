@@ -173,7 +173,7 @@ function addTools() {
   const rows = {
     "matrix-plot": matrixRows,
     "time-plot": () => [["curve", "step", "value"], ...byId("time-plot").data.flatMap((/** @type {any} */ trace) => (trace.name ? panel().steps.map((step, k) => [trace.name, step, trace.y[k]]) : []))],
-    "distance-plot": () => [["source", "target", "distance", panel().title], ...dots.map(({ x, y, i, j }) => [run().sources.places[i], run().targets.places[j], x, y])],
+    "distance-plot": () => [["source", "target", "distance", dotsOf.title], ...dots.map(({ x, y, i, j }) => [dotsOf.sources[i], dotsOf.targets[j], x, y])],
     "map-plot": () => [["example", "class", "x", "y"], ...run().sources.places.map((place, i) => [place, classOf(run().sources, i), ...placesNow().points[i]])],
     "compare-plot": () => [["map", "row", "column", "value"], ...byId("compare-plot").data.flatMap((/** @type {any} */ { z, x, y }, /** @type {number} */ k) => z.flatMap((/** @type {any[]} */ line, /** @type {number} */ i) => line.map((value, j) => [["first", "second", "second − first"][k], y ? y[i] : i, x ? x[j] : j, value])))],
   };
