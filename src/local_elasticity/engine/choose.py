@@ -30,9 +30,9 @@ logger = logging.getLogger("local_elasticity")
 WORTHWHILE = 0.9
 """An engine replaces another if it needs less than this share of its time."""
 
-SECONDS_WORTH_A_RACE = 0.2
-SECONDS_WORTH_AN_IMPORT = 10.0
-"""Seconds of looped work left above which other engines are tried; the first use of torch.func takes a second."""
+SECONDS_WORTH_A_LOOP, SECONDS_WORTH_A_RACE, SECONDS_WORTH_AN_IMPORT = 0.05, 0.2, 10.0
+"""Seconds of looped work left above which gradients of several sources at once are tried, and other engines; the first
+use of torch.func takes a second."""
 
 FAR_SLOWER = 2
 """An engine whose first row takes this many times as long as a row of the best engine is not checked further."""
@@ -142,7 +142,7 @@ class Race:
         self._timed(self.best)
         if self.job.bound.device.type != "cpu":
             return
-        together = self._loop(gradients_at_once=GRADIENTS_AT_ONCE) if self._pays(SECONDS_WORTH_A_RACE) else None
+        together = self._loop(gradients_at_once=GRADIENTS_AT_ONCE) if self._pays(SECONDS_WORTH_A_LOOP) else None
         if together is not None and together.chunk > 1:
             self._timed_loop(together)
         few = [CACHE_SIZED] if self.job.m >= 2 * CACHE_SIZED else []
