@@ -467,3 +467,16 @@ def test_the_docs_name_every_function_that_is_read():
     page = (Path(__file__).parent.parent / "docs" / "how-to" / "structured.md").read_text()
     rows = [set(re.findall(r"`(\w+)`", line)) for line in page.splitlines() if line.startswith("|")][2:]
     assert rows == [set(names) for names in readable().values()]
+
+
+def test_prelu_at_its_kink_takes_the_gradient_that_torch_takes():
+    """Where a ReLU gives 0 and a batch norm keeps it, the derivative of PReLU is that of its negative side."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.PReLU(), nn.Linear(6, 1)]
+    problem = le.Problem.of(nn.Sequential(*layers).double().eval(), "half_mse")
+    sources = torch.randn(6, 4).double(), torch.randn(6, 1).double()
+    found, wanted = (
+        le.respond(problem, sources, update=le.SGD(1e-2), engine=engine).target_change
+        for engine in ("structured", "looped")
+    )
+    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-14)

@@ -60,9 +60,9 @@ def composite(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., A
 
 @composite(torch.prelu)
 def _prelu(x: Any, weight: Any) -> Any:
-    """max(x, 0) − w max(−x, 0), with a w for each channel or one."""
+    """max(x, 0) + w (x − max(x, 0)), with a w for each channel or one. At 0 the derivative is w, as torch has it."""
     w = weight.reshape(1, -1, *[1] * (x.ndim - 2)) if weight.numel() > 1 and x.ndim > 1 else weight
-    return torch.relu(x) - w * torch.relu(-x)
+    return torch.relu(x) + w * (x - torch.relu(x))
 
 
 composite(torch.log2, Tensor.log2)(lambda x: torch.log(x) / math.log(2))
