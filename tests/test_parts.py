@@ -672,7 +672,7 @@ def test_what_a_sampler_shuffles_in_place_is_as_before(name):
     assert orders(measured=True) == orders(measured=False)
 
 
-READING = {"kept_generators", "read_apart", "_put", "_put_attributes"}
+READING = {"kept_states", "read_apart", "_put", "_put_attributes"}
 
 
 def test_an_interrupt_while_examples_are_read_leaves_the_loader():

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from local_elasticity.engine.loader_states import beside, kept_generators
+from local_elasticity.engine.loader_states import beside, kept_states
 from local_elasticity.engine.problem import Inputs
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any]
     batches = beside(examples)
     if not isinstance(batches, DataLoader):
         batches = DataLoader(batches, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
-    with kept_generators(examples):
+    with kept_states(examples):
         picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
     if not picked:
         raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")

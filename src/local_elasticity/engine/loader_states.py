@@ -45,7 +45,7 @@ END: Any = object()
 
 
 @contextmanager
-def kept_generators(examples: Any) -> Iterator[None]:
+def kept_states(examples: Any) -> Iterator[None]:
     """The random generators of a DataLoader, its samplers and its dataset put back, and what samplers and an iterable
     dataset hold. Reading the examples must not reorder a training run that continues with the same loader.
     """

@@ -263,7 +263,8 @@ def _moves(value: Any) -> bool:
     """Whether something is a plain tensor of numbers that rounding may move."""
     if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_nested:
         return False
-    return value.dtype in ROUNDED_TYPES or value.is_complex() if 0 not in value.stride() else False
+    several = 0 in value.stride()  # one number in several places cannot be moved in place
+    return not several and (value.dtype in ROUNDED_TYPES or value.is_complex())
 
 
 def _copied(value: Any) -> Any:

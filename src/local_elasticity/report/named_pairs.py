@@ -12,7 +12,7 @@ from local_elasticity.measures.registry import known_measure
 from local_elasticity.report.kinds import Kind
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.statistics.coupling import Coupling, residuals
+from local_elasticity.statistics.coupling import Coupling
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.words import number, percent
 
@@ -60,9 +60,13 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
         return NamedPairs(title, words=found.nothing)
     once = [(a, b) for place, (a, b) in enumerate(coupled) if (b, a) not in coupled[:place]]
     cell = [pairs.classes.index(str(name)) for name in found.classes]
+
+    def over(a: int, b: int) -> np.ndarray | None:
+        return found.course(pairs.median, (a, b)) if len(pairs.median) > 1 else None
+
     cards = tuple(
         dict(zip(("head", "words"), found.sentence((a, b), clipped), strict=True))
-        | {"from": cell[a], "to": cell[b], "over": _over_training(found, pairs, cell[a], cell[b])}
+        | {"from": cell[a], "to": cell[b], "over": over(cell[a], cell[b])}
         | {"more": _more(pairs, cell[a], cell[b], kind, order, _symmetric(found), back=(b, a) in coupled)}
         for a, b in once[:PAIRS_NAMED]
     )
@@ -70,16 +74,6 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
     words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
     legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
     return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend)
-
-
-def _over_training(found: Coupling, pairs: Pairs, a: int, b: int) -> list[float] | None:
-    """What a pair was of what its row and column suggested, at every step of training; differences where there are
-    signs. None for a single moment."""
-    if len(pairs.median) < 2:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = pairs.median if found.signed else np.log(pairs.median)
-    return [float(one) for one in found.unscaled(residuals(scaled)[:, a, b])]
 
 
 def _symmetric(found: Coupling) -> bool:

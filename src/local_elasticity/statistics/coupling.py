@@ -86,16 +86,19 @@ class Coupling:
                 beyond |= self.high < -self.baseline
         return self._by_value(beyond)
 
-    def unscaled(self, excess: np.ndarray) -> np.ndarray:
-        """An excess as it is stated, from residuals on the scale of the statistics.
+    def course(self, medians: np.ndarray, at: Place) -> np.ndarray:
+        """The excess of one pair at several moments, such as the probes of a history; without a test.
 
         Args:
-            excess: differences for a measure with signs, else differences of logarithms.
+            medians: of all pairs of classes at each moment, [t, K, K].
+            at: the places of the two classes in them.
 
         Returns:
-            The same differences, or how many times as far.
+            An excess for each moment, [t], stated as `excess` is.
         """
-        return _unscaled(excess, self.measure, self.signed)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = medians if self.signed else np.log(medians)
+        return _unscaled(residuals(scaled)[:, at[0], at[1]], self.measure, self.signed)
 
     def frame(self) -> pd.DataFrame:
         """One row for each pair of different classes, the coupled ones first, and the largest values first.
