@@ -135,8 +135,21 @@ def test_a_large_step_is_one_line(project, command):
     assert len(err.splitlines()) == 1
 
 
+def test_step_says_whether_a_step_is_small(project, command):
+    asked = ("step", "--model", "own_nets:deep", "--data", "points.npz", "--step-size")
+    status, out, err = command(*asked, "1e-4", "--out", "steps.csv", "--figure", "steps.png")
+    assert status == 0, err
+    assert out.startswith("step size 0.0001 is small: ")
+    assert "--step-size auto takes" in out
+    assert (project / "steps.csv").read_text().count("small") >= 3
+    assert (project / "steps.png").stat().st_size > 10_000
+    found = json.loads(command(*asked, "1000", "--json")[1])
+    assert found["verdict"] == "large"
+    assert 1000.0 in [trial["step_size"] for trial in found["trials"]]
+
+
 def test_measure_help_has_an_example(project, command):
-    for name in ("measure", "compare"):
+    for name in ("measure", "compare", "step"):
         status, out, _ = command(name, "--help")
         assert status == 0
         assert f"local-elasticity {name} " in " ".join(out.split())
@@ -207,6 +220,14 @@ def test_compare_takes_histories(project, command):
         ),
         (measure("points.npz", "--step-size", "auto", "--update", "adam"), "--step-size: auto is for sgd"),
         (measure("points.npz", "--labels", "guessed"), "--labels: expected one of given, predicted"),
+        (
+            ["step", "--model", "own_nets:make", "--data", "points.npz", "--measure", "stiffness_cos"],
+            "--measure: stiffness_cos takes no step",
+        ),
+        (
+            ["step", "--model", "own_nets:make", "--data", "points.npz", "--figure", "steps.txt"],
+            "--figure: expected a name that ends with .png or .pdf or .svg",
+        ),
         (["compare", "gone.zarr", "gone.zarr"], "BEFORE: there is no gone.zarr"),
         (
             ["compare", "early.pt", "early.pt"],

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from local_elasticity import models as models
     from local_elasticity import theory as theory
     from local_elasticity import training as training
+    from local_elasticity.api.check_step import StepCheck as StepCheck
+    from local_elasticity.api.check_step import StepTrial as StepTrial
+    from local_elasticity.api.check_step import check_step as check_step
     from local_elasticity.api.compare import Compared as Compared
     from local_elasticity.api.compare import compare as compare
     from local_elasticity.api.estimate import Estimate as Estimate
@@ -93,6 +96,7 @@ _PLACES = {
     "statistics.locality": "locality Locality",
     "measures.measure": "Measure Scores",
     "measures.registry": "measure",
+    "api.check_step": "check_step StepCheck StepTrial",
     "api.compare": "compare Compared",
     "api.estimate": "estimate Estimate",
     "api.forecast": "forecast Forecast ForecastCheck",

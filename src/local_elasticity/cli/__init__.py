@@ -11,6 +11,7 @@ from local_elasticity.cli import (
     influence,
     measure,
     report,
+    step,
     stores,
     verify,
     watch,

@@ -34,6 +34,8 @@ SAID_IN_PYTHON = (
     ('pass update=le.SGD("auto") or approximate=True', "pass --step-size auto"),
     ("; to measure this very step, ignore le.LargeStepWarning", ""),
     ("update: the step is", "--step-size: the step is"),
+    ('take le.SGD("auto")', "pass --update sgd --step-size auto"),
+    ('le.SGD("auto") takes', "--step-size auto takes"),
     ("virtual=steps, max_virtual=steps", "pass --virtual as large as --steps"),
     ("Allow more with max_virtual=, or compare with all steps by simulate=True", "Take fewer, or all of --steps"),
     ("pass targets=(inputs, labels)", "add them (y)"),

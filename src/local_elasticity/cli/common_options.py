@@ -26,6 +26,7 @@ MEASURES = (
 )
 
 CSV = (".csv",)
+PICTURES = (".png", ".pdf", ".svg")
 
 Model = Annotated[str, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")]
 Weights = Annotated[
@@ -247,7 +248,7 @@ def check_out(out: Path | None, report: Path | None = None, endings: tuple[str, 
             import jinja2  # noqa: F401
 
 
-def check_picture(figure: Path | None, endings: tuple[str, ...]) -> None:
+def check_picture(figure: Path | None) -> None:
     """Raise where a figure could not be drawn or written, before anything is measured."""
     from local_elasticity.extras import extra
     from local_elasticity.store.atomic import check_file
@@ -255,8 +256,8 @@ def check_picture(figure: Path | None, endings: tuple[str, ...]) -> None:
     if figure is None:
         return
     check_file(figure, "--figure")
-    if figure.suffix not in endings:
-        raise ValueError(f"--figure: expected a name that ends with {' or '.join(endings)}, got {figure}")
+    if figure.suffix not in PICTURES:
+        raise ValueError(f"--figure: expected a name that ends with {' or '.join(PICTURES)}, got {figure}")
     with extra("report"):
         import matplotlib  # noqa: F401
 

@@ -13,8 +13,6 @@ from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, Mo
 
 ROWS_SHOWN = 10
 
-PICTURES = (".png", ".pdf", ".svg")
-
 
 @app.command()
 def forecast(
@@ -62,7 +60,7 @@ def forecast(
     from local_elasticity.cli.models import problem_of
 
     common_options.check_out(out)
-    common_options.check_picture(figure, PICTURES)
+    common_options.check_picture(figure)
     if step_size is None:
         raise ValueError("--step-size: name that of the fine-tune, such as 0.01")
     step = common_options.made_update(update, step_size)

@@ -99,8 +99,7 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     rows, columns = torch.tensor(job.sampled.sources, device=job.bound.device), job.sampled.targets
     changes = response.target_change[rows][:, columns]
     noise = response.noise_scale[rows, None, None] * response.target_noise[columns]
-    sizes, heard = changes.flatten(1).norm(dim=1), noise.flatten(1).norm(dim=1)
-    told = sizes.isfinite() & (sizes > 0) & (heard < HEARD * sizes)
+    told = are_clear(changes, noise)
     if not bool(told.any()):
         return math.nan
     rows, changes, noise = rows[told], changes[told], noise[told]
@@ -108,11 +107,20 @@ def nonlinearity_of(job: Job, response: Response) -> float:
     known = [job.sampled.limits.get(row) for row in rows.tolist()]
     limits = _by_differences(job, rows, columns, known) if reads else None
     limits = _by_derivatives(job, rows, columns) if limits is None else limits
-    if limits is None:
-        return math.nan
-    off = ((changes - limits.to(changes)).square() - noise.square()).flatten(1).sum(1).clamp_min(0).sqrt()
-    shares = off / limits.to(changes).flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-    return float(median(shares.tolist()))
+    return math.nan if limits is None else float(median(deviations(changes, limits, noise).tolist()))
+
+
+def are_clear(changes: Tensor, noise: Tensor) -> Tensor:
+    """Which rows, [r, c, k], are clear of rounding."""
+    sizes, heard = (part.flatten(1).norm(dim=1) for part in (changes, noise))
+    return sizes.isfinite() & (sizes > 0) & (heard < HEARD * sizes)
+
+
+def deviations(changes: Tensor, limits: Tensor, noise: Tensor) -> Tensor:
+    """‖R − JΔ‖ / ‖JΔ‖ of every row, [r], without what rounding adds to it."""
+    limits = limits.to(changes)
+    off = ((changes - limits).square() - noise.square()).flatten(1).sum(1).clamp_min(0).sqrt()
+    return off / limits.flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _by_differences(job: Job, rows: Tensor, columns: Tensor, known: list[Tensor | None]) -> Tensor | None:

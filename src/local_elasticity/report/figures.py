@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,35 @@ def forecast_figure(before: np.ndarray, forecast: np.ndarray, right: np.ndarray,
     return made
 
 
+def step_figure(trials: Sequence[Any], asked: float, recommended: float | None, columns: int = 1) -> Figure:
+    """Deviations and rank correlations of the trials of `le.check_step`, with their intervals, over the step size;
+    dotted lines are the bounds of its verdicts."""
+    width, sizes = width_of(columns), [trial.step_size for trial in trials]
+    panels = (("deviation", LEAST_DEVIATION, (0.01, 0.1)), ("rank", -1.0, (0.9, 0.99)))
+    with mpl.rc_context(STYLE):
+        made = figure(width, 1.1 * width)
+        both = made.subplots(2, 1, sharex=True)
+        for axes, (name, least, bounds) in zip(both, panels, strict=True):
+            value = "rank_correlation" if name == "rank" else name
+            middle, low, high = (
+                np.maximum([getattr(trial, one) for trial in trials], least)
+                for one in (value, f"{name}_low", f"{name}_high")
+            )
+            axes.vlines(sizes, low, high, color=COLOURS[0], linewidth=1)
+            axes.plot(sizes, middle, "o-", markersize=3, linewidth=0.8, color=COLOURS[0])
+            for bound in bounds:
+                axes.axhline(bound, color="0.6", linewidth=0.6, linestyle=":")
+            marked = {f"this step, {asked:g}": asked} | (
+                {} if recommended is None else {f"auto, {recommended:g}": recommended}
+            )
+            for colour, (label, size) in zip(COLOURS[1:], marked.items(), strict=False):
+                axes.axvline(size, color=colour, linewidth=0.8, zorder=0, label=label)
+        both[0].set(xscale="log", yscale="log", ylabel="deviation of changes\nfrom small steps")
+        both[1].set(xlabel="step size", ylabel="rank correlation\nwith small steps")
+        made.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return made
+
+
 def draw_similarity(axes: Any, S: xr.DataArray, title: str = "", label: str | None = None) -> None:
     """The matrix on given axes, with its colour bar. Where 1 is the source itself, what is beyond it is drawn as 1."""
     rows, row_edges, row_names = _by_class(S, "source")
@@ -182,6 +212,9 @@ def _write_numbers(axes: Any, image: Any) -> None:
             ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
             axes.text(column, row, _brief(value), ha="center", va="center", color=ink, fontsize=size)
 
+
+LEAST_DEVIATION = 1e-6
+"""Smaller ones are drawn as this: rounding hides them."""
 
 LETTER, LINE = 2.7, 1.4
 """The width of a number in a cell and the height of a line, in units of the letters' size."""

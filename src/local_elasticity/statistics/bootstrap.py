@@ -156,6 +156,19 @@ def _kept(
     return sums
 
 
+def median_interval(values: np.ndarray, *, level: float, resamples: int, seed: int) -> tuple[float, float, float]:
+    """The median of some units, NaN left out, and its percentile interval.
+
+    >>> median_interval(np.array([3.0, 3.0, np.nan]), level=0.95, resamples=10, seed=0)
+    (3.0, 3.0, 3.0)
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return np.nan, np.nan, np.nan
+    drawn = np.random.default_rng(seed).choice(known, (resamples, len(known)))
+    return float(np.median(known)), *quantiles(np.median(drawn, axis=1), level)
+
+
 def quantiles(found: np.ndarray, level: float) -> tuple[float, float]:
     if not np.isfinite(found).any():
         return np.nan, np.nan

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from local_elasticity.statistics.bootstrap import quantiles, redrawn
+
 Numbers = Sequence[float | None] | np.ndarray
 
 FEWEST = 3
@@ -32,6 +34,26 @@ def spearman(x: Numbers, y: Numbers) -> float:
 
     a, b = _both(x, y)
     return _correlation(rankdata(a), rankdata(b))
+
+
+def spearman_of_pairs(
+    one: np.ndarray, other: np.ndarray, *, square: bool, level: float, resamples: int, seed: int
+) -> tuple[float, float, float]:
+    """The rank correlation of two matrices [n, m] of the same pairs, and its percentile interval; sources and targets
+    are resampled. In the square case an example with itself does not count.
+
+    >>> S = np.random.default_rng(0).random((8, 8))
+    >>> spearman_of_pairs(S, S**2, square=True, level=0.95, resamples=20, seed=0)
+    (1.0, 1.0, 1.0)
+    """
+    both = [np.array(values, dtype=float) for values in (one, other)]
+    if square:
+        for values in both:
+            np.fill_diagonal(values, np.nan)
+    rows, columns = (np.zeros(size) for size in both[0].shape)
+    places = redrawn(np.random.default_rng(seed), rows, columns, resamples, square=square)
+    drawn = [spearman(*(values[np.ix_(i, j)].ravel() for values in both)) for i, j in places]
+    return round(spearman(*(values.ravel() for values in both)), 12), *quantiles(np.array(drawn).round(12), level)
 
 
 def explained(measured: Numbers, predicted: Numbers) -> float:
