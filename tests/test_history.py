@@ -5,6 +5,7 @@ import logging
 import operator
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.emergence import FeatureMeasure, stream_features
+from local_elasticity.report.diagnostics import examine
+from local_elasticity.report.results import opened
+from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.training.history import History
 
 x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
@@ -85,6 +89,43 @@ def test_any_tool_can_read_the_store(tmp_path):
     assert again.about["update"] == "SGD(step_size=0.001, weight_decay=0.0)"
     assert again.phases().equals(run.monitor.phases())
     assert again[0].engine == run.monitor.history[0].engine
+
+
+def test_denominators_are_kept_and_are_those_of_similarity(tmp_path):
+    fixed = {"engine": "structured"}  # another engine has other last digits
+    run = Run(store=tmp_path / "history.zarr", **fixed)
+    run.train(0, 11)
+    S = le.similarity(run.net, (x, y), loss="cross_entropy", measure=("kl", "relative"), **fixed)
+    for there in (run.monitor.history, History.open(tmp_path / "history.zarr")):
+        last = there[-1]
+        assert list(last.denominators) == ["kl", "relative"]
+        for name in last.denominators:
+            own, floor = last.denominators[name]
+            assert np.allclose(own, carried(S[name], "source_change"), rtol=1e-6, atol=0)
+            assert np.allclose(floor, carried(S[name], "source_floor"), rtol=1e-6, atol=0)
+
+
+def test_the_page_of_a_history_knows_all_its_checks(tmp_path):
+    run = Run(store=tmp_path / "history.zarr")
+    run.train(0, 30)
+    for result in (run.monitor.history, tmp_path / "history.zarr"):
+        (one,) = opened("run", result)
+        for panel in one.panels:
+            assert {found.level for found in examine(one, panel)}.isdisjoint({"unknown"})
+
+
+def test_a_store_of_an_earlier_version_has_no_denominators_and_goes_on(tmp_path):
+    path = tmp_path / "history.zarr"
+    run = Run(store=path)
+    run.train(0, 11)
+    run.save(tmp_path / "checkpoint.pt")
+    shutil.rmtree(path / "denominators")
+    assert History.open(path)[0].denominators == {}
+    (one,) = opened("run", path)
+    assert "Denominators were not kept" in {found.title for found in examine(one, one.panels[0])}
+    again = Run(store=path)
+    again.train(again.load(tmp_path / "checkpoint.pt") + 1, 30)
+    assert again.monitor.history.steps == History.open(path).steps == [0, 10, 20]
 
 
 def test_a_half_written_probe_counts_for_nothing(tmp_path):

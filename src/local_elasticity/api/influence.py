@@ -147,8 +147,10 @@ class InfluenceIndex:
 
     def __repr__(self) -> str:
         moments = "" if len(self._checkpoints) == 1 else f" at {len(self._checkpoints)} checkpoints"
+        sizes = sorted({checkpoint.step_size for checkpoint in self._checkpoints})
+        steps = f"step size {sizes[0]:g}" if len(sizes) == 1 else f"step sizes {sizes[0]:g} to {sizes[-1]:g}"
         return (
-            f"Influence index of {self.n} examples{moments}, {self.dimension} numbers each, in {self.path}: "
+            f"Influence index of {self.n} examples{moments}, {steps}, {self.dimension} numbers each, in {self.path}: "
             f"{seconds_in_words(self.seconds)}"
         )
 

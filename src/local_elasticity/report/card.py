@@ -67,7 +67,14 @@ def history_card(history: Any) -> Card:
     ]
     last = history[-1] if len(history) else None
     steps = tuple(history.steps)
-    panels = () if last is None else tuple(Panel(name, S[None], steps) for name, S in last.similarity.items())
+    panels = (
+        ()
+        if last is None
+        else tuple(
+            Panel(name, S[None], steps, *last.denominators.get(name, (None, None)))
+            for name, S in last.similarity.items()
+        )
+    )
     return run_card(Run("history", "history", panels, sides[0], sides[1], history.square))
 
 

@@ -87,7 +87,7 @@ def _denominators(panel: Panel) -> Finding:
     if not is_ratio(panel.measure):
         return Finding("good", "No denominators", f"{panel.measure} has no denominator.")
     if panel.own is None or not (own := panel.own[np.isfinite(panel.own) & (panel.own > 0)]).size:
-        return Finding("unknown", "Denominators were not kept", "le.similarity keeps them; a history does not.")
+        return Finding("unknown", "Denominators were not kept", "Histories of earlier versions do not have them.")
     small = panel.own < SMALL_DENOMINATOR_SHARE * np.median(own)
     words = (
         f"A similarity is divided by how far its source moved: {number(float(np.median(own)))} in the median, from "

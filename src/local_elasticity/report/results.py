@@ -32,7 +32,7 @@ from local_elasticity.report.run import (
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.store.atomic import check_name
-from local_elasticity.store.history import HistoryStore
+from local_elasticity.store.history import HistoryStore, StoredProbe
 from local_elasticity.store.provenance import versions
 from local_elasticity.store.result import read
 from local_elasticity.store.sizes import read_json
@@ -272,8 +272,17 @@ def _of_clusters(
 
 
 def _of_history(name: str, history: Any) -> Run:
+    unknown = np.full((2, len(history.source_classes)), np.nan)
     probes = [
-        (one.step, list(one.similarity.values()), one.seconds, list(one.numbers.values()), one.facts) for one in history
+        StoredProbe(
+            one.step,
+            list(one.similarity.values()),
+            one.seconds,
+            list(one.numbers.values()),
+            one.facts,
+            [one.denominators.get(name, unknown) for name in history.measures],
+        )
+        for one in history
     ]
     about = {**history.about, "engine": sorted({one.engine for one in history})}
     classes = history.source_classes, history.target_classes
@@ -290,24 +299,25 @@ def _of_stored_history(name: str, store: HistoryStore) -> Run:
 
 def _over_time(
     name: str,
-    probes: Sequence[tuple[int, Any, float, list[float], Mapping[str, float]]],
+    probes: Sequence[StoredProbe],
     measures: Sequence[str],
     numbers: Sequence[str],
     classes: tuple[Sequence[Any], Sequence[Any]],
     about: Mapping[str, Any],
     notes: Mapping[Any, str],
 ) -> Run:
-    """A run of probes (step, similarities of the measures, seconds, measures of features, facts)."""
-    steps, words = tuple(probe[0] for probe in probes), about.get("words", {})
-    panels = [
-        Panel(measure, np.stack([np.asarray(probe[1][place]) for probe in probes]), steps, words=words.get(measure, ""))
-        for place, measure in enumerate(measures)
-        if probes
-    ]
+    steps, words = tuple(probe.step for probe in probes), about.get("words", {})
+
+    def panel(place: int, measure: str) -> Panel:
+        values = np.stack([np.asarray(probe.similarity[place]) for probe in probes])
+        own, floor = probes[-1].denominators[place] if len(probes[-1].denominators) else (None, None)
+        return Panel(measure, values, steps, own, floor, words.get(measure, ""))
+
+    panels = [panel(*one) for one in enumerate(measures)] if probes else []
     sources, targets = (Side(np.arange(len(one)), np.array(list(one))) for one in classes)
     hidden = ("format", "source_classes", "target_classes", "notes", "measures", "numbers", "writer", "words")
     known = {key: value for key, value in about.items() if key not in (*hidden, "provenance")}
-    known |= {"probes": len(probes), "seconds of probing": round(sum(probe[2] for probe in probes), 2)}
+    known |= {"probes": len(probes), "seconds of probing": round(sum(probe.seconds for probe in probes), 2)}
     return Run(
         str(name),
         "history",
@@ -317,8 +327,8 @@ def _over_time(
         bool(about.get("targets_are_sources")),
         known,
         notes=tuple(f"At step {step}: {note}." for step, note in notes.items()),
-        numbers={number: np.array([probe[3][place] for probe in probes]) for place, number in enumerate(numbers)},
-        state=_state([probe[4] for probe in probes]),
+        numbers={number: np.array([probe.numbers[place] for probe in probes]) for place, number in enumerate(numbers)},
+        state=_state([probe.facts for probe in probes]),
     )
 
 

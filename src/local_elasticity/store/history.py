@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,26 @@ OF_SOURCES = ("source_loss", "source_accuracy", "sources_measured")
 
 FACTS = (*OF_STEP, *OF_SOURCES)
 
-ORDER = ("seconds", *OF_STEP, "sources", "numbers", "similarity", "step")
+ORDER = ("seconds", *OF_STEP, "sources", "numbers", "denominators", "similarity", "step")
 """In which a probe's arrays are written."""
 
 DESCRIPTION = "zarr.json"
 """The file that describes an array or the whole."""
 
 LITTLE_ENDIAN = {"float64": "<f8", "int64": "<i8"}
+
+
+@dataclass(frozen=True)
+class StoredProbe:
+    """A finished probe: similarities [measures, n, m], the measures of features, facts, and denominators
+    [measures, 2, n]: the own change of each source and its noise floor. A store of an earlier version has none."""
+
+    step: int
+    similarity: Sequence[np.ndarray] | np.ndarray
+    seconds: float
+    numbers: list[float]
+    facts: Mapping[str, float]
+    denominators: Sequence[np.ndarray] | np.ndarray
 
 
 class OtherWriterError(OSError):
@@ -137,6 +151,7 @@ class HistoryStore:
             array(name, (0,), "float64", np.nan, ("probe",))
         array("sources", (0, len(OF_SOURCES)), "float64", np.nan, ("probe", "fact"))
         array("numbers", (0, len(attributes["numbers"])), "float64", np.nan, ("probe", "number"))
+        array("denominators", (0, len(measures), 2, n), "float64", np.nan, ("probe", "measure", "side", "source"))
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
@@ -167,6 +182,7 @@ class HistoryStore:
         wanted: dict[str, tuple[int, ...]] = {
             "numbers": (numbers,),
             "sources": (len(OF_SOURCES),),
+            "denominators": (measures, 2, n),
             "similarity": (measures, n, m),
         }
         try:
@@ -197,14 +213,17 @@ class HistoryStore:
         engine: str,
         numbers: Mapping[str, float] | None = None,
         facts: Mapping[str, float] | None = None,
+        denominators: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Add a probe; its step is written last."""
+        unknown = np.full((2, len(next(iter(similarity.values())))), np.nan) if similarity else None
         known = {**dict.fromkeys(FACTS, np.nan), **(facts or {})}
         values: dict[str, Any] = {
             **{name: known[name] for name in OF_STEP},
             "sources": [known[name] for name in OF_SOURCES],
             "seconds": seconds,
             "numbers": list((numbers or {}).values()),
+            "denominators": [(denominators or {}).get(name, unknown) for name in similarity],
             "similarity": list(similarity.values()),
             "step": step,
         }
@@ -251,8 +270,8 @@ class HistoryStore:
 
         return zarr.open_array(RegularFiles(self.path), path=name, mode="r+")
 
-    def probes(self) -> Iterator[tuple[int, np.ndarray, float, list[float], dict[str, float]]]:
-        """The finished probes: step, similarities [measures, n, m], seconds, the measures of features, and facts."""
+    def probes(self) -> Iterator[StoredProbe]:
+        """The finished probes."""
         arrays = {name: self._array(name) for name in self._names}
         for place, step in enumerate(self.steps()):
             self._check_chunks(arrays, place)
@@ -260,7 +279,9 @@ class HistoryStore:
             facts = {name: float(arrays[name][place]) for name in OF_STEP if name in arrays}
             if "sources" in arrays:
                 facts |= dict(zip(OF_SOURCES, arrays["sources"][place].tolist(), strict=True))
-            yield step, arrays["similarity"][place], float(arrays["seconds"][place]), numbers, facts
+            denominators = arrays["denominators"][place] if "denominators" in arrays else np.empty((0, 2, 0))
+            seconds = float(arrays["seconds"][place])
+            yield StoredProbe(step, arrays["similarity"][place], seconds, numbers, facts, denominators)
 
     def _check_chunks(self, arrays: Mapping[str, Any], place: int) -> None:
         try:

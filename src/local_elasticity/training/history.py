@@ -38,7 +38,7 @@ class Probe:
     number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change
     (the largest, if an optimizer has several), the `nonlinearity` of the response, the mean loss of the sources
     (`source_loss`), the share of them that is predicted as labelled (`source_accuracy`), and how many were measured
-    (`sources_measured`)."""
+    (`sources_measured`). `denominators` has, by measure, the own change of each source and its noise floor, [2, n]."""
 
     step: int
     similarity: Mapping[str, np.ndarray]
@@ -46,6 +46,7 @@ class Probe:
     engine: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
+    denominators: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class History:
@@ -104,10 +105,11 @@ class History:
         from local_elasticity.training.on_disk import OnDisk
 
         engine = str(store.about.get("engine", ""))
-        for step, values, seconds, found, facts in store.probes():
-            similarity = dict(zip(self.measures, values, strict=True))
-            numbers = dict(zip(self.numbers, found, strict=True))
-            self._probes.append(Probe(step, similarity, seconds, engine, numbers, facts))
+        for one in store.probes():
+            similarity = dict(zip(self.measures, one.similarity, strict=True))
+            numbers = dict(zip(self.numbers, one.numbers, strict=True))
+            denominators = dict(zip(self.measures, one.denominators, strict=False))
+            self._probes.append(Probe(one.step, similarity, one.seconds, engine, numbers, one.facts, denominators))
         self.notes = {int(step): str(note) for step, note in store.about.get("notes", {}).items()}
         self._disk = OnDisk(store)
 
@@ -211,6 +213,7 @@ class History:
                 "similarity": {name: torch.from_numpy(S) for name, S in probe.similarity.items()},
                 "numbers": dict(probe.numbers),
                 "facts": dict(probe.facts),
+                "denominators": {name: torch.from_numpy(one) for name, one in probe.denominators.items()},
             }
             for probe in self._probes
         ]
@@ -222,9 +225,12 @@ class History:
         last = max(self.steps, default=-1)
         for one in state:
             if last < one["step"] <= step:
-                S = {name: tensor.numpy() for name, tensor in one["similarity"].items()}
+                S, denominators = (
+                    {measure: tensor.numpy() for measure, tensor in one.get(name, {}).items()}
+                    for name in ("similarity", "denominators")
+                )
                 numbers, facts = one.get("numbers", {}), one.get("facts", {})
-                self.append(Probe(one["step"], S, one["seconds"], one["engine"], numbers, facts))
+                self.append(Probe(one["step"], S, one["seconds"], one["engine"], numbers, facts, denominators))
 
     def frame(self, *, reduce: Reduction = "median", resamples: int = 200) -> pd.DataFrame:
         """A row for every step, measure and pair of classes; `class_pairs` says what the columns are. A measure of

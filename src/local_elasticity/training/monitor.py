@@ -355,9 +355,9 @@ class Monitor:
             self.budget.check(state["budget"])
             for probe in state["probes"]:
                 int(probe["step"]), float(probe["seconds"]), str(probe["engine"]), dict(probe.get("facts", {}))
-                shapes = {tuple(probe["similarity"][name].shape) for name in self._runner.history.measures}
-                if shapes - {(prober.n, prober.m)}:
-                    raise ValueError(f"expected similarities of shape {(prober.n, prober.m)}, got {shapes.pop()}")
+                similarity = {name: probe["similarity"][name] for name in self._runner.history.measures}
+                _check_shapes("similarities", similarity, (prober.n, prober.m))
+                _check_shapes("denominators", probe.get("denominators", {}), (2, prober.n))
             for name in dict(state["of_features"]):
                 prober.of_features[name]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
@@ -416,6 +416,12 @@ class Monitor:
             raise ValueError(f"step: {number} was given after step {last}; count steps over all epochs, not within one")
         self._resumed, self._seen = True, number
         return number
+
+
+def _check_shapes(what: str, arrays: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    for name, array in arrays.items():
+        if tuple(array.shape) != shape:
+            raise ValueError(f"expected {what} of shape {shape}, got {tuple(array.shape)} for {name}")
 
 
 def _classes(

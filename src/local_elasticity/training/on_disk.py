@@ -87,6 +87,7 @@ class OnDisk:
             engine=probe.engine,
             numbers=probe.numbers,
             facts=probe.facts,
+            denominators=probe.denominators,
         )
 
     def _give_up(self, why: str, error: Exception) -> None:

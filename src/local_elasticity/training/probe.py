@@ -26,7 +26,7 @@ from local_elasticity.engine.problem import BoundProblem
 from local_elasticity.engine.response import Response, repeated
 from local_elasticity.engine.structured import Structured
 from local_elasticity.measurement import Measurement, causes_of
-from local_elasticity.measures.measure import Measure
+from local_elasticity.measures.measure import Measure, Scores
 from local_elasticity.measures.registry import AnyMeasure, as_measures, is_ours
 from local_elasticity.training.changes import Standing, at_present
 from local_elasticity.training.distributed import (
@@ -48,14 +48,15 @@ FEW = 2
 
 @dataclass(frozen=True)
 class Found:
-    """Similarities [n, m] by the measure's name, the engine that computed the response, and the errors of measures that
-    failed."""
+    """Similarities [n, m] by the measure's name, the engine that computed the response, the errors of measures that
+    failed, and denominators [2, n]: the own change of each source and its noise floor."""
 
     similarity: dict[str, np.ndarray]
     engine: str
     errors: Mapping[str, Exception] = field(default_factory=dict)
     nonlinearity: float = float("nan")
     causes: Mapping[str, str] = field(default_factory=dict)
+    denominators: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,21 +127,23 @@ class Prober:
         if not measurement.measures:
             return Found({}, "features")
         response = self._respond() if measurement.takes_steps else None
-        found: dict[str, np.ndarray] = {}
+        scores: dict[str, Scores] = {}
         errors: dict[str, Exception] = {}
         for measure in measurement.measures:
             try:
-                found[measure.name] = self._similarity(measure, response)
+                scores[measure.name] = self._scores(measure, response)
             except Exception as error:
                 if for_want_of_memory(error) or interruption(error):
                     raise
                 errors[measure.name] = error
-        if not found:
+        if not scores:
             raise next(iter(errors.values()))
+        found = {name: _as_array(one.values) for name, one in scores.items()}
         if response is None:
             return Found(found, measurement.measures[0].needs, errors)
         causes = causes_of(response, measurement.measures, found)
-        return Found(found, response.engine, errors, response.nonlinearity, causes)
+        denominators = {name: _denominators(one) for name, one in scores.items()}
+        return Found(found, response.engine, errors, response.nonlinearity, causes, denominators)
 
     def launched(self) -> Launched | None:
         """The same on a GPU while the caller continues; None if that was not recorded, or is no longer right."""
@@ -151,7 +154,8 @@ class Prober:
         assert self.replay is not None
         similarity, clear = self.replay.found()
         if clear or not self.measurement.refine:
-            return Found({name: _as_array(S) for name, S in similarity.items()}, "structured")
+            found, denominators = ({name: _as_array(one[k]) for name, one in similarity.items()} for k in (0, 1))
+            return Found(found, "structured", denominators=denominators)
         return replace(self, measurement=self.measurement.at(self.replay.weights), replay=None)()
 
     def state_of_sources(self) -> Tensor:
@@ -218,8 +222,9 @@ class Prober:
         if not (known and (asked.engine is None or isinstance(asked.engine, Structured)) and alone()):
             return None
 
-        def similarities(response: Response) -> dict[str, Tensor]:
-            return {one.name: asked.score(one, response).values for one in asked.measures}
+        def similarities(response: Response) -> dict[str, tuple[Tensor, Tensor]]:
+            scores = {one.name: asked.score(one, response) for one in asked.measures}
+            return {name: (one.values, _own_and_floor(one)) for name, one in scores.items()}
 
         replay = recorded(asked.problem, asked.sources, asked.pair_of_targets, asked.update, asked.memory, similarities)
         return replay if replay and (isinstance(asked.engine, Structured) or replay.beats_the_loop()) else None
@@ -240,12 +245,12 @@ class Prober:
         """The sources of this process, at all targets."""
         return self.measurement.part(share(self.n), slice(0, self.m)) if shared(self.n) else self.measurement
 
-    def _similarity(self, measure: Measure, response: Response | None) -> np.ndarray:
+    def _scores(self, measure: Measure, response: Response | None) -> Scores:
         if measure.takes_steps:
-            return together(lambda: _as_array(self.measurement.score(measure, response).values))
+            return together(lambda: self.measurement.score(measure, response))
         mine = together(lambda: self._share().score(measure, None).values)
         (whole,) = gathered_rows([mine], self.n)
-        return _as_array(whole)
+        return Scores(whole)
 
 
 def _with_examples(change: Callable[[Tensor], Tensor], measurement: Measurement) -> Measurement:
@@ -265,6 +270,16 @@ def _predicted_right(outputs: Tensor, labels: Tensor, kind: str) -> Tensor:
         return torch.full((), torch.nan, dtype=torch.float64, device=outputs.device)
     known = labels != IGNORED
     return ((outputs.argmax(1) == labels) & known).sum().double() / known.sum()
+
+
+def _own_and_floor(scores: Scores) -> Tensor:
+    """[2, n], NaN where a measure does not give them."""
+    unknown = torch.full_like(scores.values[:, 0], torch.nan)
+    return torch.stack([unknown if one is None else one.to(unknown) for one in (scores.own, scores.floor)])
+
+
+def _denominators(scores: Scores) -> np.ndarray:
+    return _as_array(_own_and_floor(scores))
 
 
 def _as_array(S: Tensor) -> np.ndarray:

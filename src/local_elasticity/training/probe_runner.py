@@ -159,7 +159,8 @@ class ProbeRunner:
             facts = self._facts(found, state)
             similarity = {name: self._whole(found.similarity.get(name)) for name in self.history.measures}
             seconds = self.budget.last_seconds
-            self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts))
+            denominators = {name: self._of_all(one) for name, one in found.denominators.items()}
+            self.history.append(Probe(step, similarity, seconds, found.engine, numbers, facts, denominators))
             self.failures.worked()
             if first() and self.loggers:
                 self._log(step, numbers)
@@ -171,9 +172,19 @@ class ProbeRunner:
         """A similarity of all sources and targets, NaN where it was not measured or failed."""
         whole = np.full((self.prober.n, self.prober.m), np.nan)
         if S is not None:
-            rows = np.arange(self.prober.n) if self.rows is None else self.rows
+            rows = self._measured_rows
             whole[np.ix_(rows, rows if self.history.square else np.arange(self.prober.m))] = S
         return whole
+
+    def _of_all(self, denominators: np.ndarray) -> np.ndarray:
+        """Those of all sources, [2, n], NaN where a source was not measured."""
+        whole = np.full((2, self.prober.n), np.nan)
+        whole[:, self._measured_rows] = denominators
+        return whole
+
+    @property
+    def _measured_rows(self) -> np.ndarray:
+        return np.arange(self.prober.n) if self.rows is None else self.rows
 
     def _facts(self, found: Found, state: Tensor) -> dict[str, float]:
         """What is known of a probe besides its measures."""

@@ -34,8 +34,8 @@ from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
 
-OfResponse = Callable[[Response], dict[str, Tensor]]
-"""Similarities by the measure's name."""
+OfResponse = Callable[[Response], dict[str, tuple[Tensor, Tensor]]]
+"""Similarities [n, m] by the measure's name, and their denominators [2, n]."""
 
 LOOKED_AT = 2
 """Targets whose predictions are computed again before every replay."""
@@ -115,7 +115,7 @@ class Replay:
             self.usable = self._put(bound) and self._believed(bound)
             return self._recording.launch() if self.usable else None
 
-    def found(self) -> tuple[dict[str, Tensor], bool]:
+    def found(self) -> tuple[dict[str, tuple[Tensor, Tensor]], bool]:
         """The similarities that were launched last, once that is done, and whether all of them are clear of noise."""
         similarity, clear = self._recording.read()
         return similarity, bool(clear)
@@ -225,7 +225,7 @@ def _lent_random_state() -> Iterator[None]:
         generator.graphsafe_set_state(own)
 
 
-def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, Tensor], Tensor]:
+def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
     noise = Noise.measure(job, runner)
