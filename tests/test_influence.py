@@ -98,6 +98,7 @@ def test_scores_are_the_sum_over_checkpoints(tmp_path):
     assert found.sign_agreement == 1
     assert found.checkpoints == 2
     assert "2 checkpoints" in repr(found)
+    assert f"step sizes {min(rates):g} to {max(rates):g}," in repr(made)
     assert len(list((tmp_path / "i.zarr").glob("*/zarr.json"))) == 2
 
 
