@@ -81,7 +81,7 @@ def test_signed_measures_speak_of_differences_and_never_of_times():
     loss = front(np.where(SAME, -1.0, 0.5) + rng.normal(size=SAME.shape), "loss")
     assert loss.headline.startswith("A step on one example lowers the loss of 8")
     change = front(np.where(SAME, -12.4, 0.5) + rng.normal(size=SAME.shape), "change of relative")
-    assert change.evidence[0].startswith("Median over pairs: within a class it changes by -12")
+    assert change.evidence[0].startswith("Median over pairs: within a class it changes by −12")
     for one in (found, loss, change):
         told = " ".join([one.headline, *one.evidence, *one.named.sentences])
         assert "×" not in told
@@ -219,7 +219,7 @@ def test_helpers_and_harmers_are_those_of_all_sources(tmp_path, stored):
         assert len(found) == 10
     lowered = int((values < 0).sum())
     assert f"Steps on {lowered} of 1,300 examples ({100 * lowered / 1300:.0f} %) lower the loss of the target." in text
-    assert f"It is helped most by a step on {left_out[0] % 4} · #{left_out[0]}: -3." in text
+    assert f"It is helped most by a step on {left_out[0] % 4} · #{left_out[0]}: −3." in text
     assert "The page shows 1,000 of 1,300 sources and 1 target, drawn at random." in text
     assert "helpers and harmers are listed of all sources" in text
     assert "up to 20 more in the lists of helpers and harmers" in text

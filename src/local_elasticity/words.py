@@ -17,7 +17,7 @@ def number(value: float | None) -> str:
     """Three significant digits; a dash for what is not known.
 
     >>> number(0.51234), number(12345.0), number(float("nan")), number(-0.00000552)
-    ('0.512', '12,345', '–', '-5.52 × 10⁻⁶')
+    ('0.512', '12,345', '–', '−5.52 × 10⁻⁶')
     """
     if value is None or value != value:
         return "–"
@@ -29,7 +29,7 @@ def number(value: float | None) -> str:
         text = f"{float(digits):g} × 10{str(int(power)).translate(SUPERSCRIPTS)}"
     else:
         text = f"{size:,.0f}" if size >= 1000 else f"{size:.3g}"
-    return f"-{text}" if value < 0 else text
+    return f"−{text}" if value < 0 else text
 
 
 def times(value: float, low: float | None = None, high: float | None = None) -> str:

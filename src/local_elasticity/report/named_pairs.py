@@ -37,6 +37,7 @@ class NamedPairs:
         words: below the cards, or why there are none.
         framed: the cells of the class matrix that have a frame.
         legend: what a frame says.
+        expected: what row and column of each cell suggest, as the matrix shows it.
     """
 
     title: str = ""
@@ -44,6 +45,7 @@ class NamedPairs:
     words: str = ""
     framed: tuple[tuple[int, int], ...] = ()
     legend: str = ""
+    expected: np.ndarray | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -56,10 +58,12 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
     """The coupled pairs of classes, each once: in the direction that is coupled, the larger one if both are."""
     coupled = found.coupled()
     title = f"Coupled classes{when}" if kind == "ratio" else f"Pairs of classes that stand out{when}"
-    if not coupled:
-        return NamedPairs(title, words=found.nothing)
-    once = [(a, b) for place, (a, b) in enumerate(coupled) if (b, a) not in coupled[:place]]
     cell = [pairs.classes.index(str(name)) for name in found.classes]
+    suggested = np.full((len(pairs.classes),) * 2, np.nan)
+    suggested[np.ix_(cell, cell)] = found.expected ** (1 / order) if kind == "ratio" else found.expected
+    if not coupled:
+        return NamedPairs(title, words=found.nothing, expected=suggested)
+    once = [(a, b) for place, (a, b) in enumerate(coupled) if (b, a) not in coupled[:place]]
 
     def over(a: int, b: int) -> np.ndarray | None:
         return found.course(pairs.median, (a, b)) if len(pairs.median) > 1 else None
@@ -73,7 +77,7 @@ def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: s
     also = [_both_ways(found, at, coupled) for at in once[PAIRS_NAMED:]]
     words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
     legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
-    return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend)
+    return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend, suggested)
 
 
 def _symmetric(found: Coupling) -> bool:

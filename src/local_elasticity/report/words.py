@@ -58,7 +58,7 @@ def claimed(claim: Mapping[str, Any]) -> str:
     >>> claimed({"direction": "within", "bound": 2.0, "scale": "linear"})
     'within ± 2'
     >>> claimed({"direction": "below", "bound": -0.8, "scale": "fisher"})
-    'below -0.8'
+    'below −0.8'
     """
     of_ratios = claim["direction"] == "within" and claim["scale"] == "log"
     side = "within a factor of" if of_ratios else {"within": "within ±"}.get(claim["direction"], claim["direction"])

@@ -52,7 +52,9 @@ async function compare() {
   const tell = (/** @type {any} */ { name, panel: shown }, /** @type {number} */ k) => {
     const { pairs, steps, front } = shown;
     if (!pairs) return "";
-    const times = front.curve ? `, ${timesWords(front.curve.times[when[k]], null, null)} as far` : "";
+    const { curve, brief } = front;
+    const found = curve ? [curve.times, curve.low, curve.high].map((list) => list[when[k]]) : brief.times;
+    const times = found && found[0] !== null ? `, ${timesWords(found[0], found[1], found[2])} as far` : "";
     return `${name}${steps.length > 1 ? ` at step ${steps[when[k]]}` : ""}: same class ${amount(pairs.within[when[k]], shown)}, other classes ${amount(pairs.between[when[k]], shown)}${times}. `;
   };
   const stored = two.map(({ panel: { matrices } }, k) => matrices[when[k]]);

@@ -80,7 +80,7 @@ function cellWords(value, { power, places, signs }) {
     return percent < 1 ? percent.toPrecision(1) : String(Math.round(percent));
   }
   const text = (value / 10 ** power).toFixed(places);
-  return Number(text) === 0 ? (signs && value ? (value > 0 ? "+" : "−") : "0") : text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text;
+  return Number(text) === 0 ? (signs && value ? (value > 0 ? "+" : "−") : "0") : withMinus(text.length > CELL_WIDTH ? Number(text).toExponential(0).replace("+", "") : text);
 }
 
 /** The power of ten that all cells are in units of, 0 where they need none, and how many digits follow the point.
@@ -153,7 +153,8 @@ function drawRuns() {
   const several = new Set(shown.map(({ title }) => title)).size > 1;
   const known = shown.flatMap(({ front }) => (front.brief.times || []).filter((/** @type {number|null} */ v) => v !== null && v > 0));
   const ends = [Math.min(1, ...known), Math.max(1, ...known)];
-  const what = known.length ? "how many times as far a step moves its own class as other classes (bars: 95 % intervals; line: 1×)" : "their main numbers with 95 % intervals";
+  const others = known.length && shown.some(({ front }) => !front.brief.times) ? "; a run without a dot has another scale" : "";
+  const what = known.length ? `how many times as far a step moves its own class as other classes (bars: 95 % intervals; line: 1×${others})` : "their main numbers with 95 % intervals";
   const list = element("ul", undefined, "runs");
   list.append(...data.runs.map((one, i) => {
     const { front: { brief }, title, steps } = shown[i];
@@ -267,7 +268,9 @@ function classTable(table, colours, unit) {
       Object.assign(button.dataset, { a: String(a), b: String(b) });
       button.classList.toggle("clear", framed.has(`${a},${b}`));
       button.setAttribute("aria-pressed", String(here));
-      button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value, unit)}`);
+      const said = suggestedWords(a, b, framed);
+      button.setAttribute("aria-label", `step on ${classes[a]}, moves ${classes[b]}: ${cellWords(value, unit)}${said && `; ${said}`}`);
+      if (said) button.title = `${classes[a]} → ${classes[b]}: ${amount(mediansOf(panel(), chosen.when)?.[a][b] ?? null)}, ${said}`;
       button.tabIndex = -1;
       const cell = element("td");
       cell.append(button);
@@ -278,6 +281,13 @@ function classTable(table, colours, unit) {
   const stop = /** @type {HTMLElement|null} */ (made.querySelector("button[aria-pressed=true]") || made.querySelector("button"));
   if (stop) stop.tabIndex = 0;
   return made;
+}
+
+/** Why a cell has a frame or not: what its row and column suggest. @param {number} a @param {number} b @param {Set<string>} framed */
+function suggestedWords(a, b, framed) {
+  const { expected } = panel().front.named;
+  const usual = atLast() && expected ? expected[a][b] : null;
+  return usual === null ? "" : `its row and column suggest ${amount(usual)}${framed.has(`${a},${b}`) ? "" : ", not clearly different"}`;
 }
 
 /** A strip of colours with its ends, and how much lies beyond. @param {Scale} scale */
@@ -508,12 +518,9 @@ function smallPlot(lines, change, words, width) {
     svg.append(drawing("rect", { class: "change", x: a, y: top, width: Math.max(2, b - a), height: height - top - bottom }));
   }
   svg.append(drawing("path", { class: "axis", d: `M${left} ${top}V${height - bottom}H${width - right}` }));
-  let before = -99;
-  for (const { at, text } of ticks) {
-    if (px(at) - before < 9 + 7 * text.length) continue;
-    before = px(at);
+  for (const { at, text } of thatFit(ticks, first, last)) {
     const anchor = at === last && lines.some((line) => line.right) ? "end" : "middle";  // beside the right axis's own words
-    svg.append(drawing("text", { x: before, y: height - bottom + 13, "text-anchor": anchor }, text));
+    svg.append(drawing("text", { x: px(at), y: height - bottom + 13, "text-anchor": anchor }, text));
   }
   svg.append(drawing("text", { x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, "training step"));
   const numbersOf = (/** @type {any} */ line) => /** @type {number[]} */ ([...line.values, ...(line.low || []), ...(line.high || [])].filter((v) => v !== null && Number.isFinite(v)));
@@ -545,6 +552,21 @@ function smallPlot(lines, change, words, width) {
     draw();
   });
   return svg;
+}
+
+/** Width between the axes of the narrowest small plot. */
+const NARROWEST = 180;
+
+/** The ticks whose texts do not touch in the narrowest small plot, so that plots beside each other have the same.
+ * @param {{at: number, text: string}[]} ticks @param {number} first @param {number} last */
+function thatFit(ticks, first, last) {
+  let before = -99;
+  return ticks.filter(({ at, text }) => {
+    const here = (NARROWEST * (at - first)) / (last - first || 1);
+    if (here - before < 9 + 7 * text.length) return false;
+    before = here;
+    return true;
+  });
 }
 
 /** Where a step lies between the probes. @param {number[]} steps @param {number} step */

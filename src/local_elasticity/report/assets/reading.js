@@ -70,11 +70,14 @@ function plain(text) {
 function digits(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size === 0 || (size >= 1e-3 && size < 1e5)) return String(Number(value.toPrecision(3)));
+  if (size === 0 || (size >= 1e-3 && size < 1e5)) return withMinus(String(Number(value.toPrecision(3))));
   const [number, power] = value.toExponential(2).split("e");
   const raised = [...String(Number(power))].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("");
-  return `${Number(number)} × 10${raised}`;
+  return withMinus(`${Number(number)} × 10${raised}`);
 }
+
+/** A number with the sign that typesetters take. @param {string} text */
+const withMinus = (text) => text.replace(/^-/, "−");
 
 /** An element with text and classes; text is never read as HTML.
  * @param {string} tag @param {string} [words] @param {string} [kind] */
