@@ -172,14 +172,14 @@ def turned_by_rounding(
     noise: Float[Tensor, "n batch k"] | None = None,
 ) -> Float[Tensor, " n"] | None:
     """The share of each source's loss gradient ∂ℓ/∂f that rounding turns, for a loss of the user's; None for a named
-    loss.
+    loss, and for a single output, whose gradient has no direction.
 
     The outputs are rounded: each is moved by its last digits, or by its `noise` if that is known and more, and the
     change of the gradient across its own direction counts. The loss rounds as well, so the results of its kernels are
     moved too. A kernel that computes p − 1 inside loses what is below a unit in the last place of its largest gradient,
     which is found at outputs of exchanged and of equal classes.
     """
-    if job.bound.problem.loss_is_named:
+    if job.bound.problem.loss_is_named or outputs[0].numel() == 1:
         return None
     eps = torch.finfo(outputs.dtype).eps
 
