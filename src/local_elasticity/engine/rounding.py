@@ -84,7 +84,7 @@ class Rounding(TorchDispatchMode):
 
     def __init__(self, pattern: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pattern, self.length = pattern.repeat(2), len(pattern)
+        self.pattern = pattern
         self.units: dict[Any, Tensor] = {}
         self.offset = self.place = 0
         self.decides = False
@@ -149,17 +149,23 @@ class Rounding(TorchDispatchMode):
         return copy
 
     def _move(self, found: Any) -> None:
-        if not _moves(found):
+        if not _moves(found) or not found.numel():
             return
         if found.is_complex():
             found = torch.view_as_real(found)
-        units = self.units.get((found.dtype, found.device))
-        if units is None:
-            units = (torch.finfo(found.dtype).eps / 2 * self.pattern).to(found)
-            self.units[found.dtype, found.device] = units
         most = torch.finfo(found.dtype).max / 16  # masks of −∞ or of the largest number stay what they are
-        self.offset = (self.offset + STRIDE) % self.length
-        found.add_(found.clamp(-most, most).mul_(repeated(units[self.offset : self.offset + self.length], found)))
+        self.offset = (self.offset + STRIDE) % len(self.pattern)
+        found.addcmul_(found.clamp(-most, most), self._units(found))
+
+    def _units(self, found: Tensor) -> Tensor:
+        """The pattern, again and again in the order of memory, in units of relative rounding."""
+        reach = sum((size - 1) * stride for size, stride in zip(found.shape, found.stride(), strict=True)) + 1
+        units = self.units.get((found.dtype, found.device))
+        if units is None or len(units) < len(self.pattern) + reach:
+            whole = (torch.finfo(found.dtype).eps / 2 * self.pattern).to(found)
+            units = whole.repeat(1 - (-reach // len(whole)))
+            self.units[found.dtype, found.device] = units
+        return units.as_strided(found.shape, found.stride(), self.offset)
 
 
 @dataclass(frozen=True)
