@@ -178,9 +178,11 @@ class StructuredRunner(Runner):
         return self.fixed_bytes + self.chunk * self.row_bytes
 
     def _fitting(self, memory: int) -> int:
-        """How many sources are computed at a time within this memory."""
+        """How many sources are computed at a time within this memory: as many in each chunk, which leaves room for those
+        whose limits are computed beside them."""
         self.capacity = max(1, (memory - self.fixed_bytes) // self.row_bytes)
-        return min(self.job.n, self.capacity)
+        chunks = -(-self.job.n // self.capacity)
+        return -(-self.job.n // chunks)
 
     def _measured_bytes(self) -> tuple[int, int]:
         """The memory of a few sources, as a constant and an amount for each, measured. A pair needs 4 to 17 tensors,
