@@ -81,8 +81,9 @@ class Noise:
     """How far rounding moves a typical prediction, where `source` does not say it of each."""
 
     @classmethod
-    def measure(cls, job: Job, runner: Runner) -> Noise:
-        """Null steps at the sources and targets of a job; none where the runner does not subtract."""
+    def measure(cls, job: Job, runner: Runner, rounding: OutputRounding | None = None) -> Noise:
+        """Null steps at the sources and targets of a job; at a few targets where the runner does not subtract, unless
+        their `rounding` is known."""
         at_once = max(1, job.memory // job.footprint.forward())
         target_before = runner.target_before
         target = null_noise(job, job.target_inputs, target_before, at_once) if runner.subtracts else None
@@ -94,7 +95,10 @@ class Noise:
             source = null_noise(job, inputs, source_before, at_once) if runner.subtracts else None
         batches = (-1, job.batch, target_before.shape[1])
         source_before = source_before.reshape(batches)
-        outputs = rounding_at_few(job, target_before) if target is None else OutputRounding.of(target_before, target)
+        if target is None:
+            outputs = rounding or rounding_at_few(job, target_before)
+        else:
+            outputs = OutputRounding.of(target_before, target)
         typical = outputs.typical if source is None else 0.0
         source = torch.zeros_like(source_before) if source is None else source.reshape(batches)
         return cls(

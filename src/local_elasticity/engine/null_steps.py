@@ -104,9 +104,7 @@ class OutputRounding:
 
 
 def rounding_at_few(job: Job, before: Float[Tensor, "m k"]) -> OutputRounding:
-    """Of the predictions at a few targets, by one null step; none while a GPU records a graph."""
-    if before.is_cuda and torch.cuda.is_current_stream_capturing():
-        return OutputRounding()
+    """Of the predictions at a few targets, by one null step."""
     few = spread(job.m, NULL_SAMPLES, job.bound.device)
     at_once = max(1, job.memory // job.footprint.forward())
     null_steps = NullSteps(job, take(job.target_inputs, few), at_once, before.device)

@@ -1,7 +1,8 @@
 """Replay: a measurement recorded as one graph of GPU kernels, and launched whole at every later moment of training.
 
 Measuring a small network is a thousand short kernels, which Python launches more slowly than a GPU runs them. The
-graph reads copies of the weights, which are updated before each launch, so training continues meanwhile. A graph
+graph reads copies of the weights, which are updated before each launch, so training continues meanwhile. What rounding
+does to predictions is measured once, when the graph is recorded, because the CPU waits for the GPU there. A graph
 repeats the branches that Python code took while it was recorded. So a few predictions are computed again at each launch
 and compared with those of a second, small graph; if they differ, the graphs are not used.
 """
@@ -23,6 +24,7 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.noise import Noise
+from local_elasticity.engine.null_steps import OutputRounding, rounding_at_few
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.respond import as_response, clear_rows
@@ -91,12 +93,12 @@ class Replay:
     Build one with `recorded`.
     """
 
-    def __init__(self, problem: Problem, job: Job, similarities: OfResponse) -> None:
+    def __init__(self, problem: Problem, job: Job, rounding: OutputRounding, similarities: OfResponse) -> None:
         self.problem, self.job = problem, job
         self.made_of = job.bound.made_of
         self.usable = True
         self._few = take(job.target_inputs, slice(0, LOOKED_AT))
-        works = [lambda: _predicted(job.bound, self._few), lambda: _measured(job, similarities)]
+        works = [lambda: _predicted(job.bound, self._few), lambda: _measured(job, rounding, similarities)]
         self._look, self._recording = captured(works, job.bound.device)
 
     @property
@@ -164,9 +166,10 @@ def recorded(
             runner = differences_runner(job)
             if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
                 return None
-            if waits(lambda: _measured(job, similarities)):
+            rounding = rounding_at_few(job, runner.target_before)
+            if waits(lambda: _measured(job, rounding, similarities)):
                 raise UnsupportedModelError("the network waits for the GPU")
-            return Replay(problem, job, similarities)
+            return Replay(problem, job, rounding, similarities)
         except (UnsupportedModelError, RuntimeError) as error:
             logger.info("local elasticity: probes are not recorded (%s)", error)
             return None
@@ -225,10 +228,12 @@ def _lent_random_state() -> Iterator[None]:
         generator.graphsafe_set_state(own)
 
 
-def _measured(job: Job, similarities: OfResponse) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+def _measured(
+    job: Job, rounding: OutputRounding, similarities: OfResponse
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
-    noise = Noise.measure(job, runner)
+    noise = Noise.measure(job, runner, rounding)
     rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), lambda count: None)
     response = as_response(job, rows, noise, runner, "structured", ())
     clear = clear_rows(job, runner, noise, rows).all()
