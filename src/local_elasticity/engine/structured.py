@@ -178,8 +178,8 @@ class StructuredRunner(Runner):
         return self.fixed_bytes + self.chunk * self.row_bytes
 
     def _fitting(self, memory: int) -> int:
-        """How many sources are computed at a time within this memory: as many in each chunk, which leaves room for those
-        whose limits are computed beside them."""
+        """How many sources are computed at a time within this memory. Chunks are equally long, which leaves room for
+        the sources whose limits are computed beside the rows."""
         self.capacity = max(1, (memory - self.fixed_bytes) // self.row_bytes)
         chunks = -(-self.job.n // self.capacity)
         return -(-self.job.n // chunks)
