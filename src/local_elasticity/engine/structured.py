@@ -73,8 +73,9 @@ TILE_BYTES = {"cpu": 1 << 27}
 """Bytes of a tile of pairs on devices with small caches; on others, half of the memory."""
 
 MOST_TARGETS = 64
-"""The most targets in a tile. With small caches or little memory, a tile has about as many targets as sources: the
-gradient of a source is shared by its targets, and the values before the step at a target by its sources."""
+"""The most targets in a tile. With small caches, a tile has about as many targets as sources. With little memory on a
+GPU it has few targets, because every chunk of sources computes the values before the step at all targets again, in
+float32, which is slower than products of differences."""
 
 LIMITS_SHARE = 10
 """Limits are computed together with the rows if there are at least this many times as many rows."""
@@ -162,9 +163,9 @@ class StructuredRunner(Runner):
         self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
-        most, balanced = min(job.m, pairs, MOST_TARGETS), max(pairs // job.n, math.isqrt(pairs))
-        scarce = job.bound.device.type in TILE_BYTES or pairs < 2 * most
-        self.at_once = min(most, balanced) if scarce else most
+        most, cached = min(job.m, pairs, MOST_TARGETS), job.bound.device.type in TILE_BYTES
+        scarce = max(1, pairs // job.n, math.isqrt(pairs) if cached else 0)
+        self.at_once = min(most, scarce) if cached or pairs < 2 * most else most
         written_out = not (job.plain or isinstance(job.update, SGD))
         self.fixed_bytes = 0
         self.row_bytes = self.at_once * pair + (WRITTEN_OUT * job.footprint.parameters if written_out else 0)
