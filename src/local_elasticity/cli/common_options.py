@@ -38,7 +38,8 @@ UpdateRule = Annotated[str, typer.Option("--update", help="The rule of the step.
 StepSize = Annotated[
     str | None,
     typer.Option(
-        help="η, or auto for the largest step of sgd that still acts as a small one. [default: 0.001]",
+        help="η, or auto for a step of sgd at which nine in ten changes, also of probabilities, are within 1 % of the "
+        "limit of small steps. [default: 0.001]",
         show_default=False,
     ),
 ]

@@ -22,7 +22,7 @@ def forecast(
     steps: Annotated[int, typer.Option(min=1, help="How many steps the fine-tune will take.")],
     step_size: Annotated[
         str | None,
-        typer.Option(help="η of the fine-tune, or auto for the largest step of sgd that still acts as a small one."),
+        typer.Option(help="η of the fine-tune (needed), or auto for a step of sgd that acts as a small one."),
     ] = None,
     weights: Weights = None,
     loss: Loss = "cross_entropy",

@@ -335,7 +335,8 @@ class History:
         return read_pairs(S, sources, targets, square=self.square)
 
     def phases(self) -> pd.DataFrame:
-        """For every measure: the locality ratio at the start and at the end, its half-life, and its change-point."""
+        """For every measure: how many times as far a step moves its own class at the start and at the end, the
+        half-life of this curve, and its change-point."""
         from local_elasticity.training.phases import phases
 
         return phases(self._localities())

@@ -51,22 +51,23 @@ def locality(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def phases(table: pd.DataFrame) -> pd.DataFrame:
-    """One row for every measure of `history.locality()`: the ratio first and late, its half-life, and its change-point.
+    """One row for every measure of `history.locality()`: how many times as far a step moves its own class, first and
+    late, the half-life of this curve, and its change-point.
 
-    The half-life is the step by which half of the change of `times` has happened, and the change-point is that of the
-    ratio's logarithm, both as on the page. Where there is one class only there is no ratio,
-    and the value within it is described. From fewer than four values only the first is given; the rest is NaN, and a
-    warning is logged.
+    The half-life is the step by which half of the change has happened, and the change-point is that of the logarithm,
+    both as on the page. A table without `times` is described by its ratio. Where there is one class only there is
+    neither, and the value within it is described. From fewer than four values only the first is given; the rest is NaN,
+    and a warning is logged.
     """
     import pandas as pd
 
     names = ["measure", "of", "first", "late", "half_life", "change_step", "before", "after", "p_value"]
     rows, few = [], {}
     for measure, part in table.groupby("measure", sort=False):
-        what = "ratio" if part.ratio.notna().any() else "within"
+        what = _described(part)
         steps, values = part.step.to_numpy(float), part[what].to_numpy(float)
-        scale = log_of(values) if what == "ratio" else values
-        found, back = change_point(steps, scale), np.exp if what == "ratio" else float
+        is_level = what == "within"
+        found, back = change_point(steps, values if is_level else log_of(values)), float if is_level else np.exp
         known = values[np.isfinite(values)]
         first = known[0] if len(known) else np.nan
         if len(known) < FEWEST:
@@ -75,12 +76,19 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
             continue
         late = float(np.median(last_quarter(known)))
         change = found.step, float(back(found.before)), float(back(found.after)), found.p_value
-        curve = part.times.to_numpy(float) if what == "ratio" and "times" in part else values
-        rows.append((measure, what, first, late, half_life(steps, curve), *change))
+        rows.append((measure, what, first, late, half_life(steps, values), *change))
     if few:
         told = ", ".join(f"{name} has {count}" for name, count in few.items())
         logger.warning("phases: nothing is concluded from fewer than %d probes with a value; %s", FEWEST, told)
     return pd.DataFrame(rows, columns=names)
+
+
+def _described(part: pd.DataFrame) -> str:
+    """The column that phases are those of."""
+    for name in ("times", "ratio"):
+        if name in part and part[name].notna().any():
+            return name
+    return "within"
 
 
 def logged_values(measured: Mapping[str, ReadPairs]) -> dict[str, float]:
