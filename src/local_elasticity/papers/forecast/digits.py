@@ -159,6 +159,7 @@ class ForecastOfDigits(Experiment):
     scales = {  # noqa: RUF012 (read only)
         "smoke": {"trained": 300, "old": 150, "candidates": 100, "epochs": 4, "new": 4, "draws": 1},
         "small": {"trained": 1500, "old": 1000, "candidates": 500, "epochs": 6, "new": 8, "draws": 3},
+        "paper": {"trained": 20_000, "old": 5000, "candidates": 5000, "epochs": 6, "new": 8, "draws": 5},
     }
 
     def parts(self, settings: Settings) -> list[str]:
