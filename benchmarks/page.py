@@ -75,6 +75,7 @@ def modern(results: dict[str, Any]) -> str:
         "worst pair",
         "median",
     ]
+
     def told(found: dict[str, Any], key: str, form: str) -> str:
         return format(found[key], form) if key in found else ""
 

@@ -89,7 +89,10 @@ def test_verify_prints_a_tally_and_details_on_request(monkeypatch, command):
     ("arguments", "words"),
     [
         (["run", "fig1"], "NAME: there is no 'fig1'; did you mean he2020local/fig1?"),
-        (["list", "nobody"], "PAPER: expected one of dan2021dynamics, emergence2024, he2020local, got 'nobody'"),
+        (
+            ["list", "nobody"],
+            "PAPER: expected one of dan2021dynamics, emergence2024, forecast, he2020local, got 'nobody'",
+        ),
         (["report", "a.zarr", "--out", "nowhere/page.html"], "--out: there is no folder nowhere; make it first"),
         (["report", "a.zarr", "--examples", "x.npy", "--no-examples"], "--no-examples: it leaves out what --examples"),
         (["run", "he2020/fig1"], "NAME: there is no 'he2020/fig1'; did you mean he2020local/fig1? `local-elasticity"),

@@ -53,6 +53,7 @@ EXPERIMENTS = {
     "emergence2024/operator_norm": "local_elasticity.papers.emergence2024.operator_norm:OperatorNorm",
     "emergence2024/rank_one": "local_elasticity.papers.emergence2024.rank_one:RankOne",
     "emergence2024/retrieval": "local_elasticity.papers.emergence2024.retrieval:Retrieval",
+    "forecast/digits": "local_elasticity.papers.forecast.digits:ForecastOfDigits",
     "he2020local/fig1": "local_elasticity.papers.he2020local.fig1:Fig1",
     "he2020local/fig4": "local_elasticity.papers.he2020local.fig4:Fig4",
     "he2020local/fig5": "local_elasticity.papers.he2020local.fig5:Fig5",

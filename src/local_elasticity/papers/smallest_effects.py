@@ -49,6 +49,8 @@ REACHED = Effect(1e-6, "the paper's number: ‖w − w*‖ < 1e-6")
 PRACTICAL = Effect(1e-3, "'for all practical purposes': ‖w − w*‖ below 1e-3, a thousandth of ‖w*‖ and less")
 AT_LEAST = Effect(1 - 1e-6, "at least the bound, to one part in a million")
 PLOTTED = Effect(0.05, "read off the published plot to within 0.05")
+COUNT_CLOSE = Effect(1.25, "a number of losses is useful if it is right to within a quarter, either way")
+LEARNED_ALIKE = Effect(0.05, "as well: within five points of the share of new examples that are learned")
 NEVER = Effect(1e-3, "'for all pairs': at most one pair in a thousand")
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, Effect)]
