@@ -11,9 +11,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from local_elasticity.engine.derivatives import derivative_along
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import predictions
-from local_elasticity.engine.nonlinearity import derivative_along
 from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.update import SGD, FromOptimizer, Update, stepped_by, walking_rule

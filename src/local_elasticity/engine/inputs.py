@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 LOADED_AT_ONCE = 256
 
+GOLDEN = 0.6180339887498949
+"""The multiples of this number, modulo 1, are far apart."""
+
 NO_EXAMPLES = "there are no examples; give at least one"
 
 
@@ -121,6 +124,18 @@ def spread(count: int, few: int, device: torch.device | str = "cpu") -> Tensor:
     tensor([0, 4, 9])
     """
     return torch.linspace(0, count - 1, min(few, count), device=device).round().long()
+
+
+def scattered(count: int, few: int, device: torch.device | str = "cpu") -> Tensor:
+    """At most `few` of `count` positions: one in each of as many equal parts, at another place in every part, so that
+    they do not follow a period in the data.
+
+    >>> scattered(100, 5)
+    tensor([ 0, 32, 44, 77, 89])
+    """
+    few = min(few, count)
+    places = torch.arange(few, dtype=torch.float64)
+    return ((places + (GOLDEN * places) % 1) * count / few).long().to(device)
 
 
 def count(inputs: Inputs) -> int:

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from local_elasticity.engine.inputs import spread
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.loss import Kind, gradient_cancels
+from local_elasticity.engine.lost_digits import lost_in_changes
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.null_steps import WELL_CONDITIONED, OutputRounding, null_noise, rounding_at_few
@@ -76,7 +77,7 @@ class Noise:
     """A bound of the rounding of a displacement, as a share of it."""
     turned: Float[Tensor, " n"] | None = None
     forward: float = 0.0
-    """The share of changes that are not differences of predictions by which the rounding of activations moves them."""
+    """The share of changes by which the rounding of activations moves them."""
     outputs: float = 0.0
     """How far rounding moves a typical prediction, where `source` does not say it of each."""
 
@@ -99,6 +100,7 @@ class Noise:
             outputs = rounding or rounding_at_few(job, target_before)
         else:
             outputs = OutputRounding.of(target_before, target)
+        lost = lost_in_changes(job) if rounding is None else 0.0
         typical = outputs.typical if source is None else 0.0
         source = torch.zeros_like(source_before) if source is None else source.reshape(batches)
         return cls(
@@ -110,7 +112,7 @@ class Noise:
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
             turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(typical)),
-            outputs.share,
+            max(outputs.share, lost if lost > WELL_CONDITIONED else 0.0),
             typical,
         )
 
@@ -120,8 +122,9 @@ class Noise:
         if self.forward <= WELL_CONDITIONED:
             return []
         return [
-            f"rounding moves predictions by {self.forward:.1g} of their size: the network loses digits, as of inputs "
-            "that are large beside their spread; scale them, or measure in float64, problem.to(torch.float64)"
+            f"rounding moves predictions or their changes by {self.forward:.1g} of their size: the network loses "
+            "digits, as of inputs that are large beside their spread; scale them, or measure in float64, "
+            "problem.to(torch.float64)"
         ]
 
     def again(self, rows: Tensor, dtype: torch.dtype, computed_in: float = 0.0) -> Noise:

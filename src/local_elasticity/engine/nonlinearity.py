@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from local_elasticity.engine.derivatives import derivative_along, derivatives_along, displacement_of
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.job import Job, Sampled
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.noise import ROUNDING
-from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of
+from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.response import sigmoid_change, softmax_change
 from local_elasticity.engine.structured import limits_of
 from local_elasticity.engine.supported import UnsupportedModelError
-from local_elasticity.engine.tape import ReusedParameterError, far_apart
-from local_elasticity.engine.update import SGD, FromOptimizer, rule_of, without_gradient
+from local_elasticity.engine.tape import ReusedParameterError
+from local_elasticity.engine.update import SGD, rule_of
 from local_elasticity.warn import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from local_elasticity.engine.response import Response
 
 SOURCES, TARGETS = 3, 4
@@ -57,9 +53,6 @@ FINER = 8
 
 HEARD = 0.05
 """Rows whose rounding exceeds this share of their change are left out."""
-
-COTANGENT = 2.0**-20
-"""The size of the cotangent that derivatives are read with; small, for backward passes that clip large gradients."""
 
 
 class LargeStepWarning(UserWarning):
@@ -152,7 +145,7 @@ def _by_derivatives(job: Job, rows: Tensor, columns: Tensor) -> Tensor | None:
 def _displacements(job: Job, rows: Tensor) -> list[tuple[Params, Params]]:
     """Where changes are counted from, and the displacements of some sources, those that an engine kept among them."""
     kept = {} if job.sampled is None or job.removes_drift else job.sampled.displacements
-    return [(job.bound.params, kept[row]) if row in kept else _displacement(job, row) for row in rows.tolist()]
+    return [(job.bound.params, kept[row]) if row in kept else displacement_of(job, row) for row in rows.tolist()]
 
 
 def resolved_step(job: Job) -> SGD:
@@ -209,7 +202,7 @@ def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float]
     tried: list[tuple[Params, Inputs, Tensor, Tensor]] = []
     derived = False
     for row in range(few.n):
-        start, moved = _displacement(few, row)
+        start, moved = displacement_of(few, row)
         for inputs in (targets, few.source(row)[0]):
             limit = derivative_along(bound, start, moved, inputs)
             derived |= limit is not None
@@ -256,83 +249,3 @@ def _off(change: Tensor, limit: Tensor, before: Tensor, kind: str) -> float:
 def _relative(change: Tensor, limit: Tensor) -> float:
     size = float(limit.norm())
     return float((change - limit).norm()) / size if size > 0 else 0.0
-
-
-def _displacement(job: Job, row: int) -> tuple[Params, Params]:
-    """Where changes are counted from, and the displacement from there that the update makes of one source."""
-    params, skips = job.bound.params, isinstance(job.update, FromOptimizer)
-    _, _, found = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=skips)
-    with torch.no_grad():
-        moved = job.rule(params, found)
-        if not job.removes_drift:
-            return params, moved
-        drift = without_gradient(job.rule)(params, found)
-    start = {name: p + drift[name] if name in drift else p for name, p in params.items()}
-    return start, {name: moved[name] - drift[name] for name in moved}
-
-
-def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor | None:
-    """J(x′)Δ at these parameters, [b, k]; None if torch has no such derivative of the network."""
-    found = derivatives_along(bound, params, [moved], inputs)
-    return None if found is None else found[0]
-
-
-def derivatives_along(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor | None:
-    """The same for several displacements, [r, b, k]."""
-    for way in (_two_backward_passes, _forward_mode):
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                found = way(bound, params, moved, inputs)
-        except Exception as error:  # any error of torch for functions without such a derivative
-            if not may_be_passed_over(error):
-                raise
-            continue
-        if bool(found.isfinite().all()):
-            return found
-    return None
-
-
-def _two_backward_passes(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor:
-    """vᵀJΔ is linear in v, and its derivative by v is JΔ. A RuntimeError if a part of the network cuts that derivative
-    off, as a function of the user's own does whose gradient is not made of torch's functions."""
-    leaves = leaves_of(params)
-    with torch.enable_grad():
-        outputs = bound.predict(leaves, inputs)
-        v = (COTANGENT * far_apart(outputs.numel(), outputs.detach())).view_as(outputs).requires_grad_()
-        reached = torch.autograd.grad(outputs, list(leaves.values()), v, create_graph=True, allow_unused=True)
-        products = {name: g for name, g in zip(leaves, reached, strict=True) if g is not None}
-        return torch.stack([_along(products, v, one) for one in moved])
-
-
-def _along(products: Params, v: Tensor, moved: Params) -> Tensor:
-    """The derivative by v of vᵀJΔ, for the vᵀJ that was computed."""
-    total = torch.stack([(g * moved[name]).sum() for name, g in products.items() if name in moved]).sum()
-    (found,) = torch.autograd.grad(total, v, retain_graph=True)
-    parts = v.detach() * found
-    if (parts.sum() - total.detach()).abs() > torch.finfo(parts.dtype).eps ** 0.5 * parts.abs().sum():
-        raise RuntimeError("a part of the network cuts off the derivative of its gradient")
-    return found.detach()
-
-
-def _forward_mode(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor:
-    return torch.stack([_tangent(bound, params, one, inputs) for one in moved])
-
-
-def _tangent(bound: BoundProblem, params: Params, moved: Params, inputs: Inputs) -> Tensor:
-    with torch.no_grad(), _without_onednn(), forward_ad.dual_level():
-        tangents = {name: moved.get(name, torch.zeros_like(p)) for name, p in params.items()}
-        duals = {name: forward_ad.make_dual(p.detach(), tangents[name].contiguous()) for name, p in params.items()}
-        outputs = bound.predict(duals, inputs)
-        tangent = forward_ad.unpack_dual(outputs).tangent
-        return torch.zeros_like(outputs) if tangent is None else tangent.clone()
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Its recurrent layers have no derivative in forward mode."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.inputs import spread, take
-from local_elasticity.engine.job import Job
+from local_elasticity.engine.inputs import cast_floats, scattered, take
+from local_elasticity.engine.job import Job, predictions
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import Params
@@ -35,21 +36,26 @@ class NullSteps:
         self.job, self.inputs, self.at_once = job, inputs, at_once
         self.generator = torch.Generator(device).manual_seed(0)
         self.rounding = Rounding.at_random(device, self.generator)
-        self.ways = [(True, True), (True, False), (False, True)]
+        self.ways: list[Callable[[], Tensor]] = [
+            lambda: self._rounded(weights=True, functions=True),
+            self._in_float64,
+            lambda: self._rounded(weights=True, functions=False),
+            lambda: self._rounded(weights=False, functions=True),
+        ]
 
     def predictions(self) -> Float[Tensor, "b k"] | None:
-        """Of one null step. Where the network cannot be run so, as it checks its own numbers, with weights or functions
-        alone; None where it cannot be run at all."""
+        """Of one null step. Where the network cannot be run so, as it checks its own numbers: those of float64, if it
+        takes that, else with weights or functions alone; None where it cannot be run at all."""
         while self.ways:
             try:
-                return self._run(*self.ways[0])
+                return self.ways[0]()
             except Exception as error:  # whatever a network raises whose numbers are not those that it expects
                 if not may_be_passed_over(error):
                     raise
                 del self.ways[0]
         return None
 
-    def _run(self, weights: bool, functions: bool) -> Tensor:
+    def _rounded(self, *, weights: bool, functions: bool) -> Tensor:
         job, plain = self.job, self.job.bound.params
         moved = _rounded_weights(job.bound, self.generator) if weights else plain
 
@@ -57,6 +63,15 @@ class NullSteps:
             return job.predict(params, self.inputs, self.at_once)
 
         return run_rounded(self.rounding, predicted, lambda: predicted(plain)) if functions else predicted()
+
+    def _in_float64(self) -> Tensor:
+        dtype = self.job.bound.dtype
+        if dtype == torch.float64:
+            raise RuntimeError("there is no higher precision")
+        with self.job.bound.problem.to(torch.float64).bound() as bound:
+            bound.replica.effects = self.job.bound.replica.effects
+            inputs = cast_floats(self.inputs, torch.float64)
+            return predictions(bound, bound.params, inputs, self.at_once).to(dtype)
 
 
 def null_noise(job: Job, inputs: Inputs, before: Float[Tensor, "b k"], at_once: int) -> Float[Tensor, "b k"]:
@@ -83,8 +98,9 @@ class OutputRounding:
 
     Attributes:
         share: the share of them that it moves, 0 where they are well conditioned. Changes that are not subtracted are
-            computed from the same activations, and are wrong by about this share. It is a share of how far predictions
-            of different examples are apart, since a large bias says nothing about activations.
+            computed from the same activations, and are wrong by about this share. It is a share of how far the
+            prediction is from the median over examples, since a large bias says nothing about activations; the second
+            largest of the examples', since examples may be of different scales.
         typical: how far it moves one, the root mean square.
     """
 
@@ -96,16 +112,21 @@ class OutputRounding:
         """From predictions, and by how much rounding moves each."""
         finite = before.isfinite() & noise.isfinite()
         known, moved = (torch.where(finite, part, 0).double() for part in (before, noise))
-        apart = torch.where(finite, known - known.sum(0) / finite.sum(0).clamp_min(1), 0)
-        size, off = float(known.norm()), float(moved.norm())
-        size = max(float(apart.norm()), LEAST_SPREAD * size) if len(before) > 1 else size
-        share = off / size if size else 0.0
-        return cls(share if share > WELL_CONDITIONED else 0.0, off / max(1, int(finite.sum())) ** 0.5)
+        off = moved.norm(dim=1)
+        size = known.norm(dim=1)
+        if len(before) > 1:
+            middle = torch.where(finite, known, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+            apart = torch.where(finite, known - middle, 0).norm(dim=1)
+            size = apart.clamp_min(LEAST_SPREAD * float(size.median()))
+        shares = torch.where(size > 0, off / size, 0).sort(descending=True).values
+        share = float(shares[min(1, len(shares) - 1)])
+        typical = float(moved.norm()) / max(1, int(finite.sum())) ** 0.5
+        return cls(share if share > WELL_CONDITIONED else 0.0, typical)
 
 
 def rounding_at_few(job: Job, before: Float[Tensor, "m k"]) -> OutputRounding:
     """Of the predictions at a few targets, by one null step."""
-    few = spread(job.m, NULL_SAMPLES, job.bound.device)
+    few = scattered(job.m, NULL_SAMPLES, job.bound.device)
     at_once = max(1, job.memory // job.footprint.forward())
     null_steps = NullSteps(job, take(job.target_inputs, few), at_once, before.device)
     return OutputRounding.of(before[few], _difference(null_steps, before[few]))

@@ -61,16 +61,25 @@ MODULO = frozenset({"remainder", "fmod", "frac"})
 CASTS = {"_to_copy": 0, "copy": 1}
 """Kernels that round where they go to fewer digits, and the place of what they read."""
 
+DISTANCES, FEW_POINTS = "_cdist_forward", 25
+"""Distances of more points than this are computed from squares and products, and lose the digits of both."""
+
 SUBTRACTS_INSIDE = {
     **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"), 0),
     **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"), 0),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean", "sum", "mean", "cumsum", "logcumsumexp"), 0),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", "convolution", "_convolution"), 0),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_cdist_forward"), 1),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", DISTANCES), 1),
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r", "mkldnn_rnn_layer"), 0),
 }
 """Kernels that add and subtract inside, where nothing can be moved, and the place of the argument that is moved
-instead."""
+instead. Of other kernels that are not elementwise, all arguments are moved."""
+
+READS_EACH = frozenset(
+    {"_softmax", "_log_softmax", "_prelu_kernel", "glu", "native_dropout", "bucketize", "searchsorted"}
+    | {"prod", "cumprod"}
+)
+"""Further kernels that lose no digits inside, though torch does not call them elementwise."""
 
 
 class Rounding(TorchDispatchMode):
@@ -109,10 +118,12 @@ class Rounding(TorchDispatchMode):
         if not isinstance(func, OpOverload) or _in_forward_mode():
             return func(*args, **kwargs)
         name = _name(func)
-        at = SUBTRACTS_INSIDE.get(name)
-        if at is not None and len(args) > at and not func._schema.is_mutable:
-            args = (*args[:at], self._moved(args[at]), *args[at + 1 :])
+        places = _read_inside(func)
+        if places:
+            args = tuple(self._moved(one) if i in places else one for i, one in enumerate(args))
         found = func(*args, **kwargs)
+        if name == DISTANCES and _by_products(*args):
+            found = self._of_products(found, *args[:2])
         if _is_decision(func, found, args, kwargs):
             self.decides |= name not in POOLS
             return found if self.decisions is None else self._decided(func, found, args)
@@ -140,10 +151,22 @@ class Rounding(TorchDispatchMode):
         pairs = zip(found, there.found, strict=True)
         return type(found)(now if _moves(now) and not keeps else _copied(before) for now, before in pairs)
 
+    def _of_products(self, found: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        """Distances √(‖a‖² + ‖b‖² − 2ab) whose squares are moved by a unit of their largest term."""
+        largest = one.square().sum(-1)[..., :, None] + other.square().sum(-1)[..., None, :]
+        off = self._moved(largest) - largest
+        return (found.square() + off).clamp_min(0).sqrt()
+
     def _moved(self, value: Any) -> Any:
         """A copy of a tensor of numbers, moved; anything else as it is."""
-        if not _moves(value):
+        if not _is_plain(value):
             return value
+        if value.layout in (torch.sparse_coo, torch.sparse_csr):
+            numbers = self._moved(value._values() if value.layout == torch.sparse_coo else value.values())
+            if value.layout == torch.sparse_csr:
+                return torch.sparse_csr_tensor(value.crow_indices(), value.col_indices(), numbers, value.shape)
+            made = torch.sparse_coo_tensor(value._indices(), numbers, value.shape)
+            return made._coalesced_(value.is_coalesced())
         copy = value.clone()
         self._move(copy)
         return copy
@@ -242,6 +265,25 @@ def _computes(func: Any) -> bool:
     return not (func.is_view or _name(func) in EXACT)
 
 
+@cache
+def _read_inside(func: Any) -> frozenset[int]:
+    """The places of the arguments that are moved, as their digits may be lost inside a kernel: not those that it
+    writes."""
+    name, arguments = _name(func), func._schema.arguments
+    if name in SUBTRACTS_INSIDE:
+        places = {SUBTRACTS_INSIDE[name]}
+    elif not _computes(func) or torch.Tag.pointwise in func.tags or name in READS_EACH or "backward" in name:
+        return frozenset()
+    else:
+        places = {i for i, argument in enumerate(arguments) if str(argument.type) in ("Tensor", "Optional[Tensor]")}
+    return frozenset(i for i in places if arguments[i].alias_info is None or not arguments[i].alias_info.is_write)
+
+
+def _by_products(one: Tensor, other: Tensor, p: float, mode: int | None = None) -> bool:
+    """Whether distances are computed from squares and products."""
+    return p == 2 and (mode == 1 or (mode in (None, 0) and max(one.shape[-2], other.shape[-2]) > FEW_POINTS))
+
+
 def _is_decision(func: Any, found: Any, args: Any, kwargs: Any) -> bool:
     """Whether a kernel made something of numbers that is none itself: places, truth, whole numbers."""
     name = _name(func)
@@ -249,7 +291,7 @@ def _is_decision(func: Any, found: Any, args: Any, kwargs: Any) -> bool:
         jumps = name in STEPS or name in MODULO or (name == "div" and kwargs.get("rounding_mode") is not None)
         discrete = jumps or not (found.is_floating_point() or found.is_complex())
     else:
-        discrete = isinstance(found, (bool, int, float)) or name in CHOOSES or name in STEPS or name in POOLS
+        discrete = isinstance(found, (bool, int)) or name in CHOOSES or name in STEPS or name in POOLS
     return discrete and any(map(_is_number, (*args, *kwargs.values())))
 
 
@@ -265,12 +307,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _moves(value: Any) -> bool:
-    """Whether something is a plain tensor of numbers that rounding may move."""
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_nested:
+def _is_plain(value: Any) -> bool:
+    """Whether something is a tensor of numbers without code of its own."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.is_nested:
         return False
-    several = 0 in value.stride()  # one number in several places cannot be moved in place
-    return not several and (value.dtype in ROUNDED_TYPES or value.is_complex())
+    return value.dtype in ROUNDED_TYPES or value.is_complex()
+
+
+def _moves(value: Any) -> bool:
+    """Whether numbers may be moved in place: those of a plain tensor in which each has a place of its own."""
+    return _is_plain(value) and value.layout == torch.strided and 0 not in value.stride()
 
 
 def _copied(value: Any) -> Any:

@@ -20,16 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.composites import inside
 from local_elasticity.engine.guard import FunctionMode
-from local_elasticity.engine.inputs import count
+from local_elasticity.engine.inputs import GOLDEN, count
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.order import Call, call_of, is_ragged, may_move
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
 from local_elasticity.engine.readers import READERS
 from local_elasticity.engine.replica import Params, flatten_tree
 from local_elasticity.engine.uses import Matrices, Meeting, Use
-
-GOLDEN = 0.6180339887498949
-"""The multiples of this number, modulo 1, are far apart."""
 
 DERIVED = "#"
 """Prefix of the names of tensors that are derived from parameters."""

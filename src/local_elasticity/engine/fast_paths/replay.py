@@ -24,7 +24,7 @@ from local_elasticity.engine.inputs import take
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import seconds_of_a_row
 from local_elasticity.engine.noise import Noise
-from local_elasticity.engine.null_steps import OutputRounding, rounding_at_few
+from local_elasticity.engine.null_steps import OutputRounding
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.respond import as_response, clear_rows
@@ -166,7 +166,8 @@ def recorded(
             runner = differences_runner(job)
             if runner.chunk < job.n or runner.bytes + job.footprint.parameters > job.memory:
                 return None
-            rounding = rounding_at_few(job, runner.target_before)
+            noise = Noise.measure(job, runner)
+            rounding = OutputRounding(noise.forward, noise.outputs)
             if waits(lambda: _measured(job, rounding, similarities)):
                 raise UnsupportedModelError("the network waits for the GPU")
             return Replay(problem, job, rounding, similarities)
