@@ -24,6 +24,9 @@ ROUNDING = (
 )
 """Why pairs are unresolved, where no other cause is known."""
 
+TOO_LARGE = "the step changes predictions so much that their squares overflow; take a smaller step"
+"""Why pairs are unresolved, where changes have no finite norm."""
+
 SURE = 1e-6
 """The probability of all other classes, below which a prediction is called saturated."""
 
@@ -65,6 +68,9 @@ def cause_of_rest(response: Response) -> str | None:
     rates = getattr(response.update, "step_sizes", [response.update.step_size])
     if all(rate == 0 for rate in rates):
         return NO_STEP
+    largest = response.source_change.flatten(1).abs().amax(1)
+    if int((largest >= torch.finfo(largest.dtype).max ** 0.5).sum()) > MOSTLY * len(largest):
+        return TOO_LARGE
     if response.loss_gradient is None:
         return None
     rests = (response.source_change == 0).flatten(1).all(1)

@@ -31,6 +31,9 @@ from torch.utils import _python_dispatch, checkpoint
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TRIES = 20
+"""How often what interrupts stop from being restored is tried again."""
+
 _one_at_a_time = threading.RLock()
 _inside = threading.local()
 
@@ -46,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 def untouched(function: Callable[P, T]) -> Callable[P, T]:
     """The function; when it returns or raises, everything in `Surroundings` is restored. This happens in two nested
-    `finally` clauses, so that an interrupt during the first is followed by the second.
+    `finally` clauses, so that an interrupt just before the first is followed by the second.
     """
 
     @wraps(function)
@@ -94,9 +97,15 @@ def _close_contexts(error: BaseException) -> None:
         seen = seen.__cause__ or seen.__context__
 
 
-def _leave(before: Surroundings) -> bool:
-    before.restore()
-    _inside.call = False
+def _leave(before: Surroundings, tries: int = TRIES) -> bool:
+    """Restore everything, also where one interrupt follows another."""
+    try:
+        before.restore()
+        _inside.call = False
+    except BaseException:
+        if tries:
+            _leave(before, tries - 1)
+        raise
     return True
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from local_elasticity.checks import check_count, check_share
 from local_elasticity.measures.registry import known_measure, order_of
 from local_elasticity.statistics.bootstrap import draws, quantiles, reduced
 from local_elasticity.statistics.class_blocks import ClassBlocks
@@ -247,6 +248,9 @@ def locality(
     >>> print(le.locality(S, ["cat", "cat", "dog"], measure="relative", resamples=0, permutations=0))
     A step on one example moves other examples of its class 2.8× as far as examples of other classes.
     """
+    check_share("level", level)
+    for name, value in {"resamples": resamples, "permutations": permutations, "seed": seed}.items():
+        check_count(name, value, least=0)
     if measure is None:
         measure = str(getattr(S, "attrs", {}).get("measure", ""))
     read = S if isinstance(S, tuple) else read_pairs(S, source_labels, target_labels)

@@ -357,7 +357,8 @@ class Monitor:
                 int(probe["step"]), float(probe["seconds"]), str(probe["engine"]), dict(probe.get("facts", {}))
                 similarity = {name: probe["similarity"][name] for name in self._runner.history.measures}
                 _check_shapes("similarities", similarity, (prober.n, prober.m))
-                _check_shapes("denominators", probe.get("denominators", {}), (2, prober.n))
+                denominators = {name: probe["denominators"][name] for name in probe.get("denominators", {})}
+                _check_shapes("denominators", denominators, (2, prober.n))
             for name in dict(state["of_features"]):
                 prober.of_features[name]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:

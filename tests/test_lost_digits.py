@@ -1,0 +1,140 @@
+"""Digits that changes lose though predictions keep theirs, that decide choices, or that only some examples lose."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from local_elasticity.engine.inputs import scattered
+from local_elasticity.engine.null_steps import WELL_CONDITIONED
+from tests.tolerances import RESOLVED_ERROR
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pairs"),
+    pytest.mark.filterwarnings("ignore:.*Sparse CSR"),
+    pytest.mark.usefixtures("unchecked"),
+]
+
+CENTRE = torch.eye(6) - 1 / 6
+CODES = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
+PLACES = torch.randn(40, 6, generator=torch.Generator().manual_seed(5)) + 1e3
+POOL = ThreadPoolExecutor(1)
+
+
+class Then(nn.Module):
+    """A function, and a small net of what it gives."""
+
+    def __init__(self, function, inputs=6):
+        super().__init__()
+        self.function = function
+        self.net = nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def forward(self, x):
+        return self.net(self.function(x))
+
+
+class Checked(Then):
+    """It does not take numbers that are rounded otherwise."""
+
+    def forward(self, x):
+        h = x - x.mean(1, keepdim=True)
+        products = h[:, :, None] * h[:, None, :]
+        if not (products.detach().numpy() == products.detach().mT.numpy()).all():
+            raise ValueError("the products are not symmetric")
+        return self.net(h)
+
+
+class Skip(nn.Module):
+    """Most of a prediction keeps its digits; what a step changes has lost them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return 1e3 * (x[:, :2] - 3e6) + self.head(self.norm(x))
+
+
+def of_scales():
+    """One example in eight has another scale, where nothing is lost."""
+    layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    with torch.no_grad():
+        layers[0].weight -= layers[0].weight.mean(1, keepdim=True)
+    layers[0].requires_grad_(False)
+    return layers
+
+
+def nearest(x):
+    return CODES.to(x)[((x @ CENTRE.to(x))[:, None] - CODES.to(x)).square().sum(-1).argmin(1)]
+
+
+def both(x):
+    return torch.cat([x, -x.roll(2, 1)], 1)
+
+
+LOST = {
+    "distances": (lambda: Then(lambda x: torch.exp(-torch.cdist(x, PLACES.to(x)) / 3), 40), 1e3),
+    "an expanded product": (lambda: Then(lambda x: (CENTRE.to(x)[None] @ x[:, :, None])[..., 0]), 1e6),
+    "a sparse product": (lambda: Then(lambda x: torch.sparse.mm(CENTRE.to(x).to_sparse(), x.T).T), 1e6),
+    "a product in CSR": (lambda: Then(lambda x: (CENTRE.to(x).to_sparse_csr() @ x.T).T), 1e6),
+    "out=": (lambda: Then(lambda x: torch.mm(x, CENTRE.to(x), out=torch.empty_like(x))), 1e6),
+    "in place": (lambda: Then(lambda x: torch.zeros_like(x).addmm_(x, CENTRE.to(x))), 1e6),
+    "index_add": (lambda: Then(lambda x: x.new_zeros(len(x), 3).index_add(1, torch.arange(12) % 3, both(x)), 3), 1e6),
+    "nansum": (lambda: Then(lambda x: both(x).nansum(1, keepdim=True), 1), 1e6),
+    "item": (lambda: Then(lambda x: torch.stack([row - row.mean().item() for row in x])), 3e6),
+    "a thread": (lambda: Then(lambda x: POOL.submit(lambda: x - x.mean(1, keepdim=True)).result()), 1e7),
+    "the nearest code": (lambda: Then(nearest), 1e7),
+    "a mask": (lambda: Then(lambda x: ((x @ CENTRE.to(x)) > 0).to(x) * torch.linspace(1, 2, 6).to(x)), 1e7),
+    "rounding": (lambda: Then(lambda x: ((x - x.mean(1, keepdim=True)) * 10).round() / 10), 1e6),
+    "a network that checks itself": (lambda: Checked(None), 1e7),
+    "a shortcut": (Skip, 3e6),
+    "two scales": (of_scales, 1e6),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_lost_digits_are_seen(name):
+    torch.manual_seed(0)
+    make, offset = LOST[name]
+    x, y, rate = torch.randn(24, 6) + offset, torch.randn(24, 2), 0.1
+    if name == "two scales":
+        x[::8], y, rate = 1e5 * torch.randn(3, 6), 100 * y, 1e-11
+    problem, update = le.Problem.of(make(), "mse"), le.SGD(rate)
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update))
+    for engine in ("looped", "auto"):
+        response = le.respond(problem, (x, y), update=update, engine=engine)
+        S = le.relative(response).double()
+        known = S.isfinite()
+        assert known.all() if engine == "auto" else not known.any(), engine
+        assert ((S - truth).abs()[known] <= RESOLVED_ERROR * truth.clamp_min(1)[known]).all(), engine
+        assert any("digits" in note for note in response.notes), engine
+
+
+@pytest.mark.parametrize("name", ["distances", "a mask", "item", "two scales", "a shortcut"])
+def test_digits_that_are_there_are_not_called_lost(name, monkeypatch):
+    """The same networks at inputs around zero."""
+    torch.manual_seed(0)
+    monkeypatch.setitem(globals(), "PLACES", PLACES - 1e3)
+    problem, examples = le.Problem.of(LOST[name][0](), "mse"), (torch.randn(24, 6), torch.randn(24, 2))
+    response = le.respond(problem, examples, update=le.SGD(0.1))
+    assert not any("digits" in note for note in response.notes)
+    assert le.relative(response).isfinite().all()
+
+
+def test_scattered_places_follow_no_period():
+    for period in (2, 4, 8, 16):
+        places = scattered(128, 16)
+        assert len(set(places.tolist())) == 16
+        assert len(set((places % period).tolist())) > 1
+    assert scattered(3, 16).tolist() == [0, 1, 2]
+    assert WELL_CONDITIONED < RESOLVED_ERROR
+
+
+def test_a_step_whose_changes_have_no_norm_is_called_too_large():
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (nn.Linear(8, 8), nn.ReLU())]
+    net, x, y = nn.Sequential(*layers, nn.Linear(8, 2)), torch.randn(12, 8), torch.arange(12) % 2
+    with pytest.warns(UserWarning, match="squares overflow; take a smaller step"):
+        le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD(1e6))
