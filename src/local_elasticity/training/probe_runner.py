@@ -16,7 +16,7 @@ from torch import Tensor
 
 from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, unresolved_in_words
 from local_elasticity.engine.fast_paths.replay import Launched
-from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.guard import interruption, notes_on_autocast
 from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
 from local_elasticity.engine.progress import wait_for
 from local_elasticity.measurement import unresolved_share
@@ -54,6 +54,7 @@ class ProbeRunner:
         """The sources that are measured; None for all."""
         self._under_way: UnderWay | None = None
         self._large_step_told = False
+        self._autocast_told = False
         self._unresolved_told: set[str] = set()
 
     @property
@@ -133,6 +134,7 @@ class ProbeRunner:
 
     def _begin(self, step: int) -> None:
         self._follow_model(step)
+        self._tell_of_autocast(step)
         wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
             numbers = self._numbers(step)
@@ -198,6 +200,12 @@ class ProbeRunner:
             "source_accuracy": accuracy,
             "sources_measured": float(self.prober.n if self.rows is None else len(self.rows)),
         }
+
+    def _tell_of_autocast(self, step: int) -> None:
+        """Keep it once with the step that probes are taken without autocast, where the run had it on."""
+        for note in [] if self._autocast_told else notes_on_autocast(self.prober.device):
+            self._autocast_told = True
+            self.history.note(step, note)
 
     def _tell_of_large_step(self, step: int, found: Found) -> None:
         """Say once, and keep it with the step, that changes are far from those of small steps."""
