@@ -10,6 +10,7 @@ from local_elasticity.cli import app
 from local_elasticity.papers.certificates import (
     Certificate,
     Check,
+    definitions,
     diagonal,
     homogeneous,
     penalised,
@@ -38,6 +39,11 @@ def made():
 def test_all_are_green(made):
     assert [one.statement for _, some in made for one in some if not one.green] == []
     assert sum(len(some) for _, some in made) >= 40
+
+
+def test_definitions_are_checked_without_a_warning(caplog):
+    definitions.certificates()
+    assert caplog.text == ""
 
 
 def test_every_numbered_equation_is_there(made):

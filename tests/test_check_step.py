@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.causes import NO_STEP
 from tests.oracles.loop import looped_response
 from tests.tolerances import SAME_AT_SMALL_STEPS
 
@@ -82,6 +83,46 @@ def test_a_live_optimizer_has_its_own_step_alone():
     assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
 
 
+def test_a_learning_rate_of_zero_is_the_cause():
+    model = net()
+    update = le.FromOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    found = le.check_step(model, examples(), loss="cross_entropy", update=update)
+    assert (found.verdict, found.asked.step_size, found.cause) == ("unknown", 0, NO_STEP)
+    assert str(found) == f"step size 0: no verdict, {NO_STEP}"
+    found.plot()
+
+
+@pytest.mark.parametrize("rates", [(0.01, 0.1), (0.0, 0.1)])
+def test_parameter_groups_take_steps_of_their_own(rates):
+    model, sources = net(), examples()
+
+    def make(copied):
+        layers = list(copied)
+        groups = [
+            {"params": [*layers[0].parameters()], "lr": rates[0]},
+            {"params": [*layers[2].parameters(), *layers[4].parameters()], "lr": rates[1]},
+        ]
+        return torch.optim.SGD(groups, lr=1.0)
+
+    found = le.check_step(model, sources, loss="cross_entropy", update=le.FromOptimizer(make(model)))
+
+    def shrunk(copied):
+        optimizer = make(copied)
+        for group in optimizer.param_groups:
+            group["lr"] *= 1e-6
+        return optimizer
+
+    change, limit = (
+        looped_response(model, nn.functional.cross_entropy, sources, sources[0], one)[1] for one in (make, shrunk)
+    )
+    limit = 1e6 * limit
+    deviation = (change - limit).flatten(1).norm(dim=1) / limit.flatten(1).norm(dim=1)
+    assert found.asked.deviation == pytest.approx(float(deviation.quantile(0.5)), rel=SAME_AT_SMALL_STEPS, abs=1e-6)
+    assert (found.step_sizes, found.asked.step_size, len(found.trials)) == (rates, rates[1], 1)
+    assert str(found).startswith(f"step sizes {rates[0]:g} to {rates[1]:g} are ")
+    found.plot()
+
+
 def test_targets_and_many_sources_are_sampled():
     model, targets = net(), examples(50, seed=2)
     found = le.check_step(model, examples(100), targets, loss="cross_entropy", measure="loss")
@@ -101,6 +142,7 @@ def test_sources_without_a_gradient_are_said():
     found = le.check_step(model, (x, model(x).detach()), loss="mse")
     assert (found.verdict, found.recommended) == ("unknown", None)
     assert "the loss gradient is exactly 0 at 20 of 20 sources" in str(found)
+    found.plot()
 
 
 def test_the_figure_has_every_step():

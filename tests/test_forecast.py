@@ -505,6 +505,17 @@ def test_it_is_drawn_and_told():
     assert found.plot().axes[0].get_xlabel() == "margin before"
 
 
+def test_the_rates_of_parameter_groups_are_told():
+    net = network()
+    new, old = examples(net)
+    groups = [{"params": [*net[0].parameters()], "lr": 0.1}, {"params": [*net[3].parameters()], "lr": 0.01}]
+    update = le.FromOptimizer(torch.optim.SGD(groups, lr=1.0))
+    found = le.forecast(net, new, old, loss="cross_entropy", update=update, steps=4, virtual=4)
+    assert repr(found).startswith("Forecast of 4 steps on all new examples (SGD, step sizes 0.01 to 0.1), every step")
+    slower = le.forecast(net, new, old, loss="cross_entropy", update=le.SGD(0.01), steps=4, virtual=4)
+    assert np.abs(found.old.after - found.old.before).sum() > np.abs(slower.old.after - slower.old.before).sum()
+
+
 x, y = images(6), torch.arange(6) % 3
 BAD = {
     "empty new": ({"new": (x[:0], y[:0])}, "new: there are no examples"),
@@ -531,6 +542,10 @@ BAD = {
         {"update": lambda net: le.FromOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), drift="remove")},
         "update: a fine-tune takes whole steps",
     ),
+    "no learning rate": (
+        {"update": lambda net: le.FromOptimizer(torch.optim.Adam(net.parameters(), lr=0.0))},
+        "update: the learning rate of the optimizer is 0, so that no step is taken",
+    ),
 }
 
 
@@ -539,7 +554,7 @@ def test_bad_input(name):
     net = network()
     options, words = BAD[name]
     given = {"new": (x, y), "old": (x, y), "loss": "cross_entropy", "update": le.SGD(0.01), "steps": 4, **options}
-    given["update"] = given["update"](net) if name == "drift" else given["update"]
+    given["update"] = given["update"](net) if callable(given["update"]) else given["update"]
     with pytest.raises((ValueError, TypeError), match=words):
         le.forecast(net, **given)
 

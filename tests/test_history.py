@@ -91,6 +91,19 @@ def test_any_tool_can_read_the_store(tmp_path):
     assert again[0].engine == run.monitor.history[0].engine
 
 
+def test_the_step_sizes_of_parameter_groups_are_noted(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    groups = [{"params": [*net[0].parameters()], "lr": 0.01}, {"params": [*net[1].parameters()], "lr": 0.1}]
+    update = le.FromOptimizer(torch.optim.SGD(groups, lr=1.0))
+    monitor = le.Monitor(net, (x, y), update=update, store=tmp_path / "history.zarr", **OPTIONS)
+    for step in range(11):
+        monitor.step(step)
+    note = "the parameter groups have step sizes 0.01 to 0.1; the largest is recorded"
+    for history in (monitor.history, History.open(tmp_path / "history.zarr")):
+        assert [probe.facts["step_size"] for probe in history] == [0.1, 0.1]
+        assert history.notes == {0: note}
+
+
 def test_denominators_are_kept_and_are_those_of_similarity(tmp_path):
     fixed = {"engine": "structured"}  # another engine has other last digits
     run = Run(store=tmp_path / "history.zarr", **fixed)

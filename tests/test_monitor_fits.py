@@ -207,6 +207,26 @@ def test_due_steps_are_counted_without_asking_for_each(schedule):
     assert count_due(object(), 0, 5) is None
 
 
+def test_one_slow_probe_among_many_does_not_thin_out_the_rest():
+    net, clock = classifier(), Clock()
+    slow, quick = clock.measure(1.0), clock.measure(0.1)
+    taken = []
+
+    def relative(response):
+        taken.append(len(response.source_change))
+        return (slow if len(taken) == 6 else quick)(response)
+
+    monitor = timed(net, points(12), clock, 0.1, measure=(relative,), total_steps=600)
+    train(net, monitor, 600, pause=lambda: clock.pass_(1))
+    seconds = [probe.seconds for probe in monitor.history]
+    assert sorted(seconds)[-2:] == pytest.approx([1.2, 12.0])
+    assert len(seconds) >= 40  # 60 s, less 12 s of the slow one, at 1.2 s each
+    at = seconds.index(max(seconds))
+    gaps = np.diff(monitor.history.steps)
+    assert gaps[at] <= 2 * np.median(gaps)
+    assert monitor.budget.probing_seconds <= 0.101 * monitor.budget.training_seconds
+
+
 def test_sources_come_back_where_only_the_first_probe_was_slow():
     net, clock = classifier(), Clock()
     slow, quick = clock.measure(1.0), clock.measure(0.05)

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import binom
 from torch import nn
 
 import local_elasticity as le
 from local_elasticity.report.pairs import pairs_of
 from local_elasticity.report.run import Panel, Run, Side
 from local_elasticity.statistics.comparison import compared
+from tests.tolerances import most_false
 
 
 def planted(rng, n=30, within=1.0, between=0.4, noise=0.2):
@@ -205,8 +205,8 @@ def additive(rng, n):
 
 @pytest.mark.parametrize("case", ["square 10", "square 30", "5 sources"])
 def test_a_comparison_without_a_difference_is_seldom_significant(case):
-    """At a level of 5 %, as often as a binomial distribution allows once in 1000."""
-    rng, count, found = np.random.default_rng(5), 150, []
+    """At a level of 5 %."""
+    rng, count, found = np.random.default_rng(5), 1000, []
     for _ in range(count):
         if case == "5 sources":
             difference = rng.normal(size=(5, 1)) + 0.3 * rng.normal(size=(5, 40))
@@ -214,7 +214,7 @@ def test_a_comparison_without_a_difference_is_seldom_significant(case):
             difference = additive(rng, int(case.split()[1]))
         one = compared(difference, np.zeros_like(difference), square=case != "5 sources", resamples=100)
         found.append(one.p_value)
-    assert np.sum(np.array(found) < 0.05) <= binom.ppf(0.999, count, 0.05)
+    assert np.sum(np.array(found) < 0.05) <= most_false(count)
     assert np.isfinite(found).all()
 
 
@@ -256,10 +256,11 @@ def test_a_planted_preference_is_found_in_classes_of_any_size():
     assert found.balanced_low < 0.4 < found.balanced_high
 
 
-def test_permuted_classes_seldom_look_local():
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_permuted_classes_seldom_look_local(count):
     rng, labels = np.random.default_rng(2), np.repeat(np.arange(4), 8)
-    p = [le.locality(np.exp(rng.normal(size=(32, 32))), labels, resamples=0).p_value for _ in range(200)]
-    assert 2 <= sum(one < 0.05 for one in p) <= 20
+    p = [le.locality(np.exp(rng.normal(size=(32, 32))), labels, resamples=0).p_value for _ in range(count)]
+    assert count / 100 <= sum(one < 0.05 for one in p) <= most_false(count)
 
 
 def test_noise_has_no_coupled_classes_and_planted_pairs_are_found():

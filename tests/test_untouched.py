@@ -174,6 +174,34 @@ def test_it_works_inside_other_contexts(context):
     assert torch.equal(inside.target_change, outside.target_change)
 
 
+def test_results_say_that_autocast_was_on(tmp_path):
+    note = "autocast was on and is off while measuring"
+    model, sources = (
+        nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)),
+        (torch.randn(9, 3), torch.arange(9) % 3),
+    )
+    problem = le.Problem.of(model, "cross_entropy")
+
+    def told(name):
+        monitor = le.Monitor(problem, sources, every=1, budget=None)
+        for step in range(2):
+            monitor.step(step)
+        notes = [
+            le.respond(problem, sources).notes,
+            *(le.similarity(problem, sources, measure=one).attrs["notes"] for one in ("relative", "stiffness_cos")),
+            le.similarity(problem, sources, store=tmp_path / name).attrs["notes"],
+            le.similarity(problem, sources, approximate=True).attrs["notes"],
+            [note for at in monitor.history.notes.values() for note in at.split("; ")],
+        ]
+        return [list(one).count(note) for one in notes]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert told("on") == [1] * 6
+    assert told("off") == [0] * 6
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        assert told("disabled") == [0] * 6
+
+
 def test_a_model_made_in_inference_mode_can_be_measured():
     with torch.inference_mode():
         model = nn.Linear(3, 1)

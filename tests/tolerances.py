@@ -34,3 +34,9 @@ QUADRATURE = 2e-4
 
 FINITE_SIZE = 0.1
 """Theory of the proportional regime against simulations of a few hundred units, relative, on the mean of seeds."""
+
+
+def most_false(count: int) -> int:
+    """The most false positives of so many tests at a nominal 5 %: two standard errors above the expected number; 64 of
+    1000."""
+    return round(0.05 * count + 2 * (0.05 * 0.95 * count) ** 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -74,6 +74,15 @@ def percent(share: float) -> str:
     if share != share:
         return "–"
     return f"{100 * share:,.0f} %" if abs(share) >= 0.1 else f"{100 * share:.2g} %"
+
+
+def step_sizes(sizes: Sequence[float]) -> str:
+    """Step sizes in ascending order: one, or their range.
+
+    >>> step_sizes([0.01]), step_sizes([0.01, 0.05, 0.1])
+    ('step size 0.01', 'step sizes 0.01 to 0.1')
+    """
+    return f"step size {sizes[0]:g}" if len(sizes) == 1 else f"step sizes {sizes[0]:g} to {sizes[-1]:g}"
 
 
 def natural(label: Any) -> tuple[Any, ...]:

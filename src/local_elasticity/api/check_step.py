@@ -21,13 +21,14 @@ from local_elasticity.engine.nonlinearity import ALLOWED, LARGE, are_clear, devi
 from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
-from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Adam, Update
+from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Adam, Update, step_sizes_of
 from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement, Sources, Targets, unresolved_share
 from local_elasticity.measures.registry import AnyMeasure, as_measures
 from local_elasticity.statistics.bootstrap import median_interval
 from local_elasticity.statistics.comparison import LEAST_UNITS
 from local_elasticity.statistics.correlation import spearman_of_pairs
+from local_elasticity.words import step_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ class StepTrial:
     """A step, compared with the limit of small steps.
 
     Attributes:
-        step_size: η of the update.
+        step_size: η of the update; the largest of an optimizer's parameter groups.
         deviation: ‖R − JΔ‖ / ‖JΔ‖ of the outputs, the median over sources.
         deviation_low, deviation_high: its interval; sources are resampled.
         rank_correlation: of the similarities with those of small steps, over pairs.
@@ -100,6 +101,7 @@ class StepCheck(Printed):
         measure: the similarity that is compared.
         sources, targets: how many the steps were tried on.
         level: of the intervals.
+        step_sizes: η of the update, or those of an optimizer's parameter groups, ascending.
         cause: why the verdict is unknown, if it is.
     """
 
@@ -110,6 +112,7 @@ class StepCheck(Printed):
     sources: int
     targets: int
     level: float
+    step_sizes: tuple[float, ...]
     cause: str | None = None
 
     @property
@@ -147,10 +150,11 @@ class StepCheck(Printed):
         Returns:
             One sentence each.
         """
-        at = self.asked
+        at, step = self.asked, step_sizes(self.step_sizes)
         if self.verdict == "unknown":
-            return [f"step size {at.step_size:g}: no change is clear of rounding, {self.cause}"]
-        told = [f"step size {at.step_size:g} is {self.verdict}: {MEANINGS[self.verdict]}"]
+            return [f"{step}: no verdict, {self.cause}"]
+        verb = "is" if len(self.step_sizes) == 1 else "are"
+        told = [f"{step} {verb} {self.verdict}: {MEANINGS[self.verdict]}"]
         told.append(
             f"changes deviate by {100 * at.deviation:.2g} % from those of small steps (median of {self.sources} "
             f"sources; {self.level:.0%} interval {100 * at.deviation_low:.2g} to {100 * at.deviation_high:.2g} %)"
@@ -237,9 +241,10 @@ def check_step(
         for one in updates:
             trials.append(_trial(replace(few, update=one), limit, intervals))
             bar.advance(1)
-    (here,) = [trial for trial in trials if trial.step_size == asked.update.step_size]
+    here = trials[updates.index(asked.update)]
     cause = (cause_of_rest(few.respond()) or ROUNDING) if here.verdict == "unknown" else None
-    return StepCheck(here, tuple(trials), recommended, measures[0].name, few.n, few.m, level, cause)
+    sizes = tuple(step_sizes_of(asked.update))
+    return StepCheck(here, tuple(trials), recommended, measures[0].name, few.n, few.m, level, sizes, cause)
 
 
 def _recommended(asked: Measurement, update: SGD) -> float | None:
@@ -270,7 +275,7 @@ def _resized(update: SGD | Adam, recommended: float | None) -> Iterator[Update]:
 
 
 def _limit(measurement: Measurement) -> Response:
-    """The linear response; of a rule by formula at a fixed step size, which it is in proportion to."""
+    """The linear response; of `SGD` and `Adam` at a fixed step size, which it is in proportion to."""
     if isinstance(measurement.update, (SGD, Adam)):
         measurement = replace(measurement, update=replace(measurement.update, step_size=LIMIT))
     return replace(measurement, engine=Linearized(), refine=False).respond()
@@ -280,12 +285,12 @@ def _trial(measurement: Measurement, limit: Response, intervals: dict[str, Any])
     """One step size beside the linear response."""
     response, measure = measurement.respond(), measurement.measures[0]
     noise = response.noise_scale[:, None, None] * response.target_noise
-    share = measurement.update.step_size / limit.update.step_size
+    size = step_sizes_of(measurement.update)[-1]
+    share = size / LIMIT if isinstance(measurement.update, (SGD, Adam)) else 1.0
     apart = deviations(response.target_change, share * limit.target_change, noise)
     found = apart.where(are_clear(response.target_change, noise), torch.nan).double().cpu().numpy()
     values, small = (measurement.score(measure, one).values.cpu().numpy() for one in (response, _tiny(limit)))
     ranked = spearman_of_pairs(values, small, square=measurement.square, **intervals)
-    size = measurement.update.step_size
     return StepTrial(size, *median_interval(found, **intervals), *ranked, unresolved_share(values))
 
 

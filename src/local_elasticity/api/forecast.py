@@ -16,19 +16,21 @@ from torch import Tensor, nn
 
 from local_elasticity.api.printed import Printed
 from local_elasticity.checks import check_count, check_positive
+from local_elasticity.engine.causes import NO_STEP, takes_no_step
 from local_elasticity.engine.fine_tune import AT_ONCE, FineTune, batches, carries_moments, is_linear
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_sources, take
 from local_elasticity.engine.job import check_labels, check_network, predictions
 from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import BoundProblem, Inputs, Problem, as_problem, at_weights
-from local_elasticity.engine.update import SGD, FromOptimizer, Update, check_update
+from local_elasticity.engine.update import SGD, FromOptimizer, Update, check_update, step_sizes_of
 from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement
 from local_elasticity.measures.margin import losses, margins
 from local_elasticity.measures.registry import as_measures
 from local_elasticity.statistics.correlation import spearman
 from local_elasticity.statistics.ranking import auroc, auroc_interval
+from local_elasticity.words import step_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -441,8 +443,8 @@ def forecast(
         A `Forecast`: `.frame()`, `.at_risk(k)`, `.plot()`, `.check(model_after)`; printed, it says what will be lost.
 
     Raises:
-        ValueError, TypeError: what is wrong with an argument; or that one step changes the network so much that
-            nothing can be extrapolated from it.
+        ValueError, TypeError: what is wrong with an argument, such as an optimizer whose learning rate is 0; or that
+            one step changes the network so much that nothing can be extrapolated from it.
 
     >>> import torch, local_elasticity as le
     >>> _ = torch.manual_seed(0)
@@ -567,6 +569,8 @@ def _sizes_hold(update: Update, steps: int, virtual: int) -> bool:
 
 def _check_options(update: Any, steps: Any, batch_size: Any, virtual: Any, max_virtual: Any, drop: Any) -> None:
     check_update(update)
+    if takes_no_step(update):
+        raise ValueError(f"update: {NO_STEP}")
     if isinstance(update, FromOptimizer) and update.drift != "keep":
         raise ValueError('update: a fine-tune takes whole steps, drift included; pass FromOptimizer with drift="keep"')
     check_count("steps", steps)
@@ -603,5 +607,5 @@ def _problem_after(problem: Problem, model_after: Any) -> Problem:
 def _named(update: Update) -> str:
     """An update in a few words; the repr of an optimizer has many lines."""
     if isinstance(update, FromOptimizer):
-        return f"{type(update.optimizer).__name__}, step size {update.step_size:g}"
+        return f"{type(update.optimizer).__name__}, {step_sizes(step_sizes_of(update))}"
     return repr(update)

@@ -34,6 +34,7 @@ from local_elasticity.store.blocks import BlockStore
 from local_elasticity.store.fingerprint import fingerprint
 from local_elasticity.store.resume import fill
 from local_elasticity.training.checkpoints import weights_in
+from local_elasticity.words import step_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,10 +149,9 @@ class InfluenceIndex:
     def __repr__(self) -> str:
         moments = "" if len(self._checkpoints) == 1 else f" at {len(self._checkpoints)} checkpoints"
         sizes = sorted({checkpoint.step_size for checkpoint in self._checkpoints})
-        steps = f"step size {sizes[0]:g}" if len(sizes) == 1 else f"step sizes {sizes[0]:g} to {sizes[-1]:g}"
         return (
-            f"Influence index of {self.n} examples{moments}, {steps}, {self.dimension} numbers each, in {self.path}: "
-            f"{seconds_in_words(self.seconds)}"
+            f"Influence index of {self.n} examples{moments}, {step_sizes(sizes)}, {self.dimension} numbers each, "
+            f"in {self.path}: {seconds_in_words(self.seconds)}"
         )
 
     @untouched

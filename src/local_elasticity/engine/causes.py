@@ -7,6 +7,7 @@ from torch import Tensor
 
 from local_elasticity.engine.loss import NAMED
 from local_elasticity.engine.response import Response
+from local_elasticity.engine.update import Update, step_sizes_of
 from local_elasticity.warn import warn
 
 MOSTLY = 0.5
@@ -63,10 +64,14 @@ def cause_of_unresolved(response: Response, *, of_probabilities: bool) -> str | 
     )
 
 
+def takes_no_step(update: Update) -> bool:
+    """Whether the step size is 0, in all parameter groups."""
+    return step_sizes_of(update) == [0.0]
+
+
 def cause_of_rest(response: Response) -> str | None:
     """Why most sources did not move at all, and what to do; None if they moved."""
-    rates = getattr(response.update, "step_sizes", [response.update.step_size])
-    if all(rate == 0 for rate in rates):
+    if takes_no_step(response.update):
         return NO_STEP
     largest = response.source_change.flatten(1).abs().amax(1)
     if int((largest >= torch.finfo(largest.dtype).max ** 0.5).sum()) > MOSTLY * len(largest):

@@ -60,7 +60,7 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
             before, left = Surroundings(), False
             try:
                 try:
-                    _inside.call = True
+                    _inside.call = before
                     return function(*args, **kwargs)
                 except BaseException as error:
                     _close_contexts(error)
@@ -79,7 +79,20 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
 
 def measuring() -> bool:
     """Whether this thread is inside an `untouched` call, so that the caller is the model, or a hook of it."""
-    return getattr(_inside, "call", False)
+    return _outside() is not None
+
+
+def _outside() -> Surroundings | None:
+    """The state around the `untouched` call that this thread is inside."""
+    found: Surroundings | None = getattr(_inside, "call", None)
+    return found
+
+
+def notes_on_autocast(device: torch.device) -> list[str]:
+    """The note that autocast is off while measuring, if the user had it on for this device."""
+    outside = _outside()
+    on = torch.is_autocast_enabled(device.type) if outside is None else device.type in outside.autocast
+    return ["autocast was on and is off while measuring"] if on else []
 
 
 def _close_contexts(error: BaseException) -> None:
@@ -101,7 +114,7 @@ def _leave(before: Surroundings, tries: int = TRIES) -> bool:
     """Restore everything, also where one interrupt follows another."""
     try:
         before.restore()
-        _inside.call = False
+        _inside.call = None
     except BaseException:
         if tries:
             _leave(before, tries - 1)
@@ -188,6 +201,7 @@ class Surroundings:
         self.flags = [(get, put, get()) for get, put in _flags()]
         self.warnings = cast(list[Any], warnings.filters), list(warnings.filters), warnings.showwarning
         self.stacks = _stacks()
+        self.autocast = {kind for kind in _autocast_kinds() if torch.is_autocast_enabled(kind)}
 
     def restore(self) -> None:
         _unwind(self.stacks)
@@ -274,10 +288,14 @@ def _attribute(owner: Any, name: str) -> Access:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
+def _autocast_kinds() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+
+
 def _flags() -> Iterator[Access]:
     for setting in _float32_settings():
         yield _attribute(setting, "fp32_precision")
-    for kind in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+    for kind in _autocast_kinds():
         yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
     for name in _IN_DISPATCH_MODE:
         yield _attribute(_python_dispatch, name)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from local_elasticity.engine.copying import unwrapped
-from local_elasticity.engine.guard import interruption, isolated
+from local_elasticity.engine.guard import interruption, isolated, notes_on_autocast
 from local_elasticity.engine.half_stored import HalfStored, keeps_half
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
 from local_elasticity.engine.model_cache import stand_in, traits
@@ -189,7 +189,7 @@ class Problem:
         Returns:
             Sentences for `response.notes`.
         """
-        found = []
+        found = notes_on_autocast(self.device)
         if self.promoted() is not self:
             found.append("the model is in half precision; it is measured in float32")
         training = self.mode == "train"

@@ -454,5 +454,10 @@ def _checked(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
+def step_sizes_of(update: Update) -> list[float]:
+    """The different step sizes of an update, ascending: one, or those of an optimizer's parameter groups."""
+    return sorted(set(getattr(update, "step_sizes", [update.step_size])))
+
+
 DEFAULT_UPDATE = SGD(1e-3)
 """The step where no `update=` is given."""

@@ -156,7 +156,9 @@ def step_figure(trials: Sequence[Any], asked: float, recommended: float | None, 
             )
             for colour, (label, size) in zip(COLOURS[1:], marked.items(), strict=False):
                 axes.axvline(size, color=colour, linewidth=0.8, zorder=0, label=label)
-        both[0].set(xscale="log", yscale="log", ylabel="deviation of changes\nfrom small steps")
+        if asked > 0:
+            both[0].set(xlim=(min(sizes) / 2, 2 * max(sizes)), xscale="log")
+        both[0].set(yscale="log", ylabel="deviation of changes\nfrom small steps")
         both[1].set(xlabel="step size", ylabel="rank correlation\nwith small steps")
         made.legend(*both[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return made

@@ -36,9 +36,10 @@ ONE_CLASS = "all"
 class Probe:
     """What was found at one step: a similarity [n, m] for every measure, the seconds it took, and the engine; and a
     number for every measure of features. `facts` has the `step_size` of the moment, which a scheduler may change
-    (the largest, if an optimizer has several), the `nonlinearity` of the response, the mean loss of the sources
-    (`source_loss`), the share of them that is predicted as labelled (`source_accuracy`), and how many were measured
-    (`sources_measured`). `denominators` has, by measure, the own change of each source and its noise floor, [2, n]."""
+    (the largest, if parameter groups differ; a note has their range), the `nonlinearity` of the response, the mean loss
+    of the sources (`source_loss`), the share of them that is predicted as labelled (`source_accuracy`), and how many
+    were measured (`sources_measured`). `denominators` has, by measure, the own change of each source and its noise
+    floor, [2, n]."""
 
     step: int
     similarity: Mapping[str, np.ndarray]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 from local_elasticity.checks import check_count
@@ -51,7 +52,7 @@ def planned(
     of a probe grows at most in proportion to its sources.
 
     Args:
-        price: seconds of the last probe.
+        price: seconds of a probe.
         allowance: seconds that are left of the budget.
         due: steps of the schedule that are left.
         taken: probes so far.
@@ -82,7 +83,8 @@ def planned(
 
 
 class Planner:
-    """Plans the probes of a run of `total` steps, again after every probe, from what steps and probes have taken.
+    """Plans the probes of a run of `total` steps, again after every probe, from what steps and probes have taken: the
+    mean time of a step, and the median time of the probes of as many sources as the last one.
 
     `plan` is None until three steps of training have been timed after the first probe.
     """
@@ -94,20 +96,24 @@ class Planner:
         self.fewest = min(self.sources, SOURCES_OF_A_CLASS * kinds) if samples else self.sources
         self.plan: ProbePlan | None = None
         self._began: tuple[int, float] | None = None
-        self._planned_at = -1
+        self.price = 0.0
+        """Seconds of a probe of as many sources as the last one: the median of those so far."""
+        self._prices: dict[int, list[float]] = {}
+        self._planned_at = self._priced_at = -1
 
     def look(self, step: int, budget: Budget, *, taken: int, last: int, measured: int) -> bool:
         """Make a new plan if a probe was taken since the last plan; returns whether it did. `last` is the step of the
         last probe, which was of `measured` sources."""
         if self._began is None:
             self._began = step, budget.training_seconds
+        self._read_price(budget, last, measured)
         seen = step - self._began[0]
         if not taken or seen < TIMED_STEPS or last == self._planned_at or not budget.last_seconds:
             return False
         each = (budget.training_seconds - self._began[1]) / seen
         whole = budget.training_seconds + each * max(self.total - step, 0)
         plan = planned(
-            price=budget.last_seconds,
+            price=self.price,
             allowance=(budget.share or 0.0) * whole - budget.probing_seconds,
             due=count_due(self.schedule, last + 1, self.total) or 0,
             taken=taken,
@@ -118,6 +124,15 @@ class Planner:
         self.plan = replace(plan, sources=min(plan.sources, self.sources))
         self._planned_at = last
         return True
+
+    def _read_price(self, budget: Budget, last: int, measured: int) -> None:
+        """Add the last probe to the costs of its number of sources. Of two costs the median is the smaller: the first
+        probe pays for choosing an engine."""
+        if last != self._priced_at and budget.last_seconds:
+            self._priced_at = last
+            prices = self._prices.setdefault(measured, [])
+            prices.append(budget.last_seconds)
+            self.price = median_low(prices)
 
     def takes(self, step: int, last: int) -> bool:
         """Whether the plan has a probe at this due step."""
@@ -181,7 +196,7 @@ class Pace:
             self._few_told = True
             tell(
                 f"monitor: {_probes(plan.probes)} fit into {self._allowance(planner.total)}, fewer than "
-                f"{LEAST_PROBES}; one takes {runner.budget.last_seconds:.2g} s. Pass a larger budget=, fewer targets, "
+                f"{LEAST_PROBES}; one takes {planner.price:.2g} s. Pass a larger budget=, fewer targets, "
                 "or budget=None"
             )
 

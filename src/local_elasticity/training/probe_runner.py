@@ -16,9 +16,10 @@ from torch import Tensor
 
 from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, unresolved_in_words
 from local_elasticity.engine.fast_paths.replay import Launched
-from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.guard import interruption, notes_on_autocast
 from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
 from local_elasticity.engine.progress import wait_for
+from local_elasticity.engine.update import step_sizes_of
 from local_elasticity.measurement import unresolved_share
 from local_elasticity.training.budget import Budget
 from local_elasticity.training.distributed import first, for_want_of_memory, together
@@ -27,6 +28,7 @@ from local_elasticity.training.history import History, Probe
 from local_elasticity.training.loggers import Loggers
 from local_elasticity.training.phases import logged_values
 from local_elasticity.training.probe import Found, Prober
+from local_elasticity.words import step_sizes
 
 logger = logging.getLogger("local_elasticity")
 
@@ -54,6 +56,7 @@ class ProbeRunner:
         """The sources that are measured; None for all."""
         self._under_way: UnderWay | None = None
         self._large_step_told = False
+        self._autocast_told = self._rates_told = False
         self._unresolved_told: set[str] = set()
 
     @property
@@ -133,6 +136,7 @@ class ProbeRunner:
 
     def _begin(self, step: int) -> None:
         self._follow_model(step)
+        self._tell_of_autocast(step)
         wait_for(self.prober.device)  # what training has queued is not the probe's
         with self.budget.probing():
             numbers = self._numbers(step)
@@ -165,6 +169,7 @@ class ProbeRunner:
             if first() and self.loggers:
                 self._log(step, numbers)
         self._tell_of_measures(step, found.errors)
+        self._tell_of_rates(step)
         self._tell_of_large_step(step, found)
         self._tell_of_unresolved(step, found)
 
@@ -189,15 +194,26 @@ class ProbeRunner:
     def _facts(self, found: Found, state: Tensor) -> dict[str, float]:
         """What is known of a probe besides its measures."""
         loss, accuracy = state.tolist()
-        update = self.prober.measurement.update
-        rate = max(getattr(update, "step_sizes", [update.step_size]))
         return {
-            "step_size": rate,
+            "step_size": step_sizes_of(self.prober.measurement.update)[-1],
             "nonlinearity": found.nonlinearity,
             "source_loss": loss,
             "source_accuracy": accuracy,
             "sources_measured": float(self.prober.n if self.rows is None else len(self.rows)),
         }
+
+    def _tell_of_autocast(self, step: int) -> None:
+        """Keep it once with the step that probes are taken without autocast, where the run had it on."""
+        for note in [] if self._autocast_told else notes_on_autocast(self.prober.device):
+            self._autocast_told = True
+            self.history.note(step, note)
+
+    def _tell_of_rates(self, step: int) -> None:
+        """Keep it once with the step that parameter groups have different step sizes; the facts have the largest."""
+        rates = step_sizes_of(self.prober.measurement.update)
+        if len(rates) > 1 and not self._rates_told:
+            self._rates_told = True
+            self.history.note(step, f"the parameter groups have {step_sizes(rates)}; the largest is recorded")
 
     def _tell_of_large_step(self, step: int, found: Found) -> None:
         """Say once, and keep it with the step, that changes are far from those of small steps."""
