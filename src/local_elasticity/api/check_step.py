@@ -269,7 +269,8 @@ def _few(asked: Measurement) -> Measurement:
 def _resized(update: SGD | Adam, recommended: float | None) -> Iterator[Update]:
     """The update with the step sizes that are tried."""
     assert not isinstance(update.step_size, str)
-    sizes = {update.step_size} | {float(f"{share * update.step_size:.2g}") for share in OTHERS}
+    others = {float(f"{share * update.step_size:.2g}") for share in OTHERS}
+    sizes = {update.step_size} | {size for size in others if size < torch.finfo(torch.float32).max}
     for size in sorted(sizes | ({recommended} if recommended is not None else set())):
         yield replace(update, step_size=size)
 

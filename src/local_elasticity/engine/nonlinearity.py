@@ -105,15 +105,20 @@ def nonlinearity_of(job: Job, response: Response) -> float:
 
 def are_clear(changes: Tensor, noise: Tensor) -> Tensor:
     """Which rows, [r, c, k], are clear of rounding."""
-    sizes, heard = (part.flatten(1).norm(dim=1) for part in (changes, noise))
+    sizes, heard = (_without_overflow(part).flatten(1).norm(dim=1) for part in (changes, noise))
     return sizes.isfinite() & (sizes > 0) & (heard < HEARD * sizes)
 
 
 def deviations(changes: Tensor, limits: Tensor, noise: Tensor) -> Tensor:
     """‖R − JΔ‖ / ‖JΔ‖ of every row, [r], without what rounding adds to it."""
-    limits = limits.to(changes)
+    changes, limits, noise = (_without_overflow(part) for part in (changes, limits.to(changes), noise))
     off = ((changes - limits).square() - noise.square()).flatten(1).sum(1).clamp_min(0).sqrt()
     return off / limits.flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _without_overflow(part: Tensor) -> Tensor:
+    """The same numbers with room for their squares, where the device has any."""
+    return part if part.device.type == "mps" else part.double()
 
 
 def _by_differences(job: Job, rows: Tensor, columns: Tensor, known: list[Tensor | None]) -> Tensor | None:
