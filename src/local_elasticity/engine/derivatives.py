@@ -40,9 +40,13 @@ def derivative_along(bound: BoundProblem, params: Params, moved: Params, inputs:
     return None if found is None else found[0]
 
 
-def derivatives_along(bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs) -> Tensor | None:
-    """The same for several displacements, [r, b, k]."""
-    for way in (_two_backward_passes, _forward_mode):
+def derivatives_along(
+    bound: BoundProblem, params: Params, moved: list[Params], inputs: Inputs, *, forward_first: bool = False
+) -> Tensor | None:
+    """The same for several displacements, [r, b, k]. Forward mode takes less time for few displacements of large
+    networks, but fewer functions have it."""
+    ways = (_two_backward_passes, _forward_mode)
+    for way in reversed(ways) if forward_first else ways:
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 found = way(bound, params, moved, inputs)

@@ -12,18 +12,17 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.derivatives import derivative_along, displacement_of
+from local_elasticity.engine.derivatives import derivatives_along, displacement_of
+from local_elasticity.engine.guard import interruption
 from local_elasticity.engine.inputs import cast_floats, scattered, spread, take
 from local_elasticity.engine.job import Job
-from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, sizes_of
-from local_elasticity.engine.replica import Params
 
-SOURCES, TARGETS = 2, 8
-"""The sources and targets that are looked at."""
+SOURCES, TARGETS = 3, 8
+"""The targets that are looked at, for the first of so many sources whose step moves anything."""
 
 COPIES = 8
 """Copies of all activations that derivatives take in float64."""
@@ -54,40 +53,32 @@ def _octave(size: float) -> int | None:
 
 
 def _compared(job: Job, targets: int) -> float:
-    inputs = take(job.target_inputs, scattered(job.m, targets, job.bound.device))
-    errors = [0.0]
+    some = take(job.target_inputs, scattered(job.m, targets, job.bound.device))
     try:
         with job.bound.problem.to(torch.float64).bound() as finer:
             finer.replica.effects = job.bound.replica.effects
-            for row in spread(job.n, SOURCES, job.bound.device).tolist():
-                params, moved = displacement_of(job, row)
-                own = _changes(job.bound, finer, params, moved, job.source(row)[0])
-                others = _changes(job.bound, finer, params, moved, inputs)
-                if own is None or others is None:
-                    return 0.0
-                errors.append(_error(own, others))
-    except Exception as error:  # whatever a forward pass raises that was not made for float64
-        if not may_be_passed_over(error):
+            found = (_at(job, finer, row, some) for row in spread(job.n, SOURCES, job.bound.device).tolist())
+            return next((share for share in found if share is not None), 0.0)
+    except Exception as error:  # whatever a forward pass raises that was not made for float64, or a lack of memory
+        if interruption(error):
             raise
         return 0.0
-    return max(errors)
 
 
-def _changes(
-    bound: BoundProblem, finer: BoundProblem, params: Params, moved: Params, inputs: Inputs
-) -> tuple[Tensor, Tensor] | None:
-    """J(x′)Δ in the precision of the network and in float64; None if it has no such derivative."""
-    found = derivative_along(bound, params, moved, inputs)
-    exact = derivative_along(
-        finer, cast_floats(params, torch.float64), cast_floats(moved, torch.float64), cast_floats(inputs, torch.float64)
-    )
-    return None if found is None or exact is None else (found.double(), exact)
+def _at(job: Job, finer: BoundProblem, row: int, some: Inputs) -> float | None:
+    """For one source, itself and some targets in a batch; None if its step moves nothing."""
+    inputs = tree_map(lambda own, other: torch.cat([own, other]), job.source(row)[0], some)
+    params, moved = displacement_of(job, row)
+    found = derivatives_along(job.bound, params, [moved], inputs, forward_first=True)
+    finely = [cast_floats(part, torch.float64) for part in (params, moved, inputs)]
+    exact = derivatives_along(finer, finely[0], [finely[1]], finely[2], forward_first=True)
+    return None if found is None or exact is None else _error(found[0].double(), exact[0], job.batch)
 
 
-def _error(own: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> float:
-    size = float(own[1].norm())
-    if not 0 < size < math.inf:
-        return 0.0
-    off = (others[0] - others[1]).norm(dim=1) / others[1].norm(dim=1).clamp_min(size)
-    worst = torch.cat([off, ((own[0] - own[1]).norm() / size).view(1)])
-    return float(worst[worst.isfinite()].max()) if bool(worst.isfinite().any()) else 0.0
+def _error(found: Tensor, exact: Tensor, batch: int) -> float | None:
+    """The largest error of an example, as a share of its change or of the source's, whichever is larger."""
+    own = float(exact[:batch].norm())
+    if not 0 < own < math.inf:
+        return None
+    off = (found - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(own)
+    return float(off[off.isfinite()].max()) if bool(off.isfinite().any()) else None
