@@ -245,7 +245,7 @@ BAD = {
     ),
     "arrays": ((ONE, OTHER), {}, "A: expected a similarity, a history, a monitor or a model, got ndarray"),
     "a model and a matrix": ((network(), labelled(ONE)), {}, "one is a model and the other is not"),
-    "no sources": ((network(), network(1)), {"loss": "mse"}, "sources: two models are measured at the same examples"),
+    "no sources": ((network(), network(1)), {"loss": "mse"}, "sources: models are measured at the same examples"),
     "several measures": (
         (network(), network(1)),
         {"sources": (x, y), "loss": "cross_entropy", "measure": ("kl", "relative")},
