@@ -160,6 +160,10 @@ def test_compare_weights_and_results(project, command):
     status, out, err = command("compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2")
     assert status == 0, err
     assert "relative of 12 × 12 pairs: median" in out
+    assert "relative (change at the target / at the source), by classes: what changed most" in out
+    assert "median of differences" in out
+    assert "nan" not in out
+    assert "9 of 9 class pairs are not tested: too few examples per class. A p-value needs at least 5 sources" in out
     assert len((project / "c.csv").read_text().splitlines()) == 1 + 9
     assert (project / "c.html").exists()
     for name in ("early.pt", "late.safetensors"):

@@ -17,6 +17,7 @@ from local_elasticity.checks import check_choice, check_count, check_share
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.extras import extra
+from local_elasticity.measures.registry import order_of, with_unit
 from local_elasticity.statistics.class_pairs import has_classes
 from local_elasticity.statistics.comparison import (
     LEAST_UNITS,
@@ -27,6 +28,7 @@ from local_elasticity.statistics.comparison import (
 )
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.words import p_value as p_in_words
+from local_elasticity.words import percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 By = Literal["classes", "pairs", "sources", "targets"]
 BY = ("classes", "pairs", "sources", "targets")
+
+LEAST_RESAMPLES = 2
+"""Below, there is no spread that a p-value could come from."""
 
 TOLD = 3
 """Pairs of classes, or of examples, that the text names."""
@@ -99,6 +104,8 @@ class Compared(Printed):
 
         Returns:
             A frame with the columns `before`, `after`, `difference`, and, except for pairs, `low`, `high` and `pairs`.
+            Except for pairs, `before` and `after` are medians, and `difference` is the median of the pairs'
+            differences, which is not after − before of these medians.
 
         Raises:
             ValueError: if `by` is none of these, or no classes are known.
@@ -142,7 +149,7 @@ class Compared(Printed):
             side = "examples" if self._square else "sources or targets"
             return f"no p-value from {units} {side}, which takes {LEAST_UNITS}"
         if np.isnan(p_value):
-            return "no p-value without resamples"
+            return f"no p-value without resamples, which takes {LEAST_RESAMPLES}"
         return f"p {p_in_words(p_value, floor=2 / (1 + self.resamples))}"
 
     @property
@@ -160,17 +167,51 @@ class Compared(Printed):
     def _changed_classes(self) -> str:
         """The pairs of classes with the largest differences, of those that changed clearly where some did."""
         known = self._classes.dropna(subset="difference")
-        clear = known[known["p_adjusted"] < SIGNIFICANT]
+        tested = known.dropna(subset="p_adjusted")
+        clear = tested[tested["p_adjusted"] < SIGNIFICANT]
         several = known if clear.empty else clear
         largest = several["difference"].abs().sort_values(ascending=False, kind="stable").index[:TOLD]
-        rows: Any = several.loc[largest]
-        named = ", ".join(f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows.itertuples())
-        if known["p_adjusted"].isna().all():
-            return f"class pairs with the largest median differences, not tested: {named}"
-        limit = f"p {'≥' if clear.empty else '<'} {SIGNIFICANT:g} after correction for {len(known)} class pairs"
-        if clear.empty:
-            return f"no class pair changed clearly ({limit}); largest median differences: {named}"
-        return f"{len(clear)} class pairs changed clearly ({limit}); largest median differences: {named}"
+        rows: Any = several.loc[largest].itertuples()
+        named = ", ".join(f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows)
+        named = f"largest medians of the pairs' differences (not after − before of the medians): {named}"
+        if tested.empty:
+            return f"class pairs, not tested: {named}"
+        limit = f"p {'≥' if clear.empty else '<'} {SIGNIFICANT:g} after correction for {len(tested)} class pairs"
+        count = "no class pair" if clear.empty else f"{len(clear)} class pair{'s' * (len(clear) != 1)}"
+        return f"{count} changed clearly ({limit}); {named}"
+
+    @property
+    def _untested_classes(self) -> list[str]:
+        """Why some pairs of classes have no p-value."""
+        known = self._classes.dropna(subset="difference")
+        count = int(known["p_value"].isna().sum())
+        if not count:
+            return []
+        if self.resamples < LEAST_RESAMPLES:
+            return [f"class pairs are not tested without resamples; p-values need resamples={LEAST_RESAMPLES} or more"]
+        which = f"{count} of {len(known)} class pairs are" if count > 1 else "1 class pair is"
+        return [
+            f"{which} not tested: too few examples per class. A p-value needs at least {LEAST_UNITS} sources of the "
+            f"one class and {LEAST_UNITS} targets of the other with a value on both sides"
+        ]
+
+    @property
+    def _in_root(self) -> str:
+        """The medians of a measure that is quadratic in the change, as how far; "" for other measures."""
+        if order_of(self.measure) == 1:
+            return ""
+        before, after = (percent(max(value, 0.0) ** (1 / order_of(self.measure))) for value in self._medians)
+        return (
+            f"; {with_unit(self.measure)} is quadratic in the change: √{self.measure} is {before} before and {after} "
+            "after, as far as the source itself"
+        )
+
+    @property
+    def _medians(self) -> tuple[float, float]:
+        """Before and after, over the pairs that have a value on both sides."""
+        before, after = self._values
+        known = np.isfinite(after - before)
+        return float(np.median(before[known])), float(np.median(after[known]))
 
     @property
     def _bootstrap(self) -> dict[str, Any]:
@@ -200,15 +241,14 @@ class Compared(Printed):
         found = self.overall
         if not found.pairs:
             return [f"{self.measure} of {n} × {m} pairs: none has a value on both sides", *self.notes]
-        before, after = (np.where(np.isfinite(np.subtract(*self._values)), part, np.nan) for part in self._values)
+        before, after = self._medians
         told = [
-            f"{self.measure} of {n} × {m} pairs: median {np.nanmedian(before):.3g} before, {np.nanmedian(after):.3g} "
-            f"after",
+            f"{self.measure} of {n} × {m} pairs: median {before:.3g} before, {after:.3g} after{self._in_root}",
             f"median of the pairs' differences {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
             f"{found.high:+.3g}; {self._tested}; {found.pairs} pairs)",
         ]
         if has_classes(self.after):
-            told.append(self._changed_classes)
+            told += [self._changed_classes, *self._untested_classes]
         rows = self.frame("pairs", top=TOLD).itertuples()
         named = [f"{row.source} → {row.target} {row.difference:+.3g}" for row in rows]
         told[2:2] = self._disagreement
@@ -250,7 +290,8 @@ def compare(
             them.
         level: of the intervals.
         resamples, seed: of the bootstrap intervals of two results, which resample sources and targets; examples that
-            are both are drawn once. P-values are NaN below five sources or targets. Lists need neither.
+            are both are drawn once. P-values are NaN below five sources or targets, of a pair of classes below five
+            of either class. Lists need neither.
         paired: for lists, whether the two networks at each place share a seed; the differences of pairs are then
             tested, otherwise the means (Welch's t test).
 

@@ -15,6 +15,7 @@ from local_elasticity.api.alike import check_alike, other_circumstances
 from local_elasticity.api.printed import Printed
 from local_elasticity.checks import check_choice, check_count
 from local_elasticity.extras import extra
+from local_elasticity.measures.registry import order_of, with_unit
 from local_elasticity.statistics.class_pairs import has_classes
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.statistics.over_seeds import (
@@ -181,8 +182,9 @@ class ComparedSeeds(Printed):
         """
         n, m = self.after[0].shape
         test = "paired t test over seeds" if self.paired else "Welch's t test over seeds, not paired"
+        measure = self.measure if order_of(self.measure) == 1 else with_unit(self.measure)
         told = [
-            f"{self.measure} of {n} × {m} pairs: {len(self.before)} seeds before, {len(self.after)} after; means over "
+            f"{measure} of {n} × {m} pairs: {len(self.before)} seeds before, {len(self.after)} after; means over "
             f"seeds, differences with {self.level:.0%} intervals ({test})"
         ]
         told += [self._of_statistic(row) for row in self._overall.itertuples()]

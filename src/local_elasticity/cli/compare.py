@@ -49,6 +49,7 @@ def compare(
     """
     from local_elasticity.api.compare import BY
     from local_elasticity.checks import check_choice
+    from local_elasticity.measures.registry import with_unit
     from local_elasticity.statistics.class_pairs import has_classes
 
     check_choice("--by", by, BY)
@@ -64,17 +65,35 @@ def compare(
         sources = common_options.read_data(data, n, image_size, device)
         found = _of_models((model, before), (model_after or model, after), sources, loss, measure, step, labels, device)
     if json:
-        print_json({"measure": found.measure, "overall": vars(found.overall), by: found.frame(by).to_dict("records")})
+        print_json(
+            {
+                "measure": found.measure,
+                "sentences": found.sentences(),
+                "overall": vars(found.overall),
+                by: found.frame(by).to_dict("records"),
+            }
+        )
     screen = console(quiet=quiet or json)
     screen.print(found, soft_wrap=True)
     if by != "classes" or has_classes(found.after):
         print_frame(
-            screen, common_options.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most"
+            screen, _shown(found.frame(by, top=top), by), f"{with_unit(found.measure)}, by {by}: what changed most"
         )
     if out is not None:
         common_options.write_rows(screen, found.frame(by), out)
     if report is not None:
         common_options.write_page(screen, {"before and after": found}, report)
+
+
+def _shown(frame: Any, by: str) -> Any:
+    """The rows for a terminal: columns say of what they are medians, and p-values that are not there say so."""
+    if by != "pairs":
+        medians = {"before": "median_before", "after": "median_after", "difference": "median_of_differences"}
+        frame = frame.rename(columns=medians)
+    for name in ("p_value", "p_adjusted"):
+        if name in frame and frame[name].isna().any():
+            frame[name] = ["not tested" if value != value else f"{value:.4g}" for value in frame[name]]
+    return common_options.in_words(frame)
 
 
 def _of_results(before: Path, after: Path, measure: str | None) -> Any:
