@@ -116,6 +116,18 @@ def test_influence_gives_what_the_function_gives(data, project, command):
     assert "rank correlation with exact responses" in out
 
 
+def test_influence_is_drawn_with_the_names_of_files(project, command):
+    status, out, err = command(*ask("--figure", "bars.svg", data="photos"))
+    assert status == 0, err
+    assert "wrote bars.svg" in out
+    drawn = (project / "bars.svg").read_text()
+    assert "a/00.png" in drawn
+    assert "change of the target's loss by the step" in drawn
+    status, out, err = command(*ask("--figure", "bars.txt"))
+    assert status == 2
+    assert "--figure: expected a name that ends with .png" in err
+
+
 def test_influence_sums_checkpoints(project, command):
     both = ("late.safetensors", "early.pt")
     status, out, err = command(*ask("--step-size", "0.1", "--step-size", "0.2", weights=both))

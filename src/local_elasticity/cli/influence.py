@@ -36,6 +36,9 @@ def influence(
     dimension: Annotated[int, typer.Option(min=2, help="Numbers kept for each example and checkpoint.")] = 4096,
     top: Annotated[int, typer.Option(min=1, help="Helpers, and harmers, of each target.")] = ROWS_SHOWN,
     out: Annotated[Path | None, typer.Option(help="Keep the rows, in a .csv file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw helpers and harmers as bars: a .png, .pdf or .svg file.")
+    ] = None,
     device: Device = "cpu",
     json: Json = False,
     quiet: Quiet = False,
@@ -49,6 +52,7 @@ def influence(
     from local_elasticity.cli.models import problem_of
 
     common_options.check_out(out)
+    common_options.check_picture(figure)
     examples, given = common_options.streamed_data(data, n, image_size, device)
     asked = common_options.labelled_data(targets, n_targets, image_size, device, "--targets")
     common_options.check_same_classes(examples, asked, ("--data", "--targets"))
@@ -80,6 +84,11 @@ def influence(
     )
     if out is not None:
         common_options.write_rows(screen, frame, out)
+    if figure is not None:
+        from local_elasticity.report.bars import influence_figure
+
+        common_options.write_picture(influence_figure(frame, columns=2), figure)
+        screen.print(f"wrote {figure}", soft_wrap=True)
 
 
 def _moments(weights: list[Path], step_sizes: list[float]) -> list[tuple[Path, float]]:
