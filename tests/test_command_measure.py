@@ -137,12 +137,13 @@ def test_a_large_step_is_one_line(project, command):
 
 def test_step_says_whether_a_step_is_small(project, command):
     asked = ("step", "--model", "own_nets:deep", "--data", "points.npz", "--step-size")
-    status, out, err = command(*asked, "1e-4", "--out", "steps.csv", "--figure", "steps.png")
+    status, out, err = command(*asked, "1e-4", "--out", "steps.csv", "--figure", "steps.png", "--report", "s.html")
     assert status == 0, err
     assert out.startswith("step size 0.0001 is small: ")
     assert "--step-size auto takes" in out
     assert (project / "steps.csv").read_text().count("small") >= 3
     assert (project / "steps.png").stat().st_size > 10_000
+    assert "step: is the step small?" in (project / "s.html").read_text()
     found = json.loads(command(*asked, "1000", "--json")[1])
     assert found["verdict"] == "large"
     assert 1000.0 in [trial["step_size"] for trial in found["trials"]]

@@ -20,6 +20,7 @@ from local_elasticity.statistics.class_pairs import has_classes
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.statistics.over_seeds import (
     LEAST_SEEDS,
+    MEANINGS,
     adjusted,
     class_medians,
     compared_over_seeds,
@@ -37,14 +38,6 @@ BY_SEED = ("classes", "overall", "seeds")
 
 TOLD = 3
 """Pairs of classes that the text names."""
-
-MEANINGS = {
-    "times": "times as far within a class as between classes",
-    "within": "median within a class",
-    "between": "median between classes",
-    "median": "median over all pairs",
-}
-"""The statistics of one network, in words."""
 
 
 def check_seeds(A: Any, B: Any, *, paired: bool) -> None:

@@ -19,6 +19,15 @@ NO_SPREAD = 1e-9
 """Numbers of a side that differ by less, as a share of their size, are taken for equal."""
 
 
+MEANINGS = {
+    "times": "times as far within a class as between classes",
+    "within": "median within a class",
+    "between": "median between classes",
+    "median": "median over all pairs",
+}
+"""The statistics of one network, in words."""
+
+
 @dataclass(frozen=True)
 class SeedDifferences:
     """Mean differences between two sides over seeds, one for each of k statistics; all arrays are [k].
