@@ -178,6 +178,38 @@ def test_compare_weights_and_results(project, command):
     assert "by pairs" in again
 
 
+def test_compare_takes_several_seeds_of_each_setting(project, command):
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    for name in ("a0.zarr", "a1.zarr", "b0.zarr", "b1.zarr"):
+        le.similarity(torch.nn.Linear(4, 2), (x, y), loss="cross_entropy", store=name, progress=False)
+    sides = ("--before", "a0.zarr", "--before", "a1.zarr", "--after", "b0.zarr", "--after", "b1.zarr")
+    status, out, err = command("compare", *sides, "--out", "rows.csv", "--report", "seeds.html")
+    assert status == 0, err
+    assert "2 seeds before, 2 after" in out
+    assert "Welch's t test over seeds, not paired" in out
+    assert len((project / "rows.csv").read_text().splitlines()) == 1 + 4
+    assert "two settings" in (project / "seeds.html").read_text()
+    status, out, err = command("compare", *sides, "--paired", "--by", "seeds", "--json")
+    assert status == 0, err
+    told = json.loads(out)
+    assert [row["side"] for row in told["seeds"]] == ["before", "before", "after", "after"]
+    assert [row["statistic"] for row in told["overall"]] == ["times", "within", "between", "median"]
+    assert command("compare", *sides, "--by", "overall")[0] == 0
+    for arguments, words in {
+        sides[:4]: "--after: 0 seeds; a comparison of two settings needs at least 2 seeds on each side",
+        ("--before", "a0.zarr", *sides[4:]): "--before: 1 seed; ",
+        (*sides[:6], "--after", "b0.zarr"): "--after b0.zarr, --after b0.zarr: the same numbers twice",
+        (*sides, "--by", "pairs"): "--by: expected one of classes, overall, seeds, got 'pairs'",
+        (*sides, "--model", "own_nets:make"): "--before, --after: they take stored results; leave out BEFORE",
+        ("a0.zarr", "b0.zarr", "--paired"): "BEFORE, AFTER: name two results; to compare several seeds, repeat",
+        ("a0.zarr",): "BEFORE, AFTER: name two results",
+        (*sides, "--before", "gone.zarr"): "--before: there is no gone.zarr",
+    }.items():
+        status, _, err = command("compare", *arguments)
+        assert status == 2
+        assert err.startswith(f"error: {words}"), err
+
+
 def test_compare_takes_histories(project, command):
     x, y = torch.randn(6, 4), torch.arange(6) % 2
     for name in ("one.zarr", "two.zarr"):
