@@ -1,6 +1,7 @@
 """`local-elasticity forecast` and `influence`: what the functions give, for the user's own model and data."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -114,6 +115,38 @@ def test_influence_gives_what_the_function_gives(data, project, command):
     assert found["target_file"][0] == "a/00.png"
     assert ("source_file" in found) == (data == "photos")
     assert "rank correlation with exact responses" in out
+
+
+def test_influence_is_drawn_with_the_names_of_files(project, command):
+    status, out, err = command(*ask("--figure", "bars.svg", data="photos"))
+    assert status == 0, err
+    assert "wrote bars.svg" in out
+    drawn = (project / "bars.svg").read_text()
+    assert "a/00.png" in drawn
+    assert "change of the target's loss by the step" in drawn
+    status, out, err = command(*ask("--figure", "bars.txt"))
+    assert status == 2
+    assert "--figure: expected a name that ends with .png" in err
+
+
+def test_influence_and_forecast_write_pages(project, command):
+    status, out, err = command(*ask("--report", "page.html", data="photos"))
+    assert status == 0, err
+    assert "wrote page.html: open it in a browser" in out
+    page = (project / "page.html").read_text()
+    assert "a/00.png" in page
+    assert 'src="data:image/' in page
+    assert "local-elasticity influence" in page
+    status, out, err = command(*fine_tune("--step-size", "0.05", "--simulate", "--report", "risk.html"))
+    assert status == 0, err
+    page = (project / "risk.html").read_text()
+    assert "which examples are at risk" in page
+    assert "What came true" in page
+    assert re.search(r"#\d+ [abc]/0\d\.png", page)
+    for arguments in (ask(), fine_tune("--step-size", "0.05")):
+        status, out, err = command(*arguments, "--report", "empty")
+        assert status == 2
+        assert "--report: empty is a folder" in err
 
 
 def test_influence_sums_checkpoints(project, command):

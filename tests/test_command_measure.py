@@ -137,12 +137,13 @@ def test_a_large_step_is_one_line(project, command):
 
 def test_step_says_whether_a_step_is_small(project, command):
     asked = ("step", "--model", "own_nets:deep", "--data", "points.npz", "--step-size")
-    status, out, err = command(*asked, "1e-4", "--out", "steps.csv", "--figure", "steps.png")
+    status, out, err = command(*asked, "1e-4", "--out", "steps.csv", "--figure", "steps.png", "--report", "s.html")
     assert status == 0, err
     assert out.startswith("step size 0.0001 is small: ")
     assert "--step-size auto takes" in out
     assert (project / "steps.csv").read_text().count("small") >= 3
     assert (project / "steps.png").stat().st_size > 10_000
+    assert "step: is the step small?" in (project / "s.html").read_text()
     found = json.loads(command(*asked, "1000", "--json")[1])
     assert found["verdict"] == "large"
     assert 1000.0 in [trial["step_size"] for trial in found["trials"]]
@@ -160,6 +161,10 @@ def test_compare_weights_and_results(project, command):
     status, out, err = command("compare", *models, "--out", "c.csv", "--report", "c.html", "--top", "2")
     assert status == 0, err
     assert "relative of 12 × 12 pairs: median" in out
+    assert "relative (change at the target / at the source), by classes: what changed most" in out
+    assert "median of differences" in out
+    assert "nan" not in out
+    assert "9 of 9 class pairs are not tested: too few examples per class. A p-value needs at least 5 sources" in out
     assert len((project / "c.csv").read_text().splitlines()) == 1 + 9
     assert (project / "c.html").exists()
     for name in ("early.pt", "late.safetensors"):
@@ -171,6 +176,38 @@ def test_compare_weights_and_results(project, command):
     )
     assert told == pytest.approx(before, rel=RESOLVED_ERROR, abs=RESOLVED_ERROR)
     assert "by pairs" in again
+
+
+def test_compare_takes_several_seeds_of_each_setting(project, command):
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    for name in ("a0.zarr", "a1.zarr", "b0.zarr", "b1.zarr"):
+        le.similarity(torch.nn.Linear(4, 2), (x, y), loss="cross_entropy", store=name, progress=False)
+    sides = ("--before", "a0.zarr", "--before", "a1.zarr", "--after", "b0.zarr", "--after", "b1.zarr")
+    status, out, err = command("compare", *sides, "--out", "rows.csv", "--report", "seeds.html")
+    assert status == 0, err
+    assert "2 seeds before, 2 after" in out
+    assert "Welch's t test over seeds, not paired" in out
+    assert len((project / "rows.csv").read_text().splitlines()) == 1 + 4
+    assert "two settings" in (project / "seeds.html").read_text()
+    status, out, err = command("compare", *sides, "--paired", "--by", "seeds", "--json")
+    assert status == 0, err
+    told = json.loads(out)
+    assert [row["side"] for row in told["seeds"]] == ["before", "before", "after", "after"]
+    assert [row["statistic"] for row in told["overall"]] == ["times", "within", "between", "median"]
+    assert command("compare", *sides, "--by", "overall")[0] == 0
+    for arguments, words in {
+        sides[:4]: "--after: 0 seeds; a comparison of two settings needs at least 2 seeds on each side",
+        ("--before", "a0.zarr", *sides[4:]): "--before: 1 seed; ",
+        (*sides[:6], "--after", "b0.zarr"): "--after b0.zarr, --after b0.zarr: the same numbers twice",
+        (*sides, "--by", "pairs"): "--by: expected one of classes, overall, seeds, got 'pairs'",
+        (*sides, "--model", "own_nets:make"): "--before, --after: they take stored results; leave out BEFORE",
+        ("a0.zarr", "b0.zarr", "--paired"): "BEFORE, AFTER: name two results; to compare several seeds, repeat",
+        ("a0.zarr",): "BEFORE, AFTER: name two results",
+        (*sides, "--before", "gone.zarr"): "--before: there is no gone.zarr",
+    }.items():
+        status, _, err = command("compare", *arguments)
+        assert status == 2
+        assert err.startswith(f"error: {words}"), err
 
 
 def test_compare_takes_histories(project, command):

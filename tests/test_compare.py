@@ -245,7 +245,7 @@ BAD = {
     ),
     "arrays": ((ONE, OTHER), {}, "A: expected a similarity, a history, a monitor or a model, got ndarray"),
     "a model and a matrix": ((network(), labelled(ONE)), {}, "one is a model and the other is not"),
-    "no sources": ((network(), network(1)), {"loss": "mse"}, "sources: two models are measured at the same examples"),
+    "no sources": ((network(), network(1)), {"loss": "mse"}, "sources: models are measured at the same examples"),
     "several measures": (
         (network(), network(1)),
         {"sources": (x, y), "loss": "cross_entropy", "measure": ("kl", "relative")},
@@ -289,7 +289,7 @@ def test_it_is_drawn_and_told():
     found = le.compare(labelled(ONE, measure="kl"), labelled(OTHER, measure="kl"))
     made = found.plot()
     assert [axes.get_title() for axes in made.axes[:3]] == ["before", "after", "difference"]
-    assert "class pairs with the largest median differences, not tested: a → " in repr(found)
+    assert "class pairs, not tested: largest medians of the pairs' differences (not after − before" in repr(found)
     assert repr(found).splitlines()[0] in found._repr_html_()
     nothing = le.compare(*(le.as_similarity(np.full((2, 2), np.nan)) for _ in range(2)))
     assert "none has a value on both sides" in repr(nothing)
@@ -312,6 +312,38 @@ def test_the_text_says_what_a_p_value_at_its_floor_is_and_when_it_disagrees_with
             break
     else:
         pytest.fail("no case in which they disagree")
+
+
+def test_class_pairs_that_are_not_tested_say_why():
+    one, other = matrices(15)
+    classes = ["a"] * 8 + ["b"] * 7
+    found = le.compare(*(le.as_similarity(S, source_labels=classes) for S in (one, other)))
+    assert "not tested" not in repr(found)
+    few = ["a"] * 11 + ["b"] * 4
+    found = le.compare(*(le.as_similarity(S, source_labels=few) for S in (one, other)))
+    assert found.frame()["p_value"].isna().tolist() == [False, True, True, True]
+    assert "3 of 4 class pairs are not tested: too few examples per class. A p-value needs at least 5 sources" in repr(
+        found
+    )
+    assert "after correction for 1 class pairs" in repr(found)
+    none = le.compare(found.before, found.after, resamples=0)
+    assert "class pairs are not tested without resamples; p-values need resamples=2 or more" in repr(none)
+
+
+def test_a_quadratic_measure_is_told_with_its_unit_and_as_how_far():
+    one, other = (le.as_similarity(np.full((6, 6), value), measure="kl") for value in (0.25, 9.0))
+    unit = "kl (KL divergence, target / source) is quadratic in the change: √kl is 50 % before and 300 % after"
+    assert f"median 0.25 before, 9 after; {unit}, as far as the source itself" in repr(le.compare(one, other))
+    assert "√" not in repr(le.compare(one.assign_attrs(measure="relative"), other.assign_attrs(measure="relative")))
+
+
+def test_a_difference_is_the_median_of_differences_and_the_text_says_so():
+    one = le.as_similarity([[0.0, 0.0], [0.0, 0.0], [3.0, 3.0]], source_labels=list("aaa"), target_labels=list("bb"))
+    other = le.as_similarity([[1.0, 1.0], [5.0, 5.0], [3.0, 3.0]], source_labels=list("aaa"), target_labels=list("bb"))
+    found = le.compare(one, other)
+    (row,) = found.frame().itertuples()
+    assert (row.before, row.after, row.difference) == (0, 3, 1)
+    assert "largest medians of the pairs' differences (not after − before of the medians): a → b +1" in repr(found)
 
 
 def test_a_path_is_not_taken_for_a_result():

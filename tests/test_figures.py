@@ -1,5 +1,6 @@
 """Figures for print: names that do not touch, words on axes, the numbers of class pairs."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -120,3 +121,61 @@ def test_the_legend_of_a_history_is_beside_its_curves(columns):
     assert not [axes for axes in part.axes if legend.overlaps(axes.get_window_extent())]
     assert {axes.get_xlabel() for axes in part.axes[-3:]} == {"training step"}
     assert part.axes[0].get_ylabel().startswith("change at the target")
+
+
+def influences(targets=2, **columns):
+    """Two helpers and two harmers of each target, a thousand times weaker from target to target."""
+    import pandas as pd
+
+    rows = [
+        {"target": target, "source": 10 + place, "source_class": place % 3, "value": value / 1000**target}
+        for target in range(targets)
+        for place, value in enumerate((-0.2, -0.1, 0.3, 0.05))
+    ]
+    frame = pd.DataFrame(rows).assign(effect=["helps", "helps", "harms", "harms"] * targets, **columns)
+    return le.Influences(0.9, 0.9, 1.0, (4, targets), 20, targets, 0, 1, 0.1, frame)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_influences_are_bars_with_their_names_classes_and_values(columns):
+    made = influences().plot(columns)
+    made.canvas.draw()
+    assert [axes.get_title(loc="right") for axes in made.axes] == ["target 0", "target 1"]
+    for axes in made.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == [
+            *("10 (class 0)", "11 (class 1)", "12 (class 2)", "13 (class 0)")
+        ]
+        assert axes.yaxis_inverted()
+        widths = [bar.get_width() for bar in axes.patches]
+        assert abs(axes.get_xlim()[0]) < 2 * max(map(abs, widths))  # a scale of its own
+        colours = [bar.get_facecolor() for bar in axes.patches]
+        assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert [text.get_text() for text in made.axes[0].texts] == ["−0.2", "−0.1", "0.3", "0.05"]
+    assert made.get_supxlabel() == "change of the target's loss by the step\neach target has its own scale"
+    assert [text.get_text() for text in made.legends[0].get_texts()] == [
+        "helps: the loss falls",
+        "harms: the loss rises",
+    ]
+
+
+def test_influences_of_many_targets_or_none_are_drawn():
+    made = influences(15).plot(2)
+    assert len(made.axes) == 12
+    assert "12 of 15 targets" in made.get_supxlabel()
+    none = influences(1)
+    assert not replace(none, _frame=none.frame().head(0)).plot().axes[0].patches
+    with pytest.raises(ValueError, match="columns: expected 1 or 2"):
+        influences().plot(3)
+
+
+def test_names_of_influences_are_no_mathematics_and_keep_within_the_figure():
+    from local_elasticity.report.bars import influence_figure
+
+    hostile = "$\\frac{$ <b>\n\u202e$x^2$ " + "a" * 300
+    frame = influences(1).frame().assign(source_class=hostile, target_file=hostile)
+    made = influence_figure(frame)
+    made.canvas.draw()
+    width, _ = made.canvas.get_width_height()
+    for label in (*made.axes[0].get_yticklabels(), made.axes[0]._right_title):
+        assert label.get_window_extent().x0 >= -1
+        assert label.get_window_extent().x1 <= width + 1

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from local_elasticity.api.check_step import check_step as check_step
     from local_elasticity.api.compare import Compared as Compared
     from local_elasticity.api.compare import compare as compare
+    from local_elasticity.api.compare_seeds import ComparedSeeds as ComparedSeeds
     from local_elasticity.api.estimate import Estimate as Estimate
     from local_elasticity.api.estimate import estimate as estimate
     from local_elasticity.api.forecast import Forecast as Forecast
@@ -98,6 +99,7 @@ _PLACES = {
     "measures.registry": "measure",
     "api.check_step": "check_step StepCheck StepTrial",
     "api.compare": "compare Compared",
+    "api.compare_seeds": "ComparedSeeds",
     "api.estimate": "estimate Estimate",
     "api.forecast": "forecast Forecast ForecastCheck",
     "api.influence": "influence_index InfluenceIndex Influences",

@@ -1,24 +1,23 @@
-"""compare: what changed between two moments or two models, pair by pair, with intervals."""
+"""compare: what changed between two moments or two models, pair by pair, or between two settings, seed by seed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import xarray as xr
 from torch import nn
 
+from local_elasticity.api.alike import as_one_similarity, check_alike, measured, other_circumstances
+from local_elasticity.api.compare_seeds import ComparedSeeds, check_seeds, compared_seeds
 from local_elasticity.api.printed import Printed
-from local_elasticity.api.similarity import similarity
 from local_elasticity.checks import check_choice, check_count, check_share
-from local_elasticity.engine.problem import Problem, as_problem
-from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
+from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.extras import extra
-from local_elasticity.measurement import Measurement
-from local_elasticity.measures.registry import as_measures
+from local_elasticity.measures.registry import order_of, with_unit
 from local_elasticity.statistics.class_pairs import has_classes
 from local_elasticity.statistics.comparison import (
     LEAST_UNITS,
@@ -29,6 +28,7 @@ from local_elasticity.statistics.comparison import (
 )
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.words import p_value as p_in_words
+from local_elasticity.words import percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 By = Literal["classes", "pairs", "sources", "targets"]
 BY = ("classes", "pairs", "sources", "targets")
 
-SAME_INPUTS = 1e-5
-"""How far the sizes of inputs may differ that were read in two precisions."""
+LEAST_RESAMPLES = 2
+"""Below, there is no spread that a p-value could come from."""
 
 TOLD = 3
 """Pairs of classes, or of examples, that the text names."""
@@ -104,6 +104,8 @@ class Compared(Printed):
 
         Returns:
             A frame with the columns `before`, `after`, `difference`, and, except for pairs, `low`, `high` and `pairs`.
+            Except for pairs, `before` and `after` are medians, and `difference` is the median of the pairs'
+            differences, which is not after − before of these medians.
 
         Raises:
             ValueError: if `by` is none of these, or no classes are known.
@@ -147,7 +149,7 @@ class Compared(Printed):
             side = "examples" if self._square else "sources or targets"
             return f"no p-value from {units} {side}, which takes {LEAST_UNITS}"
         if np.isnan(p_value):
-            return "no p-value without resamples"
+            return f"no p-value without resamples, which takes {LEAST_RESAMPLES}"
         return f"p {p_in_words(p_value, floor=2 / (1 + self.resamples))}"
 
     @property
@@ -165,17 +167,51 @@ class Compared(Printed):
     def _changed_classes(self) -> str:
         """The pairs of classes with the largest differences, of those that changed clearly where some did."""
         known = self._classes.dropna(subset="difference")
-        clear = known[known["p_adjusted"] < SIGNIFICANT]
+        tested = known.dropna(subset="p_adjusted")
+        clear = tested[tested["p_adjusted"] < SIGNIFICANT]
         several = known if clear.empty else clear
         largest = several["difference"].abs().sort_values(ascending=False, kind="stable").index[:TOLD]
-        rows: Any = several.loc[largest]
-        named = ", ".join(f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows.itertuples())
-        if known["p_adjusted"].isna().all():
-            return f"class pairs with the largest median differences, not tested: {named}"
-        limit = f"p {'≥' if clear.empty else '<'} {SIGNIFICANT:g} after correction for {len(known)} class pairs"
-        if clear.empty:
-            return f"no class pair changed clearly ({limit}); largest median differences: {named}"
-        return f"{len(clear)} class pairs changed clearly ({limit}); largest median differences: {named}"
+        rows: Any = several.loc[largest].itertuples()
+        named = ", ".join(f"{row.source_class} → {row.target_class} {row.difference:+.3g}" for row in rows)
+        named = f"largest medians of the pairs' differences (not after − before of the medians): {named}"
+        if tested.empty:
+            return f"class pairs, not tested: {named}"
+        limit = f"p {'≥' if clear.empty else '<'} {SIGNIFICANT:g} after correction for {len(tested)} class pairs"
+        count = "no class pair" if clear.empty else f"{len(clear)} class pair{'s' * (len(clear) != 1)}"
+        return f"{count} changed clearly ({limit}); {named}"
+
+    @property
+    def _untested_classes(self) -> list[str]:
+        """Why some pairs of classes have no p-value."""
+        known = self._classes.dropna(subset="difference")
+        count = int(known["p_value"].isna().sum())
+        if not count:
+            return []
+        if self.resamples < LEAST_RESAMPLES:
+            return [f"class pairs are not tested without resamples; p-values need resamples={LEAST_RESAMPLES} or more"]
+        which = f"{count} of {len(known)} class pairs are" if count > 1 else "1 class pair is"
+        return [
+            f"{which} not tested: too few examples per class. A p-value needs at least {LEAST_UNITS} sources of the "
+            f"one class and {LEAST_UNITS} targets of the other with a value on both sides"
+        ]
+
+    @property
+    def _in_root(self) -> str:
+        """The medians of a measure that is quadratic in the change, as how far; "" for other measures."""
+        if order_of(self.measure) == 1:
+            return ""
+        before, after = (percent(max(value, 0.0) ** (1 / order_of(self.measure))) for value in self._medians)
+        return (
+            f"; {with_unit(self.measure)} is quadratic in the change: √{self.measure} is {before} before and {after} "
+            "after, as far as the source itself"
+        )
+
+    @property
+    def _medians(self) -> tuple[float, float]:
+        """Before and after, over the pairs that have a value on both sides."""
+        before, after = self._values
+        known = np.isfinite(after - before)
+        return float(np.median(before[known])), float(np.median(after[known]))
 
     @property
     def _bootstrap(self) -> dict[str, Any]:
@@ -205,19 +241,26 @@ class Compared(Printed):
         found = self.overall
         if not found.pairs:
             return [f"{self.measure} of {n} × {m} pairs: none has a value on both sides", *self.notes]
-        before, after = (np.where(np.isfinite(np.subtract(*self._values)), part, np.nan) for part in self._values)
+        before, after = self._medians
         told = [
-            f"{self.measure} of {n} × {m} pairs: median {np.nanmedian(before):.3g} before, {np.nanmedian(after):.3g} "
-            f"after",
+            f"{self.measure} of {n} × {m} pairs: median {before:.3g} before, {after:.3g} after{self._in_root}",
             f"median of the pairs' differences {found.difference:+.3g} ({self.level:.0%} interval {found.low:+.3g} to "
             f"{found.high:+.3g}; {self._tested}; {found.pairs} pairs)",
         ]
         if has_classes(self.after):
-            told.append(self._changed_classes)
+            told += [self._changed_classes, *self._untested_classes]
         rows = self.frame("pairs", top=TOLD).itertuples()
         named = [f"{row.source} → {row.target} {row.difference:+.3g}" for row in rows]
         told[2:2] = self._disagreement
         return [*told, f"pairs that changed most: {', '.join(named)}", *self.notes]
+
+
+@overload
+def compare(A: list[Any] | tuple[Any, ...], B: list[Any] | tuple[Any, ...], **options: Any) -> ComparedSeeds: ...
+
+
+@overload
+def compare(A: Any, B: Any, **options: Any) -> Compared: ...
 
 
 def compare(
@@ -231,22 +274,30 @@ def compare(
     level: float = 0.95,
     resamples: int = 200,
     seed: int = 0,
+    paired: bool = False,
     **options: Any,
-) -> Compared:
-    """What changed from A to B: two similarities, two histories or two models, compared pair by pair.
+) -> Compared | ComparedSeeds:
+    """What changed from A to B: two similarities, two histories or two models, compared pair by pair; or two lists of
+    them, one for each seed, compared seed by seed.
 
     Args:
         A, B: results of `le.similarity`; or histories or monitors, whose last probes are compared; or two problems or
-            models, which are then measured at the same sources and targets.
-        sources, targets, update, options: for models, as for `le.similarity`; `le.SGD("auto")` takes the smaller of the
-            two steps for both.
+            models, which are then measured at the same sources and targets. Two lists or tuples of these, of networks
+            that were trained with two or more seeds each, are compared as two settings.
+        sources, targets, update, options: for models, as for `le.similarity`; `le.SGD("auto")` takes the smallest of
+            their steps for all.
         measure: for models, the measure, `"relative"` by default; for results and histories with several, which of
             them.
-        level, resamples, seed: of the bootstrap intervals, which resample sources and targets; examples that are both
-            are drawn once. P-values are NaN below five sources or targets.
+        level: of the intervals.
+        resamples, seed: of the bootstrap intervals of two results, which resample sources and targets; examples that
+            are both are drawn once. P-values are NaN below five sources or targets, of a pair of classes below five
+            of either class. Lists need neither.
+        paired: for lists, whether the two networks at each place share a seed; the differences of pairs are then
+            tested, otherwise the means (Welch's t test).
 
     Returns:
-        A `Compared`: `.frame(by)`, `.plot()`, `.difference`, `.overall`; printed, it tells what changed most.
+        A `Compared`: `.frame(by)`, `.plot()`, `.difference`, `.overall`; printed, it tells what changed most. Of lists,
+        a `ComparedSeeds`: `.frame(by)`, `.plot()`.
 
     Raises:
         ValueError, TypeError: if A and B are not of one kind, or of other examples or other measures.
@@ -259,120 +310,41 @@ def compare(
     ['source_class', 'target_class', 'before', 'after', 'difference', 'low', 'high', 'p_value', 'p_adjusted', 'pairs']
     >>> len(found.frame("pairs", top=5)), found.measure
     (5, 'kl')
+    >>> small, large = ([torch.nn.Linear(4, 2) for seed in range(3)] for setting in range(2))
+    >>> le.compare(small, large, sources=(x, y), loss="cross_entropy").frame("overall")["statistic"].tolist()
+    ['times', 'within', 'between', 'median']
     """
     check_share("level", level)
     check_count("resamples", resamples, least=0)
     check_count("seed", seed, least=0)
-    models = [isinstance(one, (nn.Module, Problem)) for one in (A, B)]
+    question = (sources, targets, measure, update, options)
+    if isinstance(A, (list, tuple)) or isinstance(B, (list, tuple)):
+        check_seeds(A, B, paired=paired)
+        names = [f"{side}[{place}]" for side, several in (("A", A), ("B", B)) for place in range(len(several))]
+        found = _similarities([*A, *B], names, *question)
+        return compared_seeds(found[: len(A)], found[len(A) :], paired=paired, level=level)
+    if paired:
+        raise ValueError("paired: seeds are paired; pass two lists with one result for each seed")
+    A, B = _similarities([A, B], ["A", "B"], *question)
+    check_alike(A, B)
+    return Compared(A, B, level, resamples, seed, tuple(other_circumstances(A, B)))
+
+
+def _similarities(
+    several: list[Any],
+    names: list[str],
+    sources: Any,
+    targets: Any,
+    measure: Any,
+    update: Update,
+    options: dict[str, Any],
+) -> list[xr.DataArray]:
+    """Each of them as a similarity: models are measured, results are read."""
+    models = [isinstance(one, (nn.Module, Problem)) for one in several]
     if all(models):
-        A, B = _measured(A, B, sources, targets, measure or "relative", update, options)
-    elif any(models):
-        raise TypeError("A, B: one is a model and the other is not; pass two models, or two results")
-    elif sources is not None or targets is not None or options or update is not DEFAULT_UPDATE:
+        return measured(several, sources, targets, measure or "relative", update, options)
+    if any(models):
+        raise TypeError("A, B: one is a model and the other is not; pass models alone, or results alone")
+    if sources is not None or targets is not None or options or update is not DEFAULT_UPDATE:
         raise TypeError("sources, targets, update: A and B are measured already; leave these out")
-    else:
-        A, B = (_as_similarity(one, name, measure) for one, name in ((A, "A"), (B, "B")))
-    _check_alike(A, B)
-    return Compared(A, B, level, resamples, seed, tuple(_other_circumstances(A, B)))
-
-
-def _measured(
-    A: Any, B: Any, sources: Any, targets: Any, measure: Any, update: Update, options: dict[str, Any]
-) -> tuple[xr.DataArray, xr.DataArray]:
-    if sources is None:
-        raise ValueError("sources: two models are measured at the same examples; pass sources=(inputs, labels)")
-    if isinstance(measure, (tuple, list)):
-        raise ValueError("measure: expected one measure; call le.compare once for each of them")
-    loss = options.pop("loss", None)
-    problems = [one if isinstance(one, Problem) else as_problem(one, loss) for one in (A, B)]
-    if isinstance(update, SGD) and update.automatic:
-        measures = as_measures(measure)
-        chosen = [Measurement.read(one, sources, targets, measures=measures, update=update) for one in problems]
-        update = SGD(min(one.update.step_size for one in chosen), update.weight_decay)
-    steps = {} if not as_measures(measure)[0].takes_steps and update is DEFAULT_UPDATE else {"update": update}
-    one, other = (similarity(one, sources, targets, measure=measure, **steps, **options) for one in problems)
-    return one, other
-
-
-def _as_similarity(given: Any, name: str, measure: Any) -> xr.DataArray:
-    """A similarity, or the last probe of a history or monitor as one."""
-    given = getattr(given, "history", given)
-    if isinstance(given, xr.Dataset):
-        given = given[_chosen(list(map(str, given)), name, measure)]
-    if isinstance(given, xr.DataArray):
-        if given.dims != ("source", "target"):
-            raise TypeError(f"{name}: expected a similarity [source, target], got an array of {given.dims}")
-        _chosen([str(given.attrs.get("measure", given.name))], name, measure)
-        return given
-    if isinstance(given, (str, Path)):
-        raise TypeError(
-            f"{name}: expected a similarity, a history, a monitor or a model, got the path {str(given)!r}. Read a "
-            "stored similarity with le.load(path); of two files of weights, load each into a model and pass both models"
-        )
-    if not (hasattr(given, "measures") and hasattr(given, "dataset")):
-        raise TypeError(
-            f"{name}: expected a similarity, a history, a monitor or a model, got {type(given).__name__}; "
-            "le.as_similarity makes one of a matrix"
-        )
-    if not len(given):
-        raise ValueError(f"{name}: this history has no probe yet")
-    chosen = _chosen(list(given.measures), name, measure)
-    last = given.dataset().isel(step=-1)
-    found: xr.DataArray = last[chosen].drop_vars("seconds")
-    found = found.assign_coords({axis: np.arange(found.sizes[axis]) for axis in ("source", "target")})
-    found.attrs = {**given.about, "measure": chosen, "step": int(last["step"]), "provenance": given.provenance}
-    return found
-
-
-def _chosen(names: list[str], name: str, measure: Any) -> str:
-    """Which of the measures that there are is meant: the one that is named, or the only one."""
-    if measure is None and len(names) > 1:
-        raise ValueError(f"measure: {name} has {', '.join(names)}; say which, such as {names[0]}")
-    chosen = names[0] if measure is None and names else measure
-    if chosen not in names:
-        raise ValueError(f"measure: {name} has no {chosen!r}; it has {', '.join(names) or 'none of pairs'}")
-    return str(chosen)
-
-
-def _check_alike(A: xr.DataArray, B: xr.DataArray) -> None:
-    """Raise a ValueError if two similarities are not of the same examples and the same measure."""
-    one, other = (S.attrs.get("measure") for S in (A, B))
-    if one != other:
-        raise ValueError(f"A, B: two measures, {one} and {other}, have no common unit; compare the same measure")
-    there, here = (S.attrs.get("provenance") or {} for S in (A, B))
-    for name in ("sources", "labels", "targets", f"measure {one}"):
-        if there.get(name, "") != here.get(name, "") and name in there and name in here:
-            raise ValueError(f"A, B: they are of other {name}; compare the same measure of the same examples")
-    sizes = [S.attrs.get("inputs") for S in (A, B)]
-    if A.shape == B.shape and all(sizes) and not _nearly_equal(*sizes):
-        raise ValueError("A, B: they are of other inputs; compare the same measure of the same examples")
-    if A.shape != B.shape:
-        raise ValueError(f"A, B: {A.shape} and {B.shape} pairs; compare similarities of the same sources and targets")
-    if bool(A.attrs.get("targets_are_sources")) != bool(B.attrs.get("targets_are_sources")):
-        raise ValueError("A, B: the targets are the sources on one side only; compare the same sources and targets")
-    for name in ("source", "target", "source_class", "target_class", "source_example", "target_example"):
-        if name in A.coords and name in B.coords and not np.array_equal(A[name].values, B[name].values):
-            place = int(np.flatnonzero(A[name].values != B[name].values)[0])
-            what = name.replace("_", " ").replace("class", "classes").replace("example", "examples")
-            what = f"{what}s" if what == name else what
-            raise ValueError(f"A, B: they are of other examples: {what} differ first at place {place}")
-
-
-def _nearly_equal(one: Any, other: Any) -> bool:
-    """Whether inputs are the same up to the precision that they were read in."""
-    one, other = (np.asarray(sizes, dtype=float) for sizes in (one, other))
-    scale = np.abs(one).max(initial=0.0)
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=SAME_INPUTS, atol=SAME_INPUTS * scale))
-
-
-def _other_circumstances(A: xr.DataArray, B: xr.DataArray) -> list[str]:
-    """What else differs that a difference may come from."""
-    names = [name for name in ("update", "loss", "policy") if A.attrs.get(name) != B.attrs.get(name)]
-    said = [f"the two were measured with another {name}: {A.attrs.get(name)} and {B.attrs.get(name)}" for name in names]
-    limits = [_is_limit(S) for S in (A, B)]
-    return said + (["one is the limit for small steps, the other exact"] if limits[0] != limits[1] else [])
-
-
-def _is_limit(S: xr.DataArray) -> bool:
-    response = (S.attrs.get("provenance") or {}).get("response", "")
-    return S.attrs.get("engine") == "linearized" or response.startswith("its limit")
+    return [as_one_similarity(one, name, measure) for one, name in zip(several, names, strict=True)]

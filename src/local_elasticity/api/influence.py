@@ -24,6 +24,7 @@ from local_elasticity.engine.loss import LossFunction
 from local_elasticity.engine.problem import Inputs, Problem, as_problem, at_weights
 from local_elasticity.engine.progress import ProgressOption, seconds_in_words
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD
+from local_elasticity.extras import extra
 from local_elasticity.measurement import Measurement, Sources
 from local_elasticity.measures.registry import as_measures
 from local_elasticity.scale.sketch import Sketch, loss_gradient_sketch
@@ -38,6 +39,7 @@ from local_elasticity.words import step_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Weights = Mapping[str, Tensor] | str | Path
 """Parameters and buffers by name, or a file of them."""
@@ -97,6 +99,20 @@ class Influences:
             (the change of the target's loss, below 0 where it helps) and `effect`.
         """
         return self._frame.copy()
+
+    def plot(self, columns: int = 1) -> Figure:
+        """Helpers and harmers of each of the first 12 targets as bars, with their positions and classes.
+
+        Args:
+            columns: 1 or 2, the width in columns of print; with two, targets are side by side.
+
+        Returns:
+            A matplotlib figure.
+        """
+        with extra("report"):
+            from local_elasticity.report.bars import influence_figure
+
+        return influence_figure(self._frame, columns)
 
     def __repr__(self) -> str:
         return "\n".join([*self.sentences(), self._frame.to_string(index=False)])

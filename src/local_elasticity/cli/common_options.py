@@ -282,11 +282,17 @@ def write_rows(screen: Any, frame: Any, out: Path) -> None:
     screen.print(f"wrote {out}", soft_wrap=True)
 
 
-def write_page(screen: Any, found: dict[str, Any], report: Path) -> None:
+def names_of_rows(examples: Examples) -> list[str]:
+    """What a page calls each example: its row in the data, and the file of an image."""
+    rows = [f"#{row}" for row in examples.rows]
+    return rows if examples.files is None else [f"{row} {file}" for row, file in zip(rows, examples.files, strict=True)]
+
+
+def write_page(screen: Any, found: dict[str, Any], report: Path, examples: Any = None) -> None:
     """A page of results by name."""
     from local_elasticity.report.write import write_report
 
-    page = write_report(found, report, command=as_typed())
+    page = write_report(found, report, command=as_typed(), examples=examples)
     screen.print(f"wrote {page}: open it in a browser", soft_wrap=True)
 
 

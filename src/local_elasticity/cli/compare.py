@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,18 @@ ROWS_SHOWN = 10
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="A stored similarity or history; with --model, a file of weights.")],
-    after: Annotated[Path, typer.Argument(help="The same of the other moment.")],
+    before: Annotated[
+        Path | None, typer.Argument(help="A stored similarity or history; with --model, a file of weights.")
+    ] = None,
+    after: Annotated[Path | None, typer.Argument(help="The same of the other moment.")] = None,
+    seeds_before: Annotated[
+        list[Path] | None,
+        typer.Option("--before", help="In place of BEFORE: the stored result of one seed; repeat it for each seed."),
+    ] = None,
+    seeds_after: Annotated[list[Path] | None, typer.Option("--after", help="The same of the other setting.")] = None,
+    paired: Annotated[
+        bool, typer.Option("--paired", help="The --before and --after at the same place have the same seed.")
+    ] = False,
     model: Annotated[str | None, typer.Option(metavar="MODULE:FACTORY", help="What makes the model.")] = None,
     model_after: Annotated[
         str | None, typer.Option(metavar="MODULE:FACTORY", help="Where the second model is another.")
@@ -33,7 +44,11 @@ def compare(
     labels: Labels = "given",
     image_size: ImageSize = None,
     by: Annotated[
-        str, typer.Option(help="A row for each of these.", **choices("classes", "pairs", "sources", "targets"))
+        str,
+        typer.Option(
+            help="A row for each of these; with --before and --after: classes, overall or seeds.",
+            **choices("classes", "pairs", "sources", "targets", "overall", "seeds"),
+        ),
     ] = "classes",
     top: Annotated[int, typer.Option(min=1, help="Rows that are printed: those that changed most.")] = ROWS_SHOWN,
     out: Annotated[Path | None, typer.Option(help="Keep all rows, in a .csv file.")] = None,
@@ -45,15 +60,25 @@ def compare(
     """What changed from one result to another, or from one file of weights to another, pair by pair.
 
     Examples: `local-elasticity compare monday.zarr friday.zarr`, and `local-elasticity compare epoch-1.pt epoch-9.pt
-    --model my_nets:make --data photos`.
+    --model my_nets:make --data photos`. Two settings, with several seeds each: `local-elasticity compare --before
+    plain-0.zarr --before plain-1.zarr --after decay-0.zarr --after decay-1.zarr`.
     """
     from local_elasticity.api.compare import BY
+    from local_elasticity.api.compare_seeds import BY_SEED
     from local_elasticity.checks import check_choice
-    from local_elasticity.statistics.class_pairs import has_classes
 
-    check_choice("--by", by, BY)
+    several = bool(seeds_before or seeds_after)
+    check_choice("--by", by, BY_SEED if several else BY)
     common_options.check_out(out, report)
-    if model is None:
+    if several:
+        if before is not None or model is not None:
+            raise ValueError("--before, --after: they take stored results; leave out BEFORE, AFTER and --model")
+        found = _of_seeds(seeds_before or [], seeds_after or [], measure, paired=paired)
+    elif before is None or after is None or paired:
+        raise ValueError(
+            "BEFORE, AFTER: name two results; to compare several seeds, repeat --before and --after, also for --paired"
+        )
+    elif model is None:
         if data is not None or model_after is not None:
             raise ValueError("--data, --model-after: they need --model MODULE:FACTORY; two results have their examples")
         found = _of_results(before, after, measure)
@@ -64,17 +89,44 @@ def compare(
         sources = common_options.read_data(data, n, image_size, device)
         found = _of_models((model, before), (model_after or model, after), sources, loss, measure, step, labels, device)
     if json:
-        print_json({"measure": found.measure, "overall": vars(found.overall), by: found.frame(by).to_dict("records")})
+        print_json(_facts(found, by, several=several))
     screen = console(quiet=quiet or json)
-    screen.print(found, soft_wrap=True)
-    if by != "classes" or has_classes(found.after):
-        print_frame(
-            screen, common_options.in_words(found.frame(by, top=top)), f"{found.measure}, by {by}: what changed most"
-        )
+    _tell(screen, found, by, top, several=several)
     if out is not None:
         common_options.write_rows(screen, found.frame(by), out)
     if report is not None:
         common_options.write_page(screen, {"before and after": found}, report)
+
+
+def _facts(found: Any, by: str, *, several: bool) -> dict[str, Any]:
+    """What a program wants to know."""
+    overall = found.frame("overall").to_dict("records") if several else vars(found.overall)
+    told = {"measure": found.measure, "sentences": found.sentences(), "overall": overall}
+    return {**told, by: found.frame(by).to_dict("records")}
+
+
+def _tell(screen: Any, found: Any, by: str, top: int, *, several: bool) -> None:
+    """The sentences, and a table where there is something to put into it."""
+    from local_elasticity.measures.registry import with_unit
+    from local_elasticity.statistics.class_pairs import has_classes
+
+    screen.print(found, soft_wrap=True)
+    if by == "classes" and not has_classes(found.after[0] if several else found.after):
+        return
+    shown = common_options.in_words(found.frame(by, top=top)) if several else _shown(found.frame(by, top=top), by)
+    what = f"{with_unit(found.measure)}, by {by}"
+    print_frame(screen, shown, what if by == "seeds" else f"{what}: what changed most")
+
+
+def _shown(frame: Any, by: str) -> Any:
+    """The rows for a terminal: columns say of what they are medians, and p-values that are not there say so."""
+    if by != "pairs":
+        medians = {"before": "median_before", "after": "median_after", "difference": "median_of_differences"}
+        frame = frame.rename(columns=medians)
+    for name in ("p_value", "p_adjusted"):
+        if name in frame and frame[name].isna().any():
+            frame[name] = ["not tested" if value != value else f"{value:.4g}" for value in frame[name]]
+    return common_options.in_words(frame)
 
 
 def _of_results(before: Path, after: Path, measure: str | None) -> Any:
@@ -86,6 +138,21 @@ def _of_results(before: Path, after: Path, measure: str | None) -> Any:
         words = str(error)
         for name, argument in (("A", "BEFORE"), ("B", "AFTER")):
             words = words.replace(f"measure: {name} ", f"measure: {argument} ").replace("A, B: ", "BEFORE, AFTER: ")
+        raise ValueError(words) from None
+
+
+def _of_seeds(before: list[Path], after: list[Path], measure: str | None, *, paired: bool) -> Any:
+    from local_elasticity.api.compare import compare as compared
+
+    sides = [[_opened(path, name) for path in paths] for paths, name in ((before, "--before"), (after, "--after"))]
+    try:
+        return compared(*sides, measure=measure, paired=paired)
+    except ValueError as error:
+        words = str(error)
+        for letter, name, paths in (("A", "--before", before), ("B", "--after", after)):
+            words = re.sub(rf"^{letter}(?=:)", name, words)
+            for place, path in enumerate(paths):
+                words = words.replace(f"{letter}[{place}]", f"{name} {path}")
         raise ValueError(words) from None
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, Count, ImageSize, Loss, Model, UpdateRule, Weights
+
+if TYPE_CHECKING:
+    from local_elasticity.data.own import Examples
 
 ROWS_SHOWN = 10
 
@@ -45,6 +48,7 @@ def forecast(
     figure: Annotated[
         Path | None, typer.Option(help="Draw margins before and after: a .png, .pdf or .svg file.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page, such as report.html.")] = None,
     device: Device = "cpu",
     json: Json = False,
     quiet: Quiet = False,
@@ -59,7 +63,7 @@ def forecast(
     from local_elasticity.api.forecast import forecast as forecasted
     from local_elasticity.cli.models import problem_of
 
-    common_options.check_out(out)
+    common_options.check_out(out, report)
     common_options.check_picture(figure)
     if step_size is None:
         raise ValueError("--step-size: name that of the fine-tune, such as 0.01")
@@ -94,6 +98,21 @@ def forecast(
     if figure is not None:
         common_options.write_picture(found.plot(), figure)
         screen.print(f"wrote {figure}", soft_wrap=True)
+    if report is not None:
+        _write_page(screen, found, both[1], report)
+
+
+def _write_page(screen: Any, found: Any, old: Examples, report: Path) -> None:
+    """The page with a picture of each old example where it is one; with --simulate also what came true."""
+    from dataclasses import replace
+
+    from local_elasticity.api.forecast import ForecastCheck
+    from local_elasticity.report.foreseen import foreseen
+
+    check = None if found.simulated is None else ForecastCheck.of(found.old, found.simulated.old)
+    names = common_options.names_of_rows(old)
+    shown = replace(foreseen("forecast", found, check), names=names, sentences=found.sentences(named=False))
+    common_options.write_page(screen, {"forecast": shown}, report, common_options.shown_examples(old, None))
 
 
 def _facts(found: Any, frame: Any) -> dict[str, Any]:

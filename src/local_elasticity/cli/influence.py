@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from local_elasticity.cli import common_options
 from local_elasticity.cli.app import Device, Json, Quiet, app, console, print_frame, print_json
 from local_elasticity.cli.common_options import DATA, ImageSize, Loss, Model
+
+if TYPE_CHECKING:
+    from local_elasticity.data.own import Examples
 
 ROWS_SHOWN = 3
 
@@ -36,6 +40,10 @@ def influence(
     dimension: Annotated[int, typer.Option(min=2, help="Numbers kept for each example and checkpoint.")] = 4096,
     top: Annotated[int, typer.Option(min=1, help="Helpers, and harmers, of each target.")] = ROWS_SHOWN,
     out: Annotated[Path | None, typer.Option(help="Keep the rows, in a .csv file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw helpers and harmers as bars: a .png, .pdf or .svg file.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page, such as report.html.")] = None,
     device: Device = "cpu",
     json: Json = False,
     quiet: Quiet = False,
@@ -48,7 +56,8 @@ def influence(
     from local_elasticity.api.influence import influence_index
     from local_elasticity.cli.models import problem_of
 
-    common_options.check_out(out)
+    common_options.check_out(out, report)
+    common_options.check_picture(figure)
     examples, given = common_options.streamed_data(data, n, image_size, device)
     asked = common_options.labelled_data(targets, n_targets, image_size, device, "--targets")
     common_options.check_same_classes(examples, asked, ("--data", "--targets"))
@@ -80,6 +89,29 @@ def influence(
     )
     if out is not None:
         common_options.write_rows(screen, frame, out)
+    if figure is not None:
+        from local_elasticity.report.bars import influence_figure
+
+        common_options.write_picture(influence_figure(frame, columns=2), figure)
+        screen.print(f"wrote {figure}", soft_wrap=True)
+    if report is not None:
+        sides = {"target": asked} | ({"source": examples} if isinstance(given, tuple) else {})
+        shown = replace(found, _frame=_with_pictures(frame, found, sides))
+        common_options.write_page(screen, {"influences": shown}, report)
+
+
+def _with_pictures(frame: Any, found: Any, sides: dict[str, Examples]) -> Any:
+    """The rows with what a page shows of their examples, where it is numbers that can be drawn."""
+    import numpy as np
+
+    from local_elasticity.report.examples import kept_examples
+
+    for side, examples in sides.items():
+        inputs, places = common_options.shown_examples(examples, None), found.frame()[side].to_numpy()
+        if inputs is not None:
+            used, each = np.unique(places, return_inverse=True)
+            frame = frame.assign(**{f"{side}_example": kept_examples(inputs[used], len(used))[each]})
+    return frame
 
 
 def _moments(weights: list[Path], step_sizes: list[float]) -> list[tuple[Path, float]]:

@@ -92,6 +92,7 @@ def _facts(S: Any) -> dict[str, Any]:
 def _show(S: Any, screen: Any) -> None:
     """Class pairs, how local the step is, which classes are coupled, and whether to believe it."""
     from local_elasticity import locality
+    from local_elasticity.measures.registry import with_unit
     from local_elasticity.statistics.class_pairs import has_classes
 
     about = S.attrs
@@ -100,12 +101,12 @@ def _show(S: Any, screen: Any) -> None:
         frame = S.le.classes()
         kept = frame.sort_values("value", ascending=False, kind="stable").head(PAIRS_SHOWN).sort_index()
         more = f"; {len(kept)} of {len(frame)} class pairs, the largest" if len(kept) < len(frame) else ""
-        print_frame(screen, common_options.in_words(kept), f"{about['measure']}: {size}{more}")
+        print_frame(screen, common_options.in_words(kept), f"{with_unit(about['measure'])}: {size}{more}")
         screen.print(str(locality(S)), soft_wrap=True)
         screen.print(_coupled(S), soft_wrap=True)
     else:
         values = S.values
-        screen.print(f"{about['measure']}: {size}; median {_median(values):.4g}", soft_wrap=True)
+        screen.print(f"{with_unit(about['measure'])}: {size}; median {_median(values):.4g}", soft_wrap=True)
     told = [f"engine {about['engine']}"] if about.get("engine") else []
     told += [f"update {about['update']}"] if about.get("update") else []
     if math.isfinite(about.get("nonlinearity", math.nan)):

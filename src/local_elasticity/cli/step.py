@@ -27,6 +27,7 @@ def step(
     image_size: ImageSize = None,
     figure: Annotated[Path | None, typer.Option(help="Draw it: a .png, .pdf or .svg file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the rows, in a .csv file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page, such as report.html.")] = None,
     device: Device = "cpu",
     json: Json = False,
     quiet: Quiet = False,
@@ -38,7 +39,7 @@ def step(
     from local_elasticity import check_step
     from local_elasticity.cli.models import problem_of
 
-    common_options.check_out(out)
+    common_options.check_out(out, report)
     common_options.check_picture(figure)
     chosen = common_options.made_update(update, step_size)
     sources = common_options.read_data(data, n, image_size, device)
@@ -60,3 +61,5 @@ def step(
     if figure is not None:
         common_options.write_picture(found.plot(columns=2), figure)
         screen.print(f"wrote {figure}", soft_wrap=True)
+    if report is not None:
+        common_options.write_page(screen, {"step": found}, report)

@@ -148,6 +148,16 @@ def axis_of(name: str) -> str:
     return (_by_name[name].axis if name in _by_name else "") or name
 
 
+def with_unit(name: str) -> str:
+    """A measure's name with what its numbers are, for titles of tables; the name alone if it is not known.
+
+    >>> with_unit("kl"), with_unit("my_own")
+    ('kl (KL divergence, target / source)', 'my_own')
+    """
+    unit = axis_of(name)
+    return name if unit == name else f"{name} ({unit})"
+
+
 def is_ratio(name: Any) -> bool:
     """Whether results of this name are shares of the source's own change, so that an example has 1 with itself."""
     return name in _by_name and _by_name[name].ratio

@@ -34,6 +34,7 @@ from local_elasticity.report.run import (
     side_for,
 )
 from local_elasticity.report.summary import tell, tell_clusters, tell_content, tell_missing
+from local_elasticity.report.tabled import Tabled
 from local_elasticity.words import number
 
 SCRIPTS = (
@@ -100,7 +101,7 @@ class Section:
 
 
 def page(
-    runs: Sequence[Run | Paper | Foreseen | Unshown],
+    runs: Sequence[Run | Paper | Foreseen | Tabled | Unshown],
     *,
     title: str,
     command: str = "",
@@ -120,7 +121,9 @@ def page(
         sections.append(section)
         payloads.append(payload)
     foreseen = [one for one in runs if isinstance(one, Foreseen)]
-    contents = [(one.name, one.content) for one in sections] + [(one.name, one.content) for one in foreseen]
+    tables = [one for one in runs if isinstance(one, Tabled)]
+    shown_parts: list[Section | Foreseen | Tabled] = [*sections, *foreseen, *tables]
+    contents = [(one.name, one.content) for one in shown_parts]
     plotly = _plotly() if measured else ""
     own = "\n".join(_asset(name) for name in SCRIPTS) if measured else ""
     return as_text(
@@ -134,6 +137,7 @@ def page(
             sections=sections,
             papers=[one for one in runs if isinstance(one, Paper)],
             forecasts=foreseen,
+            tables=tables,
             unshown=[one for one in runs if isinstance(one, Unshown)],
             contents=[f"{name}: {content}" for name, content in contents],
             style=_asset("page.css"),

@@ -13,13 +13,16 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from local_elasticity.measures.registry import axis_of, is_ratio
 from local_elasticity.statistics.class_pairs import read_pairs, summarized
+from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.store.atomic import write_whole
 from local_elasticity.words import in_natural_order
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
@@ -96,11 +99,7 @@ def class_figure(S: xr.DataArray, columns: int = 1) -> Figure:
         made = figure(width, 0.88 * width)
         axes = made.subplots()
         image = _draw_values(axes, values, str(S.attrs.get("measure", "similarity")), "median ")
-        for side, names in zip((axes.yaxis, axes.xaxis), sides, strict=True):
-            side.set_ticks(range(len(names)), labels=[_shortened(name) for name in names])
-        axes.set(xlabel="class of the target", ylabel="class of the source")
-        _fit_names(axes)
-        _write_numbers(axes, image)
+        _name_classes(axes, sides, image)
     return made
 
 
@@ -113,6 +112,51 @@ def comparison_figure(before: xr.DataArray, after: xr.DataArray, difference: xr.
         for axes, S, title in panels:
             draw_similarity(axes, S, title, "after − before" if title == "difference" else None)
     return made
+
+
+def seeds_figure(
+    before: np.ndarray, after: np.ndarray, words: str, classes: pd.DataFrame | None, paired: bool, columns: int = 2
+) -> Figure:
+    """The number of each seed on both sides with the means, pairs joined by a line; and the difference of every pair of
+    classes, framed where it is clear."""
+    width = width_of(columns)
+    with mpl.rc_context(STYLE):
+        shape = (1, 1) if classes is None else (1, 2) if columns == 2 else (2, 1)
+        made = figure(width, {(1, 1): 0.6, (1, 2): 0.42, (2, 1): 1.5}[shape] * width)
+        left, *right = made.subplots(*shape, squeeze=False).ravel()
+        if paired:
+            left.plot([0, 1], [before, after], color="0.7", linewidth=0.8)
+        for place, (values, colour) in enumerate(zip((before, after), COLOURS, strict=False)):
+            left.plot(np.full(len(values), place), values, "o", markersize=4, alpha=0.7, color=colour)
+            known = values[np.isfinite(values)]
+            if len(known):
+                left.hlines(known.mean(), place - 0.2, place + 0.2, color=colour)
+        left.set_xticks([0, 1], labels=[f"before ({len(before)} seeds)", f"after ({len(after)} seeds)"])
+        left.set(xlim=(-0.6, 1.6), ylabel=wrapped(words))
+        if classes is not None:
+            _draw_class_differences(right[0], classes)
+    return made
+
+
+def _draw_class_differences(axes: Any, classes: pd.DataFrame) -> None:
+    """The differences of pairs of classes as a matrix; those with p below 0.05 after correction have a frame."""
+    sides = [in_natural_order(classes[name]) for name in ("source_class", "target_class")]
+    values, p_values = (
+        classes[name].to_numpy(float).reshape([len(names) for names in sides]) for name in ("difference", "p_adjusted")
+    )
+    image = _draw_values(axes, values, "difference", label="difference of means; framed: p < 0.05")
+    for row, column in zip(*np.nonzero(p_values < SIGNIFICANT), strict=True):
+        axes.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, edgecolor="black", linewidth=1))
+    _name_classes(axes, sides, image)
+
+
+def _name_classes(axes: Any, sides: Sequence[Sequence[Any]], image: Any) -> None:
+    """The names of classes along a matrix of them, and the numbers in its cells."""
+    for side, names in zip((axes.yaxis, axes.xaxis), sides, strict=True):
+        side.set_ticks(range(len(names)), labels=[_shortened(name) for name in names])
+    axes.set(xlabel="class of the target", ylabel="class of the source")
+    _fit_names(axes)
+    _write_numbers(axes, image)
 
 
 def forecast_figure(before: np.ndarray, forecast: np.ndarray, right: np.ndarray, columns: int = 1) -> Figure:

@@ -35,6 +35,7 @@ class Foreseen:
         pictures: what is kept of each old example.
         notes: what could not be shown.
         sizes_known: whether it is forecast how many are lost.
+        names: what each old example is called; by default its position.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Foreseen:
     pictures: Sequence[str] | None = None
     notes: Sequence[str] = field(default_factory=tuple)
     sizes_known: bool = True
+    names: Sequence[str] | None = None
 
     def with_examples(self, examples: Any) -> Foreseen:
         """The same with a picture, text or vector for each old example, where they fit."""
@@ -98,7 +100,7 @@ class Foreseen:
             before, after = self.margins[place]
             found.append(
                 {
-                    "place": int(place),
+                    "name": f"#{place}" if self.names is None else self.names[place],
                     "label": "" if self.labels is None else self.labels[place],
                     "picture": kept if is_picture(kept) else "",
                     "text": "" if is_picture(kept) else kept,

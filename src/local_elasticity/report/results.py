@@ -29,6 +29,7 @@ from local_elasticity.report.run import (
     chosen_rows,
     share_words,
 )
+from local_elasticity.report.tabled import Tabled, tabled
 from local_elasticity.statistics.class_pairs import carried
 from local_elasticity.statistics.locality import SIGNIFICANT
 from local_elasticity.store.atomic import check_name
@@ -47,24 +48,23 @@ COMPARED_ATTRIBUTES = ("measure", "update", "loss", "policy", "dtype", "device",
 NOTHING_KNOWN = "it holds no similarity, no history and no result.json"
 
 
-def opened(name: str, one: Any) -> list[Run | Paper | Foreseen | Unshown]:
+def opened(name: str, one: Any) -> list[Run | Paper | Foreseen | Tabled | Unshown]:
     """A result, or what lies under a path, which may be several."""
     if isinstance(one, (str, Path)):
-        return _read(name, Path(one))
+        return [*_read(name, Path(one))]
     if isinstance(one, xr.DataArray):
         return [_of_similarity(name, [one])]
     if isinstance(one, xr.Dataset):
         return [_of_similarity(name, list(one.data_vars.values()))]
-    if is_history(getattr(one, "history", None)):
-        return [_of_history(name, one.history)]
-    if is_history(one):
-        return [_of_history(name, one)]
+    history = one if is_history(one) else getattr(one, "history", None)
+    if is_history(history):
+        return [_of_history(name, history)]
     if is_clustering(one):
         return [_of_clustering(name, one)]
     if is_comparison(one):
         return [_of_comparison(name, one)]
-    if (forecast := as_forecast(one)) is not None:
-        return [foreseen(name, *forecast)]
+    if (told := _of_forecast(name, one) or tabled(name, one)) is not None:
+        return [told]
     raise TypeError(unknown(one))
 
 
@@ -72,7 +72,8 @@ def unknown(one: Any) -> str:
     """What to give in place of something that is no result."""
     return (
         f"results: {type(one).__name__} cannot be reported; give a similarity, a Monitor or its history, what "
-        "le.compare or le.forecast found, a fitted clustering, or a path to what was stored"
+        "le.compare, le.forecast, le.check_step or an influence index found, a fitted clustering, or a path to what "
+        "was stored"
     )
 
 
@@ -91,6 +92,12 @@ def as_forecast(one: Any) -> tuple[Any, Any] | None:
     """A forecast and its check, where this is one of them alone or both in a tuple."""
     forecast, check = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
     return (forecast, check) if hasattr(forecast, "at_risk") and hasattr(forecast, "old") else None
+
+
+def _of_forecast(name: str, one: Any) -> Foreseen | None:
+    """A forecast with its check, also one that is read already; None if it is of another kind."""
+    forecast = as_forecast(one)
+    return one if isinstance(one, Foreseen) else foreseen(name, *forecast) if forecast is not None else None
 
 
 def is_history(one: Any) -> bool:
@@ -339,18 +346,18 @@ def _state(facts: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
     return {word: values for word, values in found.items() if np.isfinite(values).any()}
 
 
-def without_examples(run: Run | Foreseen) -> Run | Foreseen:
+def without_examples(run: Run | Foreseen | Tabled) -> Run | Foreseen | Tabled:
     """The same without anything of its examples but their classes and distances."""
-    if isinstance(run, Foreseen):
+    if isinstance(run, (Foreseen, Tabled)):
         return run.without_examples()
     sources, targets = (replace(side, examples=None) for side in (run.sources, run.targets))
     panels = tuple(_with_listed_examples(panel, None) for panel in run.panels)
     return replace(run, sources=sources, targets=targets, panels=panels, marked=())
 
 
-def with_examples(run: Run | Foreseen, examples: Any) -> Run | Foreseen:
+def with_examples(run: Run | Foreseen | Tabled, examples: Any) -> Run | Foreseen | Tabled:
     """The same with examples and their distances, where they fit and it has none of its own."""
-    if isinstance(run, Foreseen):
+    if isinstance(run, (Foreseen, Tabled)):
         return run.with_examples(examples)
     given = examples if isinstance(examples, tuple) else (examples, examples if run.square else None)
     sides, fitting, notes = [run.sources, run.targets], [], []

@@ -27,6 +27,7 @@ from local_elasticity.report.results import (
     without_examples,
 )
 from local_elasticity.report.run import Run, Unshown
+from local_elasticity.report.tabled import Tabled, tabled
 from local_elasticity.store.atomic import check_file, plainly, write_whole
 
 logger = logging.getLogger("local_elasticity")
@@ -47,13 +48,14 @@ def write_report(
     """Write one self-contained HTML page: it can be opened offline, mailed, printed, and linked to at any view.
 
     Args:
-        results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, what `le.compare` or
-            `le.forecast` found, a forecast with its check as (forecast, check), a fitted clustering, or a path to a
-            stored similarity, a stored history, or a folder of a paper's results. What cannot be read is listed on the
-            page.
+        results: one or several, also by name in a dict: a similarity, a `Monitor` or its history, what `le.compare`,
+            `le.forecast`, `le.check_step` or the query of an influence index found, a forecast with its check as
+            (forecast, check), a fitted clustering, or a path to a stored similarity, a stored history, or a folder of a
+            paper's results. What cannot be read is listed on the page.
         out: the file to write. An existing file is replaced and keeps its permissions, the target of a symlink is
             written, and a folder, device or FIFO is refused.
-        examples: pictures, texts or vectors to show, one for each source; similarities that carry their own keep them.
+        examples: pictures, texts or vectors to show, one for each source, or (of sources, of targets); similarities
+            that carry their own keep them.
             False leaves all examples out, also those that results carry; the page says what it contains.
         title, command: for the page's head and foot.
         about: what else is known of the results, such as `{"data": "MNIST", "seed": 0}`; shown under "How it was made".
@@ -78,7 +80,7 @@ def write_report(
         raise TypeError(f"out: expected the path of a file, got {type(out).__name__}; it comes after the results")
     out = Path(out)
     check_file(out, "out")
-    runs: list[Run | Paper | Foreseen | Unshown] = []
+    runs: list[Run | Paper | Foreseen | Tabled | Unshown] = []
     for name, one in _named(results):
         runs += opened(name, one)
     if not runs:
@@ -87,15 +89,17 @@ def write_report(
         raise ValueError(f"results: {', '.join(run.name for run in runs)}: {NOTHING_KNOWN}")
     left_out = examples is False
     if left_out:
-        runs = [without_examples(run) if isinstance(run, (Run, Foreseen)) else run for run in runs]
+        runs = [without_examples(run) if isinstance(run, (Run, Foreseen, Tabled)) else run for run in runs]
     elif examples is not None:
-        runs = [with_examples(run, examples) if isinstance(run, (Run, Foreseen)) else run for run in runs]
+        runs = [with_examples(run, examples) if isinstance(run, (Run, Foreseen, Tabled)) else run for run in runs]
     runs = [Unshown(run.name, "it holds no measurement yet") if is_empty(run) else run for run in runs]
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
     text = page(runs, title=title or _title(runs), command=command, about=about or {}, left_out=left_out)
-    write_whole(out, text.replace(SIZE, f"{len(text.encode()) / 1e6:.1f} MB", 1).encode(), "out")
+    size = len(text.encode())
+    told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+    write_whole(out, text.replace(SIZE, told, 1).encode(), "out")
     return out
 
 
@@ -124,6 +128,7 @@ def _named(results: Any) -> list[tuple[str, Any]]:
         return list(results.items())
     history = is_history(results) or is_history(getattr(results, "history", None))
     single = is_clustering(results) or is_comparison(results) or as_forecast(results) is not None
+    single = single or tabled("", results) is not None
     if isinstance(results, (str, Path, xr.DataArray, xr.Dataset)) or history or single:
         results = [results]
     if not isinstance(results, Iterable) or isinstance(results, nn.Module):
