@@ -17,7 +17,13 @@ let plotted = false;
 
 /** @param {any} asked */
 async function pick(asked) {
+  const classes = () => [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)].join();
+  const before = classes();
   choose(asked);
+  if (asked.cell === undefined) {
+    const both = (asked.source === undefined) === (asked.target === undefined);
+    choose({ cell: both ? (chosen.cell === "open" ? "open" : "pair") : classes() === before ? chosen.cell : "" });
+  }
   await afterChoice();
 }
 
