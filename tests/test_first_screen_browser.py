@@ -141,6 +141,17 @@ def test_a_phone_shows_headline_and_matrix_first(browser, page):
             assert bottom <= PHONE["height"]
     assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     apart([*boxes(reader, "h1"), *boxes(reader, "#theme")])
+    for selector in (".lead", "#measure", "#when"):  # what was measured, and the controls, come before the headline
+        (box,) = boxes(reader, selector)
+        assert 0 < box[3] <= boxes(reader, ".front:not([hidden]) .headline")[0][1]
+    assert reader.text("#frame-words").startswith("Tap a cell")
+    hint = "getComputedStyle(document.querySelector('nav'), '::after').visibility"
+    assert reader.page.evaluate(hint) == "visible"
+    reader.page.evaluate("document.querySelector('nav').scrollTo(9999, 0)")
+    reader.settle(f"{hint} === 'hidden'")
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("byId('map-plot').data.length > 10")
+    assert reader.page.evaluate("byId('map-plot').data[0].marker.size") <= 12
     reader.close()
 
 
@@ -318,6 +329,12 @@ def test_two_steps_are_compared_and_targets_can_be_normalised(reader):
     reader.settle("chosen.per === 'target' && byId('class-table').textContent.length > 0")
     assert reader.page.locator(".class-table button").first.text_content() != before
     assert "relative to the usual source of that column" in reader.text("#classes-title")
+    assert reader.page.evaluate("byId('matrix-plot').data[0].colorbar.title.text") == "√kl ÷ its target's usual value"
+    reader.page.select_option("#second", "1")
+    reader.settle("byId('compare-plot').data.length === 2")
+    assert "one colour means two numbers" in reader.text("#compare-words")
+    titles = reader.page.evaluate("byId('compare-plot').data.map((one) => one.colorbar.title.text)")
+    assert titles == ["√kl", "relative_l1"]
 
 
 def test_the_slider_moves_the_first_screen(reader):

@@ -172,7 +172,7 @@ function drawRuns() {
     return item;
   }));
   const head = element("p");
-  head.append(element("b", `${data.runs.length} runs`), `: ${what}. Choose one:`);
+  head.append(element("b", `${data.runs.length} runs`), element("span", `: ${what}`, "detail"), ". Choose one:");
   box.replaceChildren(head, list);
 }
 
