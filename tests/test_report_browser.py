@@ -422,7 +422,7 @@ def test_our_own_functions(reader):
     assert ask("upperOf([3, NaN, 7])") == 7
     assert ask("upperOf([])") == 1
     assert ask("digits(0.123456)") == "0.123"
-    assert ask("digits(-0.00000552)") == "-5.52 × 10⁻⁶"
+    assert ask("digits(-0.00000552)") == "−5.52 × 10⁻⁶"
     assert ask(
         "[...byTarget(Float32Array.from([9, 2, 4, 9, 6, 8]), 2, false, true)].map((v) => Math.round(100 * v))"
     ) == [

@@ -49,13 +49,13 @@ def test_tokens_are_marked_readable_and_reached_by_keys(browser, tmp_path, schem
         assert contrast(ink, ground) >= 4.5
     edges = tokens.evaluate_all("(all) => all.map((one) => getComputedStyle(one).borderBottomStyle)")
     assert [edges[place] for place in (1, 2, 4)] == ["solid", "dotted", "solid"]
-    assert "less likely: its log-probability changes by -0.1 over 3 tokens" in reader.text("#marked-words")
-    assert "less likely -0.4" in reader.text("#marked-pair .scale")
+    assert "less likely: its log-probability changes by −0.1 over 3 tokens" in reader.text("#marked-words")
+    assert "less likely −0.4" in reader.text("#marked-pair .scale")
     assert tokens.evaluate_all("(all) => all.filter((one) => one.tabIndex === 0).length") == 1
     tokens.first.focus()
     for _ in range(2):
         reader.page.keyboard.press("ArrowRight")
-    reader.settle("byId('token-words').textContent.includes('log-probability -0.4, 0.67 times as likely')")
+    reader.settle("byId('token-words').textContent.includes('log-probability −0.4, 0.67 times as likely')")
     reader.page.select_option("#marked", "1")
     reader.settle("document.querySelectorAll('#marked-pair .token').length === 400")
     assert reader.page.evaluate("[chosen.source, chosen.target, chosen.marked]") == [2, 0, 1]

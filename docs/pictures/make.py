@@ -18,6 +18,7 @@ import matplotlib as mpl
 import torch
 import xarray as xr
 from matplotlib.figure import Figure
+from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
 from torch import nn
@@ -121,6 +122,7 @@ def photograph(page: Path, out: Path, part: str | None = None) -> None:
         view.wait_for_timeout(1000)
         if part is None:
             view.screenshot(path=out)
+            Image.open(out).quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)  # a third of the bytes
         else:
             view.locator(part).screenshot(path=out)
         browser.close()

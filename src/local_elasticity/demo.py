@@ -66,17 +66,19 @@ def run_demo(out: Path, console: Console) -> dict[str, xr.DataArray]:
         _replace(out / f"{name}.zarr", S)
     console.print(f"{le.locality(results['relative'])} The net was never told which digit is which.", soft_wrap=True)
     monitor, shown = _watch(console, out / "training.zarr")
+    ten, two = "ten digits, during training", f"a net that separates {sides}"
+    console.print(_of_ten_digits(monitor), soft_wrap=True, markup=False)
     page = le.write_report(
         {
-            "ten digits, during training": monitor,
-            f"a net that separates {sides}": results["relative"],
+            ten: monitor,
+            two: results["relative"],
             "its 3s and 6s, clustered without labels": _clusters(results["kernel"]),
         },
         out / "report.html",
         examples=shown,
         title="Whose predictions move? Handwritten digits",
         command="make demo",
-        about={"data": origin, "seeds": "1 for the net of ten digits, 0 for the other"},
+        about={"data": origin, **dict(zip((ten, two), _recipes(), strict=True))},
     )
     console.print(f"[bold]Wrote[/bold]  {escape(', '.join(map(str, files)))}", soft_wrap=True, markup=True)
     console.print(
@@ -171,6 +173,33 @@ def _watch(console: Console, store: Path) -> tuple[le.Monitor, Tensor]:
         nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
         optimizer.step()
     return monitor, shown
+
+
+def _of_ten_digits(monitor: le.Monitor) -> str:
+    """What the page opens with: how local learning is at the end, and the three most coupled digits."""
+    history = monitor.history
+    options = {"source_labels": history.source_classes, "target_labels": history.target_classes, "measure": "kl"}
+    last = le.as_similarity(history[-1].similarity["kl"], square=True, **options)
+    coupled = str(last.le.coupled()).splitlines()[:3]
+    step = f"The second net, which learns all ten digits, at training step {history[-1].step}:"
+    return "\n".join([f"{step} {le.locality(last).headline}", *(f"  {line}" for line in coupled)])
+
+
+def _recipes() -> tuple[str, str]:
+    """How the net of ten digits and the other one were trained and measured."""
+    images = [f"{count:,}" for count in (len(TEN) * TRAIN_PER_DIGIT, len(TEN) * WATCHED_PER_DIGIT)]
+    ten = (
+        f"784-{WATCHED_WIDTH}-{len(TEN)} with ReLU, cross-entropy; SGD, learning rate {WATCHED_RATE:g}, "
+        f"{WATCHED_AT[-1]} steps of {BATCH} images out of {images[0]}; random seed 1; measured as kl and relative_l1 "
+        f"with one SGD step of size {STEP_SIZE:g} on each of {images[1]} held-out images"
+    )
+    count = len((*ONE_SIDE, *OTHER_SIDE))
+    two = (
+        f"784-{WIDTH}-1 with ReLU, squared loss; SGD, learning rate {RATE:g}, {EPOCHS} epochs of "
+        f"{count * TRAIN_PER_DIGIT:,} images in batches of {BATCH}; random seed 0; measured with one SGD step of size "
+        f"{STEP_SIZE:g} on each of {count * HELD_OUT_PER_DIGIT:,} held-out images"
+    )
+    return ten, two
 
 
 def _clusters(K: xr.DataArray) -> xr.DataArray:

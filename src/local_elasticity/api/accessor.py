@@ -53,7 +53,7 @@ class SimilarityAccessor:
         """The pairs of classes that are coupled, as the report page shows them; options as for `le.coupling`.
 
         Returns:
-            A `Coupling`. Printed, it names the pairs, the largest value first, or says "No structure found"; `.frame()`
+            A `Coupling`. Printed, it names the pairs, the largest value first, or says that none was found; `.frame()`
             has a row for every pair of classes.
 
         Raises:
@@ -63,8 +63,8 @@ class SimilarityAccessor:
         >>> labels = np.repeat(["cat", "dog", "fox", "owl"], 10)
         >>> values = np.random.default_rng(0).lognormal(-2, 0.4, size=(40, 40))
         >>> S = le.as_similarity(values, source_labels=labels, measure="relative")
-        >>> print(str(S.le.coupled())[:68])
-        No structure found: no pair of classes is clearly above what its row
+        >>> print(str(S.le.coupled())[:76])
+        No coupled pair of classes was found: none is clearly above what its row and
         >>> values[np.ix_(labels == "cat", labels == "owl")] *= 6
         >>> print(le.as_similarity(values, source_labels=labels, measure="relative").le.coupled())
         cat → owl: 78 %, 4.4× (3.2–5.2×) what row cat and column owl suggest (18 %).

@@ -10,7 +10,7 @@ import numpy as np
 from local_elasticity.engine.nonlinearity import LARGE
 from local_elasticity.measures.registry import is_ratio, order_of
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.words import number, percent
+from local_elasticity.words import number, percent, times
 
 Level = Literal["good", "careful", "bad", "unknown"]
 
@@ -24,13 +24,16 @@ MANY_EXTREMES_SHARE = 0.05
 """A share of extreme pairs that is no longer a few."""
 
 SMALL_DENOMINATOR_SHARE = 0.01
-"""A denominator below this share of the median one is called small."""
+"""A denominator below this share of the median one is called small, both as how far: of kl the root."""
 
 SELF_DEVIATION = 0.01
 """By how much an example may differ from 1 with itself."""
 
 LARGE_ROWS_TIMES = 2
 """Rows whose median is so many times that of the others are called large."""
+
+SAME_CONCLUSION = 1.1
+"""Two numbers of times as far that differ by less than this factor support the same conclusion."""
 
 
 SAME_MARGIN = 1e-3
@@ -54,7 +57,7 @@ class Finding:
 
 def examine(run: Run, panel: Panel) -> list[Finding]:
     """All findings of one measure, at its last time where it has several."""
-    always = [_unresolved(run, panel), _denominators(panel), _noise(panel), _extremes(panel)]
+    always = [_unresolved(run, panel), _denominators(run, panel), _noise(panel), _extremes(panel)]
     return [*always, *_step(run), *_itself(run, panel)]
 
 
@@ -83,33 +86,61 @@ def _unresolved(run: Run, panel: Panel) -> Finding:
     )
 
 
-def _denominators(panel: Panel) -> Finding:
+def _denominators(run: Run, panel: Panel) -> Finding:
+    """How far sources move themselves, and whether the conclusion rests on those that hardly do."""
     if not is_ratio(panel.measure):
         return Finding("good", "No denominators", f"{panel.measure} has no denominator.")
-    if panel.own is None or not (own := panel.own[np.isfinite(panel.own) & (panel.own > 0)]).size:
+    if panel.own is None or not (panel.own[np.isfinite(panel.own)] > 0).any():
         return Finding("unknown", "Denominators were not kept", "Histories of earlier versions do not have them.")
-    small = panel.own < SMALL_DENOMINATOR_SHARE * np.median(own)
-    words = (
-        f"A similarity is divided by how far its source moved: {number(float(np.median(own)))} in the median, from "
-        f"{number(float(own.min()))} to {number(float(own.max()))}. "
-    )
-    if small.any():
-        share = percent(float(small.mean()))
-        words += f"{share} of the sources moved less than {percent(SMALL_DENOMINATOR_SHARE)} of the median; "
-        words += f"{_rows(panel, small)}."
-        return Finding("careful", "Some denominators are small", words)
-    return Finding("good", "Denominators are of one size", words + "None is far below the rest.")
+    far = np.abs(panel.own) ** (1 / order_of(panel.measure))
+    known = far[np.isfinite(far) & (far > 0)]
+    small = far < SMALL_DENOMINATOR_SHARE * np.median(known)
+    divided = "Each number is divided by how far its source moved itself. "
+    if not small.any():
+        least = percent(float(known.min() / np.median(known)))
+        return Finding(
+            "good",
+            "No denominator is small",
+            f"{divided}The source that moved least moved {least} as far as the median source.",
+        )
+    share = percent(float(small.mean()))
+    words = f"{divided}{share} of the sources moved less than {percent(SMALL_DENOMINATOR_SHARE)} of the median source. "
+    harmless, told = _without(run, panel, small)
+    title = "Some denominators are small" + (", which does not change the conclusion" if harmless else "")
+    return Finding("good" if harmless else "careful", title, words + told)
 
 
-def _rows(panel: Panel, small: np.ndarray) -> str:
-    """Whether the rows of the small denominators are large for that reason."""
-    theirs, others = (_median(np.abs(panel.values[-1][rows])) for rows in (small, ~small))
+def _without(run: Run, panel: Panel, small: np.ndarray) -> tuple[bool, str]:
+    """Whether the conclusion is the same without the sources of small denominators: of classes where there are some,
+    and else whether their rows are larger."""
+    order = order_of(panel.measure)
+    theirs, others = (_median(np.abs(panel.values[-1][rows])) ** (1 / order) for rows in (small, ~small))
     if not np.isfinite(theirs):
-        return "none of their pairs was resolved"
-    found = f"the median similarity in their rows is {number(theirs)}, in the others {number(others)}"
-    return found + (
-        ": trust medians, not means" if theirs > LARGE_ROWS_TIMES * others else ", so their rows are not larger"
-    )
+        return True, "None of their pairs was resolved, so they enter no median."
+    if theirs <= LARGE_ROWS_TIMES * others:
+        rows = f"{percent(theirs)} in the median, others {percent(others)}"
+        return True, f"Their rows are not larger ({rows}), so this is harmless."
+    larger = f"Their rows are larger ({percent(theirs)} in the median, others {percent(others)})"
+    far = [_times(run, panel, rows) for rows in (np.ones(len(small), dtype=bool), ~small)]
+    if any(one is None or not np.isfinite(one) for one in far):
+        return False, f"{larger}. Medians limit their weight, means would not: trust medians alone."
+    whole, rest = (times(float(one)) for one in far if one is not None)
+    same = abs(np.log(float(far[1] or 1) / float(far[0] or 1))) < np.log(SAME_CONCLUSION)
+    compared = f"Without them a step moves its own class {rest} as far as other classes, with them {whole}"
+    meant = "the conclusion does not rest on them" if same else "the conclusion depends on them"
+    return same, f"{larger}. {compared}: {meant}."
+
+
+def _times(run: Run, panel: Panel, chosen: np.ndarray) -> float | None:
+    """How many times as far some sources move their own class; None where there are no two classes."""
+    if run.classes is None or len(run.classes) < 2 or run.sources.classes is None or run.targets.classes is None:
+        return None
+    values = np.array(panel.values[-1], dtype=float)
+    if run.square:
+        np.fill_diagonal(values, np.nan)
+    same = np.asarray(run.sources.classes)[:, None] == np.asarray(run.targets.classes)
+    within, between = (_median(values[chosen][pairs[chosen]]) for pairs in (same, ~same))
+    return (within / between) ** (1 / order_of(panel.measure)) if within > 0 and between > 0 else None
 
 
 def _median(values: np.ndarray) -> float:
@@ -143,17 +174,17 @@ def _extremes(panel: Panel) -> Finding:
     known = known ** (1 / order_of(panel.measure)) if is_ratio(panel.measure) else known
     if not known.size or np.median(known) == 0:
         return Finding("unknown", "Extremes", "There is nothing to compare them with.")
-    times = float(known.max() / np.median(known))
+    over = float(known.max() / np.median(known))
     largest = percent(float(known.max())) if is_ratio(panel.measure) else number(float(known.max()))
-    words = f"The largest value is {largest}, {number(times)} times the median."
-    if times > EXTREME_TIMES_MEDIAN:
-        share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
-        words += f" {percent(share)} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
-        words += " They would dominate a mean, so the page shows medians."
-        return Finding(
-            "careful", "Many pairs are extreme" if share > MANY_EXTREMES_SHARE else "A few pairs are extreme", words
-        )
-    return Finding("good", "No pair is extreme", words)
+    words = f"The largest value is {largest}, {number(over)} times the median."
+    if over <= EXTREME_TIMES_MEDIAN:
+        return Finding("good", "No pair is extreme", words)
+    share = float((known > EXTREME_TIMES_MEDIAN * np.median(known)).mean())
+    words += f" {percent(share)} of the pairs are over {EXTREME_TIMES_MEDIAN:g} times the median."
+    if share > MANY_EXTREMES_SHARE:
+        return Finding("careful", "Many pairs are extreme", f"{words} Medians and means differ widely: name which.")
+    words += " They would dominate a mean. All conclusions here are of medians, which so few pairs do not move."
+    return Finding("good", "A few pairs are extreme, which does not change the conclusion", words)
 
 
 def _step(run: Run) -> list[Finding]:
@@ -163,7 +194,7 @@ def _step(run: Run) -> list[Finding]:
     if not len(known):
         return []
     last, most = float(known[-1]), float(known.max())
-    words = f"Changes deviate by {percent(last)} from those of an infinitely small step, ‖R − JΔ‖ / ‖JΔ‖."
+    words = f"Changes deviate by {percent(last)} from those of an infinitely small step (‖R − JΔ‖ / ‖JΔ‖)."
     words += f" At the worst of {len(known)} times it was {percent(most)}." if most > last else ""
     if most > LARGE:
         return [Finding("careful", "The step is large", words + " A smaller step shows the local effect alone.")]

@@ -60,6 +60,10 @@ ROUNDED = frozenset({"nonlinearity", "unresolved", "approximation_error"})
 """Values of the provenance that nothing is repeated with: three digits are enough."""
 
 
+CHECKSUM = "checksum of the inputs (norm; ordered sum)"
+"""What the numbers are called by which the inputs of two results can be told apart."""
+
+
 @dataclass(frozen=True)
 class PanelText:
     """What the page says about one measure of a run; `checks` counts the findings of each level."""
@@ -185,6 +189,8 @@ def _provenance(run: Run) -> dict[str, str]:
 def _lines(about: Mapping[str, Any]) -> dict[str, str]:
     lines: dict[str, str] = {}
     for name, value in about.items():
+        if name == "inputs" and isinstance(value, (list, tuple)) and all(isinstance(one, float) for one in value):
+            name, value = CHECKSUM, [f"{one:.6g}" for one in value]
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {one}" for key, one in value.items())
         elif isinstance(value, (list, tuple)):

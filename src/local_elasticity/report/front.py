@@ -29,10 +29,16 @@ from local_elasticity.statistics.change_point import FEWEST, half_life, last_qua
 from local_elasticity.statistics.class_pairs import pair_rows
 from local_elasticity.statistics.contrast import Contrast, contrast
 from local_elasticity.statistics.coupling import Coupling, coupling
-from local_elasticity.statistics.development import Development, development
-from local_elasticity.statistics.locality import NO_STRUCTURE, Locality, locality, quartiles
+from local_elasticity.statistics.development import Development, development, since
+from local_elasticity.statistics.locality import LOCAL, NO_STRUCTURE, Locality, locality, quartiles
 from local_elasticity.statistics.locality import times as times_of
 from local_elasticity.words import number, p_value, percent, times
+
+UNRESOLVED = "no pair resolved"
+"""The number in a list of runs, where there is none."""
+
+OTHERS_NAMED = 2
+"""Other measures that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,10 @@ class Front:
     curve: dict[str, Any] | None = None
     brief: Brief = field(default_factory=Brief)
     coupling: Coupling | None = None
+    when: str = ""
+    """When learning became local, in few words."""
+    more: tuple[str, ...] = ()
+    """What else is told below the first screen."""
 
 
 def fronts_of(run: Run, pairs: Sequence[Pairs | None]) -> list[Front]:
@@ -78,7 +88,25 @@ def fronts_of(run: Run, pairs: Sequence[Pairs | None]) -> list[Front]:
             {name: one for name, one in zip(*ratios, strict=True) if one is not None and not one.signed}
         )
         found = [one if one.coupling is None or one.coupling.signed else _also_said(one, said) for one in found]
+        found = [replace(one, evidence=(*one.evidence, *_other_times(one, ratios[0], found))) for one in found]
+    found = [replace(one, evidence=(*one.evidence, *_covered(run, one))) for one in found]
     return [replace(one, evidence=(*one.evidence, run.drawn)) if run.drawn else one for one in found]
+
+
+def _other_times(front: Front, names: Sequence[str], fronts: Sequence[Front]) -> tuple[str, ...]:
+    """When learning became local by other measures of the run, where they say something else."""
+    others = {name: one.when for name, one in zip(names, fronts, strict=True) if one.when not in ("", front.when)}
+    if not front.when or not others:
+        return ()
+    return (" ".join(f"By {name}: {when}." for name, when in list(others.items())[:OTHERS_NAMED]),)
+
+
+def _covered(run: Run, front: Front) -> tuple[str, ...]:
+    """What intervals do not cover."""
+    if front.kind == "unknown" or front.brief.words in ("", UNRESOLVED):
+        return ()
+    several = "these are two models" if run.kind == "comparison" else "this is one network"
+    return (f"Intervals cover the choice of examples, not other seeds: {several}.",)
 
 
 def _also_said(front: Front, said: str) -> Front:
@@ -99,7 +127,7 @@ def front_of(run: Run, panel: Panel, pairs: Pairs | None) -> Front:
     if not np.isfinite(panel.values[-1]).any():
         at = f" at step {panel.steps[-1]}" if len(panel.steps) > 1 else ""
         words = f"No pair could be resolved{at}, so there is nothing to conclude. The checks below say why."
-        return Front(kind, order, words, brief=Brief("no pair resolved"))
+        return Front(kind, order, words, brief=Brief(UNRESOLVED))
     if kind == "unknown":
         words = f"The page does not know the measure {panel.measure}, so it draws no conclusion from it."
         return Front(kind, order, words, ("Register it with le.measure to say whether it is a ratio or has signs.",))
@@ -111,7 +139,7 @@ def front_of(run: Run, panel: Panel, pairs: Pairs | None) -> Front:
     found = coupling(read, measure=panel.measure)
     named = NamedPairs()
     if len(set(read[2])) > 1:  # with targets of one class, no pair can be coupled
-        named = coupled_pairs(found, pairs, kind, order, _at(panel))
+        named = coupled_pairs(found, panel, pairs, kind, order, read)
     if kind != "ratio":
         headline, evidence, brief = _contrast(contrast(read), kind, panel)
         return Front(kind, order, _at_last(headline, panel), evidence, named, None, brief, found)
@@ -119,12 +147,16 @@ def front_of(run: Run, panel: Panel, pairs: Pairs | None) -> Front:
     developed = None
     if len(panel.steps) > 1:
         developed = development(panel.steps, pairs.ratio, panel.values, *read[1:3], square=run.square)
-    headline, evidence, brief = _locality(local, order, developed, panel)
-    return Front(kind, order, _at_last(headline, panel), evidence, named, _curve(developed, order), brief, found)
-
-
-def _at(panel: Panel) -> str:
-    return f" at step {panel.steps[-1]}" if len(panel.steps) > 1 else ""
+    headline, evidence, brief = _locality(local)
+    curve = _curve(developed, local)
+    when, told, more = "", "", ""
+    if curve is not None and developed is not None:
+        when = _when(curve, panel.steps) if local.verdict == "local" else ""
+        told, more = _developed(curve, when, panel), _half(curve, panel.steps) if when else ""
+    moved = _moved(pairs, order, panel) if brief.times is not None else ""
+    evidence = tuple(filter(None, (*evidence, told, moved)))
+    headline = _at_last(headline, panel)
+    return Front(kind, order, headline, evidence, named, curve, brief, found, when, tuple(filter(None, (more,))))
 
 
 def _at_last(headline: str, panel: Panel) -> str:
@@ -160,7 +192,7 @@ def _over_all(run: Run, panel: Panel, kind: Kind, order: int) -> tuple[str, tupl
     ((_, _, *middle, count, _),) = pair_rows(read, "median", "exclude", 200)
     counted = np.isfinite(panel.values[-1]) & ~(np.eye(n, m, dtype=bool) & run.square)
     if not count:
-        return "No pair of two different examples could be resolved.", (), Brief("no pair resolved")
+        return "No pair of two different examples could be resolved.", (), Brief(UNRESOLVED)
     quarter, _, most = quartiles(panel.values[-1][counted][None])[:, 0]
     value, low, high, quarter, most = (amount(float(part), kind, order) for part in (*middle, quarter, most))
     spread = f"The middle half of the {count:,} pairs lies between {quarter} and {most}."
@@ -186,36 +218,69 @@ def noun_of(side: Side) -> str:
     return "text" if kept and not any(is_picture(one) or one.startswith("[") for one in kept) else "example"
 
 
-def _locality(
-    found: Locality, order: int, developed: Development | None, panel: Panel
-) -> tuple[str, tuple[str, ...], Brief]:
+def _locality(found: Locality) -> tuple[str, tuple[str, ...], Brief]:
     if not np.isfinite(found.ratio):
         return found.headline, (), Brief("classes cannot be compared")
-    evidence = [found.evidence]
-    if developed is not None:
-        evidence.append(_developed(developed, order, panel, told=found.verdict == "local"))
     value = found.further()
-    return found.headline, tuple(evidence), Brief(f"{times(*value)}, {found.verdict}", value)
+    return found.headline, (found.evidence,), Brief(f"{times(*value)}, {found.verdict}", value)
 
 
-def _developed(found: Development, order: int, panel: Panel, *, told: bool) -> str:
-    steps, known = panel.steps, np.flatnonzero(np.isfinite(found.ratio))
+def _moved(pairs: Pairs, order: int, panel: Panel) -> str:
+    """How far the own class and other classes move: over training, which of the two changed."""
+    known = np.flatnonzero(np.isfinite(pairs.within) & np.isfinite(pairs.between))
+    if not len(known):
+        return ""
+    ends = [known[-1]] if len(known) == 1 else [known[0], known[-1]]
+    own, other = (
+        " → ".join(amount(float(values[at]), "ratio", order) for at in ends) for values in (pairs.within, pairs.between)
+    )
+    over = f"From step {panel.steps[ends[0]]} to {panel.steps[ends[-1]]}, own class" if len(ends) > 1 else "Own class"
+    return f"{over}: {own} of how far the source itself moves; other classes: {other}."
+
+
+def _when(curve: dict[str, Any], steps: Sequence[int]) -> str:
+    """From which step on learning was clearly local, and the change point.
+
+    >>> curve = {"times": np.ones(5), "low": np.array([1, 1, 1.2, 2, 2]), "change": [20.0, 30.0], "steepest": None}
+    >>> _when(curve, [0, 10, 20, 30, 40])
+    'clearly above 1.25× from step 30 on; change point between steps 20 and 30'
+    """
+    if np.isfinite(curve["times"]).sum() < FEWEST:
+        return ""
+    first = since(steps, curve["low"], LOCAL)
+    parts = []
+    if np.isfinite(first):
+        parts.append(f"clearly above {LOCAL:g}× from step {first:.0f} on")
+    for name, mark in (("change point", curve["change"]), ("steepest rise", curve["steepest"])):
+        if mark is not None:
+            parts.append(f"{name} between steps {mark[0]:.0f} and {mark[1]:.0f}")
+            break
+    return "; ".join(parts)
+
+
+def _developed(curve: dict[str, Any], when: str, panel: Panel) -> str:
+    steps, known = panel.steps, np.flatnonzero(np.isfinite(curve["times"]))
     if not len(known):
         return ""
     first, last = known[0], known[-1]
-    curve = times_of(found.ratio, order)
-    text = f"Over training: {times(float(curve[first]))} at step {steps[first]}"
-    text += f", {times(float(curve[last]))} at step {steps[last]}"
+    ends = f"{times(float(curve['times'][first]))} at step {steps[first]}"
+    ends += f", {times(float(curve['times'][last]))} at step {steps[last]}"
     if len(known) < FEWEST:
-        return f"{text}; {len(known)} probes are too few to say when it changed."
-    half, late = half_life(steps, curve), float(np.median(last_quarter(curve[known])))
-    if told and late > curve[first] and np.isfinite(half):
-        text += f"; half of the way to its late level ({times(late)}) by step {half:.0f}"
-    if told and np.isfinite(found.step):
-        return f"{text}; change point between steps {found.step_low:.0f} and {found.step_high:.0f}."
-    if told and found.steepest is not None:
-        return f"{text}; steepest rise between steps {found.steepest[0]:.0f} and {found.steepest[1]:.0f}."
-    return f"{text}."
+        return f"Over training: {ends}; {len(known)} probes are too few to say when it changed."
+    fitted = " (where two levels fit best)" * ("change point" in when)
+    return f"Over training: {when}{fitted}; {ends}." if when else f"Over training: {ends}."
+
+
+def _half(curve: dict[str, Any], steps: Sequence[int]) -> str:
+    """When half of the rise had happened, and what is called its end."""
+    known = curve["times"][np.isfinite(curve["times"])]
+    half, late = half_life(steps, curve["times"]), float(np.median(last_quarter(known)))
+    if not np.isfinite(half) or late <= known[0]:
+        return ""
+    return (
+        f"Half of the rise to the late level ({times(late)}, the median of the last quarter of the probes) had "
+        f"happened by step {half:.0f}."
+    )
 
 
 def _contrast(found: Contrast, kind: Kind, panel: Panel) -> tuple[str, tuple[str, ...], Brief]:
@@ -278,13 +343,13 @@ def _influences(found: HelpersAndHarmers, noun: str = "example") -> tuple[str, t
     return headline, tuple(ends)
 
 
-def _curve(found: Development | None, order: int) -> dict[str, Any] | None:
+def _curve(found: Development | None, local: Locality) -> dict[str, Any] | None:
+    """How many times as far at every step; at the last step with the interval that the headline has."""
     if found is None:
         return None
-    return {
-        "times": times_of(found.ratio, order),
-        "low": times_of(found.high, order),
-        "high": times_of(found.low, order),
-        "change": None if np.isnan(found.step) else [found.step_low, found.step_high],
-        "steepest": found.steepest,
-    }
+    curve, low, high = (times_of(one, local.order) for one in (found.ratio, found.high, found.low))
+    value, *ends = local.further()
+    if np.isclose(value, curve[-1]) and np.isfinite(ends).all():
+        low[-1], high[-1] = ends
+    change = None if np.isnan(found.step) else [found.step_low, found.step_high]
+    return {"times": curve, "low": low, "high": high, "change": change, "steepest": found.steepest}

@@ -12,15 +12,19 @@ from local_elasticity.measures.registry import known_measure
 from local_elasticity.report.kinds import Kind
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run
-from local_elasticity.statistics.coupling import Coupling
+from local_elasticity.statistics.class_pairs import ReadPairs
+from local_elasticity.statistics.coupling import Coupling, Place, coupled_since
 from local_elasticity.statistics.locality import SIGNIFICANT
-from local_elasticity.words import number, percent
+from local_elasticity.words import number, percent, times
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAIRS_NAMED, ALSO_NAMED = 3, 6
 """Pairs that have a card, and more of them that are named."""
+
+MOST_TESTED = 20
+"""With more classes, coupling is tested in the last matrix alone."""
 
 LONGEST_NAME = 16
 """Characters of a class in the sentence of a pair."""
@@ -33,8 +37,10 @@ class NamedPairs:
     Attributes:
         title: above the cards.
         pairs: `head` in bold letters, `words`, `more` in small letters, and either `from` and `to`, places in the
-            panel's classes, or `source` and `target`, places of examples; `over` is its course over training.
+            panel's classes, or `source` and `target`, places of examples. Over training, `since` says from which step
+            on it was coupled, `cell` is its value, `suggested` what row and column suggest, and `over` their quotient.
         words: below the cards, or why there are none.
+        larger: below the matrix, why the largest values without a frame have none.
         framed: the cells of the class matrix that have a frame.
         legend: what a frame says.
         expected: what row and column of each cell suggest, as the matrix shows it.
@@ -43,6 +49,7 @@ class NamedPairs:
     title: str = ""
     pairs: tuple[dict[str, Any], ...] = ()
     words: str = ""
+    larger: str = ""
     framed: tuple[tuple[int, int], ...] = ()
     legend: str = ""
     expected: np.ndarray | None = None
@@ -50,34 +57,101 @@ class NamedPairs:
     @property
     def sentences(self) -> list[str]:
         """All of it."""
-        cards = [" ".join(filter(None, (one["head"], one["words"], one["more"]))) for one in self.pairs]
-        return [*cards, *[self.words] * bool(self.words)]
+        cards = [
+            " ".join(filter(None, (one["head"], one["words"], one["more"], one.get("since")))) for one in self.pairs
+        ]
+        return [*cards, *filter(None, (self.words, self.larger))]
 
 
-def coupled_pairs(found: Coupling, pairs: Pairs, kind: Kind, order: int, when: str) -> NamedPairs:
-    """The coupled pairs of classes, each once: in the direction that is coupled, the larger one if both are."""
-    coupled = found.coupled()
+def coupled_pairs(found: Coupling, panel: Panel, pairs: Pairs, kind: Kind, order: int, read: ReadPairs) -> NamedPairs:
+    """The coupled pairs of classes, each once: in the direction that is coupled, the larger one if both are.
+
+    Args:
+        found: the pairs at the last time.
+        panel, pairs: the measure, and the medians of its classes over time.
+        kind, order: of the measure.
+        read: the last matrix with its classes.
+    """
+    coupled, when = found.coupled(), f" at step {panel.steps[-1]}" if len(panel.steps) > 1 else ""
     title = f"Coupled classes{when}" if kind == "ratio" else f"Pairs of classes that stand out{when}"
     cell = [pairs.classes.index(str(name)) for name in found.classes]
     suggested = np.full((len(pairs.classes),) * 2, np.nan)
     suggested[np.ix_(cell, cell)] = found.expected ** (1 / order) if kind == "ratio" else found.expected
     if not coupled:
-        return NamedPairs(title, words=found.nothing, expected=suggested)
+        counted = _counted(read) if np.isfinite(found.excess).any() else ""
+        return NamedPairs(title, words=f"{found.nothing} {counted}".strip(), expected=suggested)
     once = [(a, b) for place, (a, b) in enumerate(coupled) if (b, a) not in coupled[:place]]
-
-    def over(a: int, b: int) -> np.ndarray | None:
-        return found.course(pairs.median, (a, b)) if len(pairs.median) > 1 else None
-
+    shown = once[:PAIRS_NAMED]
+    courses = _courses(found, shown, [(cell[a], cell[b]) for a, b in shown], panel, pairs, kind, order, read)
     cards = tuple(
         dict(zip(("head", "words"), found.sentence((a, b), clipped), strict=True))
-        | {"from": cell[a], "to": cell[b], "over": over(cell[a], cell[b])}
+        | {"from": cell[a], "to": cell[b], **course}
         | {"more": _more(pairs, cell[a], cell[b], kind, order, _symmetric(found), back=(b, a) in coupled)}
-        for a, b in once[:PAIRS_NAMED]
+        for (a, b), course in zip(shown, courses, strict=True)
     )
-    also = [_both_ways(found, at, coupled) for at in once[PAIRS_NAMED:]]
-    words = " ".join(filter(None, (_also(also), found.larger(once[:PAIRS_NAMED], clipped))))
-    legend = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
-    return NamedPairs(title, cards, words, tuple((cell[a], cell[b]) for a, b in coupled), legend, suggested)
+    words = _also([_both_ways(found, at, coupled) for at in once[PAIRS_NAMED:]])
+    clearly = f"clearly {'above' if kind == 'ratio' else 'different from'} what its row and column suggest"
+    legend = f"A frame means {clearly}, not a large number."
+    framed = tuple((cell[a], cell[b]) for a, b in coupled)
+    return NamedPairs(title, cards, words, found.larger(coupled, clipped), framed, legend, suggested)
+
+
+def _counted(read: ReadPairs) -> str:
+    """How many examples a class has.
+
+    >>> _counted((np.eye(3), np.array(["a", "a", "b"]), np.array(["a", "b", "b"]), None, False))
+    'There are 1 to 2 examples a class.'
+    """
+    counts = np.concatenate([np.unique(side, return_counts=True)[1] for side in read[1:3]])
+    few, many = int(counts.min()), int(counts.max())
+    one = "1 example" if many == 1 else f"{many:,} examples" if few == many else f"{few:,} to {many:,} examples"
+    return f"There {'is' if many == 1 else 'are'} {one} a class."
+
+
+def _courses(
+    found: Coupling,
+    shown: Sequence[Place],
+    cells: Sequence[Place],
+    panel: Panel,
+    pairs: Pairs,
+    kind: Kind,
+    order: int,
+    read: ReadPairs,
+) -> list[dict[str, Any]]:
+    """Of each pair over training: its value, what row and column suggest, and from which step on it was coupled."""
+    if len(panel.steps) < 2:
+        return [{} for _ in shown]
+    since: list[int] | None = None
+    if len(found.classes) <= MOST_TESTED:
+        named = [(found.classes[a], found.classes[b]) for a, b in shown]
+        since = coupled_since(panel.values, *read[1:3], named, square=read[-1], measure=panel.measure)
+    courses = []
+    for k, (a, b) in enumerate(cells):
+        over = found.course(pairs.median, (a, b))
+        value = np.array(pairs.median[:, a, b])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = value ** (1 / order) if kind == "ratio" else value
+            usual = value / over if kind == "ratio" else value - over
+        words = _since(None if since is None else since[k], over, panel.steps, kind)
+        courses.append({"over": over, "cell": value, "suggested": usual, "since": words})
+    return courses
+
+
+def _since(place: int | None, over: np.ndarray, steps: Sequence[int], kind: Kind) -> str:
+    """From which step on a pair was coupled.
+
+    >>> _since(1, np.array([1.0, 1.31, 4.0]), [0, 20, 400], "ratio")
+    'Clearly coupled from step 20 on (1.3× there).'
+    >>> _since(2, np.array([1.0, 1.31, 4.0]), [0, 20, 400], "ratio")
+    'Clearly coupled at step 400, not for good before.'
+    """
+    if place is None:
+        return f"From which step on is not tested with more than {MOST_TESTED} classes."
+    if place == len(steps) - 1:
+        return f"Clearly coupled at step {steps[-1]}, not for good before."
+    value = float(over[place])
+    there = "" if not np.isfinite(value) else f" ({times(value) if kind == 'ratio' else number(value)} there)"
+    return f"Clearly coupled from step {steps[place]} on{there}."
 
 
 def _symmetric(found: Coupling) -> bool:
@@ -155,7 +229,7 @@ def changed_pairs(changes: pd.DataFrame, pairs: Pairs) -> NamedPairs:
     framed = tuple((pairs.classes.index(a), pairs.classes.index(b)) for _, a, b, _ in chosen)
     cards = tuple({"from": a, "to": b, **said} for (a, b), (*_, said) in zip(framed, chosen, strict=True))
     words = f"{len(clear)} of {many} pairs of classes changed clearly: {len(rose)} rose, {len(fell)} fell ({tested})."
-    return NamedPairs(title, cards, words, framed, "the largest clear changes")
+    return NamedPairs(title, cards, words, framed=framed, legend="A frame marks the largest clear changes.")
 
 
 def _largest(rows: pd.DataFrame) -> list[tuple[float, str, str, dict[str, str]]]:

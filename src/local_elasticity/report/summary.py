@@ -40,7 +40,7 @@ def tell(run: Run, panel: Panel, front: Front) -> list[str]:
             f"For {len(run.marked)} {'pair' if len(run.marked) == 1 else 'pairs'}, the change of each token's "
             "log-probability was measured: see Tokens."
         )
-    return [*sentences, front.headline, *front.evidence, *front.named.sentences]
+    return [*sentences, front.headline, *front.evidence, *front.more, *front.named.sentences]
 
 
 def tell_clusters(side: Side, match: Matched | None) -> list[str]:

@@ -27,7 +27,7 @@ from local_elasticity.checks import check_count, check_share
 from local_elasticity.measures.registry import is_ratio, known_measure, order_of
 from local_elasticity.statistics.class_blocks import ClassBlocks
 from local_elasticity.statistics.class_pairs import ReadPairs, pair_rows, read_pairs
-from local_elasticity.statistics.locality import NO_STRUCTURE, pooled
+from local_elasticity.statistics.locality import pooled
 from local_elasticity.words import in_natural_order, number, percent, times
 
 if TYPE_CHECKING:
@@ -42,6 +42,15 @@ SWEEPS = 10
 
 NEARLY_NOTHING = 0.01
 """A share of the value; what is expected is called about 0 below it."""
+
+NO_PAIR = "No coupled pair of classes was found"
+"""How a sentence begins where none is coupled."""
+
+LARGER_NAMED = 2
+"""Large values without coupling that a sentence names."""
+
+PROBES_TESTED, DRAWS = 16, 100
+"""The most earlier matrices that pairs are tested in, and how many resamples and permutations each has."""
 
 Place = tuple[int, int]
 """Of a pair of classes: row and column."""
@@ -128,8 +137,7 @@ class Coupling:
         Returns:
             Words such as "cat → dog".
         """
-        known = known_measure(self.measure)
-        arrow = "↔" if known is not None and known.symmetric else "→"
+        arrow = "↔" if self._symmetric else "→"
         return f"{shortened(str(self.classes[at[0]]))} {arrow} {shortened(str(self.classes[at[1]]))}"
 
     def sentence(self, at: Place, shortened: Callable[[str], str] = str) -> tuple[str, str]:
@@ -152,25 +160,33 @@ class Coupling:
         return f"{name}: {value},", f"{self._excess(at)} {side}{expected}."
 
     def larger(self, shown: Sequence[Place], shortened: Callable[[str], str] = str) -> str:
-        """Why the largest value that is not coupled is not shown, where it is larger than one that is.
+        """Why the largest values that are not coupled are not, where they are larger than one that is.
 
         Args:
-            shown: the pairs that are shown.
+            shown: the coupled pairs that they are compared with.
             shortened: how a long name is written.
 
         Returns:
-            A sentence; "" where all larger values are coupled.
+            A sentence on up to two pairs; "" where all larger values are coupled.
         """
         coupled = set(self.coupled())
-        rest = [at for at in self._by_value(np.isfinite(self.excess)) if at not in coupled]
-        if not rest or not shown or abs(self.value[rest[0]]) <= min(abs(self.value[at]) for at in shown):
+        if self._symmetric:
+            coupled |= {(b, a) for a, b in coupled}
+        least = min((abs(self.value[at]) for at in shown), default=np.inf)
+        rest = [
+            (a, b)
+            for a, b in self._by_value(np.isfinite(self.excess))
+            if (a, b) not in coupled and abs(self.value[a, b]) > least and (a < b or not self._symmetric)
+        ][:LARGER_NAMED]
+        if not rest:
             return ""
-        at = rest[0]
-        larger = f"{self.name(at, shortened)} is larger ({self._amount(self.value[at])}), but"
-        if abs(self.excess[at]) <= self.baseline:
-            return f"{larger} its row and column suggest about as much ({self._amount(self.expected[at])})."
-        found = f"{self._excess(at)}, where permuted labels reach {self._reach}"
-        return f"{larger} not clearly {'different from' if self.signed else 'above'} its row and column: {found}."
+        named = [
+            f"{self.name(at, shortened)} ({self._amount(self.value[at])}; its row and column suggest "
+            f"{self._amount(self.expected[at])})"
+            for at in rest
+        ]
+        reached = f"an excess of {self._reach}" if self.signed else f"{self._reach} what row and column suggest"
+        return f"Large but not coupled: {' and '.join(named)}. Permuted labels reach {reached}."
 
     @property
     def nothing(self) -> str:
@@ -191,7 +207,7 @@ class Coupling:
         if abs(self.excess[at]) > self.baseline:
             within = f"is uncertain: its interval reaches into what permuted class labels give ({self._reach})"
         return (
-            f"{NO_STRUCTURE}: no pair of classes {verb} what its row and column suggest. The largest excess, "
+            f"{NO_PAIR}: none {verb} what its row and column suggest. The largest excess, "
             f"{self._excess(at)} in {self.name(at)}, {within}."
         )
 
@@ -214,6 +230,11 @@ class Coupling:
             return times(value, low, high)
         value, low, high = (value, low, high) if value > 0 else (-value, -high, -low)
         return f"{number(value)} ({number(low)} to {number(high)})"
+
+    @property
+    def _symmetric(self) -> bool:
+        known = known_measure(self.measure)
+        return known is not None and known.symmetric
 
     @property
     def _reach(self) -> str:
@@ -246,8 +267,8 @@ def coupling(
         permutations: how often classes are permuted for the baseline.
 
     Returns:
-        A `Coupling`: `.frame()` has a row for each pair of classes; printed, it names the coupled pairs, or says "No
-        structure found". With fewer than four classes no pair is coupled.
+        A `Coupling`: `.frame()` has a row for each pair of classes; printed, it names the coupled pairs, or says that
+        none was found. With fewer than four classes no pair is coupled.
 
     Raises:
         ValueError, TypeError: what is wrong with an argument; the message begins with its name.
@@ -301,6 +322,49 @@ def coupling(
     excess, low, high = (_unscaled(part, measure, signed) for part in (found, low, high))
     baseline = float(_unscaled(np.quantile(largest, level), measure, signed))
     return Coupling(classes, medians, expected, excess, low, high, p_value, baseline, measure, signed)
+
+
+def coupled_since(
+    values: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    pairs: Sequence[tuple[object, object]],
+    *,
+    square: bool,
+    measure: str,
+) -> list[int]:
+    """From which matrix on pairs of classes are coupled for good, where they are in the last of several.
+
+    Every matrix has the test of `coupling`, with fewer draws. Where there are many, an even share of them is tested.
+
+    Args:
+        values: similarities over time, [t, n, m].
+        rows, columns: the classes of sources and targets.
+        pairs: source and target class of every pair.
+        square: whether the targets are the sources.
+        measure: its name.
+
+    Returns:
+        A place among the matrices for each pair.
+
+    >>> classes = np.repeat(list("abcde"), 8)
+    >>> values = np.random.default_rng(0).lognormal(-2, 0.3, size=(3, 40, 40))
+    >>> values[1:, :8, 8:16] *= 6
+    >>> coupled_since(values, classes, classes, [("a", "b")], square=False, measure="relative")
+    [1]
+    """
+    last = len(values) - 1
+    found = dict.fromkeys(pairs, last)
+    tested = np.unique(np.linspace(0, last, min(last, PROBES_TESTED) + 1).round().astype(int))[:-1]
+    left = set(found)
+    for place in map(int, tested[::-1]):
+        if not left:
+            break
+        read = values[place], rows, columns, None, square
+        one = coupling(read, measure=measure, resamples=DRAWS, permutations=DRAWS)
+        left &= {(one.classes[a], one.classes[b]) for a, b in one.coupled()}
+        found |= dict.fromkeys(left, place)
+    return [found[one] for one in pairs]
 
 
 def _unscaled(excess: np.ndarray, measure: str, signed: bool) -> np.ndarray:

@@ -75,6 +75,21 @@ def development(
     return Development(ratio, low, high, step, step_low, step_high, found.p_value, steepest)
 
 
+def since(steps: Sequence[float], low: np.ndarray, least: float) -> float:
+    """The first step from which on the lower end of an interval stays above a bound; NaN where it does not at the end.
+
+    >>> since([0, 10, 20, 30], np.array([1.0, 1.4, 1.2, 1.5]), 1.25)
+    30.0
+    >>> since([0, 10], np.array([1.4, np.nan]), 1.25)
+    nan
+    """
+    above = np.asarray(low) > least
+    if not len(above) or not above[-1]:
+        return float("nan")
+    below = np.flatnonzero(~above)
+    return float(steps[0 if not len(below) else below[-1] + 1])
+
+
 def _resampled(
     values: np.ndarray, rows: np.ndarray, columns: np.ndarray, square: bool, resamples: int, rng: np.random.Generator
 ) -> np.ndarray:

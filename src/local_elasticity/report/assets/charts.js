@@ -188,16 +188,18 @@ function drawMap(one, places, by, source, values) {
     y: which.map((i) => points[i][1]), customdata: which, hoverinfo: "none", ...more });
   const near = (/** @type {number} */ i) => values[source * side.places.length + i];
   const { scale } = panel();
-  const alike = { name: "similarity to the chosen one", marker: { size: 11, symbol: "circle", color: all.map((i) => drawn(scale, near(i))), colorscale: stopsOf(scale), cmin: endsOf(scale)[0], cmax: endsOf(scale)[1],
+  const narrow = byId("map-plot").clientWidth < 500;
+  const [dot, pictured] = narrow ? [6, 12] : [9, 26];
+  const alike = { name: "similarity to the chosen one", marker: { size: narrow ? 7 : 11, symbol: "circle", color: all.map((i) => drawn(scale, near(i))), colorscale: stopsOf(scale), cmin: endsOf(scale)[0], cmax: endsOf(scale)[1],
     colorbar: { thickness: 10, ...scaleTicks(scale) }, line: { color: theme().ink, width: 0.5 } } };
   const kept = side.examples;
   const pictures = by !== "similarity" && kept && all.length <= PICTURES ? all.filter((i) => PICTURE.test(kept[i])) : [];
   const faded = (/** @type {number} */ g) => chosen.cell === "open" && of && g !== of[chosen.source] && g !== of[chosen.target];
   const traces = by === "similarity" ? [trace(all, alike)] : names.map((name, g) => trace(all.filter((i) => !of || of[i] === g), { name: plain((by === "cluster" ? "cluster " : "") + name),
-    marker: { color: colourOf(g), symbol: pictures.length ? "square" : SYMBOLS[g % SYMBOLS.length], size: pictures.length ? 26 : 9, opacity: faded(g) ? 0.15 : 0.85 } }));
+    marker: { color: colourOf(g), symbol: pictures.length ? "square" : SYMBOLS[g % SYMBOLS.length], size: pictures.length ? pictured : dot, opacity: faded(g) ? 0.15 : 0.85 } }));
   if (one.match)
-    traces.push(trace(all.filter((i) => one.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: 16, line: { width: 2 } } }));
-  traces.push(trace([source], { name: "chosen source", marker: { color: theme().ink, symbol: "cross-open", size: 18, line: { width: 2 } } }));
+    traces.push(trace(all.filter((i) => one.match.wrong[i]), { name: "in a wrong cluster", marker: { color: theme().ink, symbol: "circle-open", size: narrow ? 12 : 16, line: { width: 2 } } }));
+  traces.push(trace([source], { name: "chosen source", marker: { color: theme().ink, symbol: "cross-open", size: narrow ? 14 : 18, line: { width: 2 } } }));
   const axis = { showticklabels: false, zeroline: false };
   const spread = (/** @type {number} */ k) => Math.max(...points.map((/** @type {number[]} */ p) => p[k])) - Math.min(...points.map((/** @type {number[]} */ p) => p[k])) || 1;
   const size = 0.035 * Math.max(spread(0), spread(1));
@@ -259,14 +261,14 @@ function drawCompare(first, second, names, of, alike) {
   const traces = maps.map((z, i) => {
     const from = i === 2 ? [difference] : alike ? [first, second] : [z];
     const [k, start] = [i === 0 ? "" : String(i + 1), narrow ? 1 - (i + 1) * wide : i * wide];
-    const [x, y] = narrow ? [[0, 0.85], [start + 0.3 * wide, start + 0.95 * wide]] : [[start, start + 0.72 * wide], [0, 1]];
+    const [x, y] = narrow ? [[0, 0.8], [start + 0.3 * wide, start + 0.95 * wide]] : [[start, start + 0.72 * wide], [0, 1]];
     const axis = { type: names ? "category" : "linear", showticklabels: Boolean(names), automargin: true };
     layout[`xaxis${k}`] = { ...axis, tickangle: names && names.some((name) => name.length > 3) ? -90 : 0, domain: x, anchor: `y${k}`, title: { text: `target (${titles[i]})` } };
     layout[`yaxis${k}`] = { ...axis, domain: y, anchor: `x${k}`, autorange: "reversed", showticklabels: i === 0 || narrow, title: { text: i === 0 || narrow ? "source" : "" } };
     const top = most(from);
     const scale = signed(from) || i === 2 ? { zmin: -top, zmax: top, colorscale: stopsOf({ log: false, low: -1, high: 1, beyond: 0 }) } : { zmin: 0, zmax: top, colorscale: stopsOf({ log: false, low: 0, high: 1, beyond: 0 }) };
     return { type: "heatmap", z, ...(names ? { x: names.map((name) => plain(clipped(name, 14))), y: names.map((name) => plain(clipped(name, 14))) } : {}), xaxis: `x${k}`, yaxis: `y${k}`, ...scale,
-      colorbar: { thickness: 10, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0], tickformat: of[i % 2].kind === "ratio" ? PERCENT : "" },
+      colorbar: { thickness: 10, title: { text: plain(i === 2 ? "second − first" : of[i].title), side: "right" }, x: x[1] + 0.01, y: (y[0] + y[1]) / 2, len: y[1] - y[0], tickformat: of[i % 2].kind === "ratio" ? PERCENT : "" },
       hovertemplate: `${names ? "source %{y}, target %{x}<br>" : ""}%{z:${of[i % 2].kind === "ratio" ? PERCENT : ".3g"}}<extra></extra>` };
   });
   return Plotly.react("compare-plot", traces, layout, CONFIG);

@@ -9,6 +9,8 @@ const OF_FEATURES = "features: ";
 /** The curve of how local learning is. */
 const TIMES = "times as far as other classes";
 const PER = ["source", "target"];
+/** What is chosen in the class matrix: a cell with its pairs, a cell, or a row. */
+const CHOSEN = ["open", "pair", "row"];
 /** @type {Chosen} */
 const chosen = { view: "short", run: 0, measure: 0, when: 0, order: "class", source: 0, target: 0, curves: "", colours: "class", first: 0, second: 0, first_step: -1, second_step: -1, per: "source", cell: "", marked: 0 };
 /** The part of the matrix in view: [r0, r1, c0, c1]. @type {number[]|null} */
@@ -57,7 +59,7 @@ function choose(asked) {
   if (changed) chosen.cell = "";
   const marks = run().marked.findIndex((one) => one.source === run().sources.places[chosen.source] && one.target === run().targets.places[chosen.target]);
   chosen.marked = within(asked.marked, run().marked.length, marks >= 0 && asked.marked === undefined ? marks : changed ? 0 : chosen.marked);
-  if (asked.cell !== undefined) chosen.cell = asked.cell === "open" ? "open" : "";
+  if (asked.cell !== undefined) chosen.cell = CHOSEN.includes(asked.cell) ? asked.cell : "";
   if (asked.view && byId(asked.view)) chosen.view = asked.view;
   if (changed) part = null;
 }

@@ -65,7 +65,7 @@ async function compare() {
   const found = mapsOf(a, b, same, values, when);
   const together = !same ? "" : exact ? `Pair by pair${a.run === b.run ? "" : ", if these are the same examples"}, their rank correlation is ${digits(agreementOf(values[0], values[1], width, square))}.`
     + (alike ? ` The median over pairs of second − first is ${differenceWords(differenceOf(values[0], values[1], width, square), a.panel)}.` : "") : "Single pairs are not kept at one of these steps, so no correlation is given.";
-  byId("compare-words").textContent = two.map(tell).join("") + together + (alike ? "" : " These are different measures: each has a scale of its own, and no difference is drawn.")
+  byId("compare-words").textContent = two.map(tell).join("") + together + (alike ? "" : ` These are different measures: no difference is drawn${found ? ", and each has a colour scale of its own, so that one colour means two numbers" : ""}.`)
     + (found ? (found.names ? "" : " Dots are medians over blocks of pairs.") : " They cannot be drawn side by side.");
   byId("compare-plot").hidden = !found;
   if (found) await drawCompare(found.maps[0], found.maps[1], found.names, [a.panel, b.panel], alike);

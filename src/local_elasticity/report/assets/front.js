@@ -12,6 +12,9 @@ const NAME = 15;
 const ROW_NAME = 12;
 const ROW_NAME_ON_PHONES = 7;
 
+/** What a hand does on this screen. */
+const touched = () => (matchMedia("(pointer: coarse)").matches ? "Tap" : "Click");
+
 /** @param {string} name @param {Record<string, any>} values @param {string} [words] @returns {SVGElement} */
 function drawing(name, values, words) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -153,8 +156,8 @@ function drawRuns() {
   const several = new Set(shown.map(({ title }) => title)).size > 1;
   const known = shown.flatMap(({ front }) => (front.brief.times || []).filter((/** @type {number|null} */ v) => v !== null && v > 0));
   const ends = [Math.min(1, ...known), Math.max(1, ...known)];
-  const others = known.length && shown.some(({ front }) => !front.brief.times) ? "; a run without a dot has another scale" : "";
-  const what = known.length ? `how many times as far a step moves its own class as other classes (bars: 95 % intervals; line: 1×${others})` : "their main numbers with 95 % intervals";
+  const others = known.length && shown.some(({ front }) => !front.brief.times) ? "; no dot: another scale" : "";
+  const what = known.length ? `how many times as far a step moves its own class as others (bar: 95 % interval; line: 1×${others})` : "their main numbers with 95 % intervals";
   const list = element("ul", undefined, "runs");
   list.append(...data.runs.map((one, i) => {
     const { front: { brief }, title, steps } = shown[i];
@@ -169,7 +172,7 @@ function drawRuns() {
     return item;
   }));
   const head = element("p");
-  head.append(element("b", `${data.runs.length} runs`), `: ${what}. Choose one:`);
+  head.append(element("b", `${data.runs.length} runs`), element("span", `: ${what}`, "detail"), ". Choose one:");
   box.replaceChildren(head, list);
 }
 
@@ -208,13 +211,13 @@ function drawClasses() {
   if (!medians) {
     caption.textContent = `${pairs.classes.length} classes are too many for a table of numbers; the matrix below shows all examples.`;
     box.replaceChildren();
-    legend.replaceChildren();
+    legend.replaceChildren(...(toolsOfClasses ? [toolsOfClasses] : []));
+    byId("frame-words").textContent = "";
     return;
   }
-  const what = kind === "ratio" ? `in percent of how far the source itself moves${title === `√${measure}` ? ` (root of ${measure})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
+  const what = kind === "ratio" ? `in percent of how far the source itself moves${title === `√${measure}` ? ` (√${measure})` : ""}` : kind === "loss" ? "median change of their loss" : `median of ${title}`;
   const relative = chosen.per === "target";
   const axes = kind === "ratio" || kind === "loss" ? "Rows: the class a step is taken on. Columns: the class whose predictions move" : "Rows: the class of the source. Columns: the class of the target";
-  caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}. Click a cell for its pairs.${front.named.framed.length && atLast() ? ` Framed: ${front.named.legend}.` : ""}`;
   const table = relative ? perTarget(medians, kind === "ratio") : medians;
   const unit = unitOf(table.flat().filter((/** @type {number|null} */ v) => v !== null));
   const every = (/** @type {any} */ lists) => /** @type {number[]} */ (lists.flat(2).filter((/** @type {number|null} */ v) => v !== null));
@@ -222,9 +225,12 @@ function drawClasses() {
   unit.signs = Boolean(colours.both);
   const units = unit.power ? `, in units of ${digits(10 ** unit.power).replace("1 × ", "")}` : "";
   const near = unit.signs ? "; + and − are closer to 0" : "";
-  caption.textContent = caption.textContent.replace(". Click", `${units}${near}. Click`);
+  caption.textContent = `${axes}${when}, ${relative ? "relative to the usual source of that column" : what}${units}${near}.`;
+  const { framed, legend: frames, larger } = front.named;
+  const frame = !framed.length ? "" : atLast() ? ` ${frames}${larger && ` ${larger}`}` : ` Frames are of the last step, ${steps[steps.length - 1]}.`;
+  byId("frame-words").textContent = unbroken(`${touched()} a cell for its pairs.${frame}`);
   box.replaceChildren(classTable(table, colours, unit));
-  legend.replaceChildren(...legendOf(colours));
+  legend.replaceChildren(...legendOf(colours), ...(toolsOfClasses ? [toolsOfClasses] : []));
 }
 
 /** The classes that a side has, by their places in the panel's. @param {Side} side */
@@ -238,7 +244,7 @@ function classTable(table, colours, unit) {
   const { classes } = panel().pairs;
   const [rows, columns] = [classesOf(run().sources), classesOf(run().targets)];
   const [from, to] = [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)];
-  const picked = chosen.cell === "open" || chosen.source !== 0 || chosen.target !== 0;
+  const picked = chosen.cell === "open" || chosen.cell === "pair";
   const framed = new Set(atLast() ? panel().front.named.framed.map(String) : []);
   const made = element("table", undefined, `class-table${columns.length > 12 ? " many" : ""}`);
   made.classList.toggle("long", table.flat().some((value) => cellWords(value, unit).length >= CELL_WIDTH));
@@ -257,6 +263,7 @@ function classTable(table, colours, unit) {
     const line = element("tr");
     const name = element("th", clipped(classes[a], matchMedia("(max-width: 44rem)").matches ? ROW_NAME_ON_PHONES : ROW_NAME), "row");
     name.title = classes[a];
+    name.classList.toggle("chosen", chosen.cell === "row" && classes[a] === from);
     name.setAttribute("scope", "row");
     line.append(name);
     for (const b of columns) {
@@ -265,6 +272,8 @@ function classTable(table, colours, unit) {
       const colour = shade(colours, value);
       const here = picked && classes[a] === from && classes[b] === to;
       Object.assign(button.style, { background: colour, color: inkOn(colour) });
+      button.style.setProperty("--frame", inkOn(colour));
+      button.style.setProperty("--halo", inkOn(inkOn(colour)));
       Object.assign(button.dataset, { a: String(a), b: String(b) });
       button.classList.toggle("clear", framed.has(`${a},${b}`));
       button.setAttribute("aria-pressed", String(here));
@@ -352,25 +361,32 @@ function drawNamed() {
   box.replaceChildren(element("p", named.title + framed, "named-title"), list, ...(named.words ? [element("p", unbroken(named.words), "evidence")] : []));
 }
 
-/** When a pair of classes came about: what it was of what its row and column suggested, over training, from 1 (or 0) on;
- * the dot is the chosen step. @param {{over: (number|null)[]}} one */
-function sparkline({ over }) {
-  const { steps, kind } = panel();
+/** The value of a pair of classes over training, and what its row and column suggest (dashed), both with their first and
+ * last numbers; the dot is the chosen step. @param {{cell: (number|null)[], suggested: (number|null)[]}} one */
+function sparkline({ cell, suggested }) {
+  const { steps } = panel();
   const { x } = timesOf(steps);
-  const known = over.map((value, k) => ({ k, value: Number(value) })).filter(({ k, value }) => over[k] !== null && Number.isFinite(value));
-  const none = kind === "ratio" ? 1 : 0;
-  const ends = [Math.min(none, ...known.map(({ value }) => value)), Math.max(none, ...known.map(({ value }) => value))];
-  const px = (/** @type {number} */ k) => 4 + (66 * (x[k] - x[0])) / (x[x.length - 1] - x[0] || 1);
-  const py = (/** @type {number} */ value) => 28 - (24 * (value - ends[0])) / (ends[1] - ends[0] || 1);
-  const first = known[0];
-  const words = known.length ? `over training, from ${digits(first.value)}${none ? "×" : ""} at step ${steps[first.k]}` : "";
-  const svg = drawing("svg", { viewBox: "0 0 74 44", class: "sparkline", role: "img", "aria-label": words });
-  svg.append(drawing("title", {}, `What it was of what its row and column suggested, ${words}`));
-  svg.append(drawing("path", { class: "axis", d: `M4 ${py(none)}H70` }));
-  svg.append(drawing("path", { d: `M${known.map(({ k, value }) => `${px(k)} ${py(value)}`).join("L")}`, fill: "none", stroke: colourOf(0), "stroke-width": 1.8 }));
-  const now = known.find(({ k }) => k === chosen.when);
+  const [left, right, top, bottom, last] = [30, 112, 17, 47, x.length - 1];
+  const lines = [{ name: "measured", values: cell, colour: colourOf(0), dash: "none" }, { name: "suggested", values: suggested, colour: colourOf(2), dash: "3 2" }]
+    .map((line) => ({ ...line, known: line.values.map((value, k) => ({ k, value: Number(value) })).filter(({ k, value }) => line.values[k] !== null && Number.isFinite(value)) }));
+  const all = lines.flatMap(({ known }) => known.map(({ value }) => value));
+  const ends = [Math.min(0, ...all), Math.max(0, ...all)];
+  const px = (/** @type {number} */ k) => left + ((right - left) * (x[k] - x[0])) / (x[last] - x[0] || 1);
+  const py = (/** @type {number} */ value) => bottom - ((bottom - top) * (value - ends[0])) / (ends[1] - ends[0] || 1);
+  const told = lines.filter(({ known }) => known.length).map(({ name, known }) => `${name} ${amount(known[0].value)} at step ${steps[known[0].k]}, ${amount(known[known.length - 1].value)} at step ${steps[known[known.length - 1].k]}`);
+  const svg = drawing("svg", { viewBox: "0 0 150 60", class: "sparkline", role: "img", "aria-label": told.join("; ") });
+  svg.append(drawing("path", { class: "axis", d: `M${left} ${py(0)}H${right}` }));
+  for (const { known, colour, dash } of lines)
+    if (known.length) svg.append(drawing("path", { d: `M${known.map(({ k, value }) => `${px(k)} ${py(value)}`).join("L")}`, fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": dash }));
+  for (const end of [0, 1]) {
+    const here = lines.filter(({ known }) => known.length).map(({ known }) => known[end ? known.length - 1 : 0].value);
+    const moves = movesApart(here.map((value) => ({ left: 0, right: 9, top: py(value) - 5, bottom: py(value) + 5 })), 0);
+    here.forEach((value, i) => svg.append(drawing("text", { x: end ? right + 4 : left - 3, y: py(value) + 3.5 + moves[i], "text-anchor": end ? "start" : "end", class: i ? "" : "named" }, amount(value))));
+  }
+  svg.append(drawing("text", { x: 2, y: 9, class: "named" }, "— measured"), drawing("text", { x: 148, y: 9, "text-anchor": "end" }, "╌ suggested"));
+  const now = lines[0].known.find(({ k }) => k === chosen.when);
   if (now) svg.append(drawing("circle", { cx: px(now.k), cy: py(now.value), r: 3, fill: colourOf(0) }));
-  svg.append(drawing("text", { x: 4, y: 41 }, String(steps[0])), drawing("text", { x: 70, y: 41, "text-anchor": "end" }, `step ${steps[steps.length - 1]}`));
+  svg.append(drawing("text", { x: left, y: 58, "text-anchor": "middle" }, String(steps[0])), drawing("text", { x: right, y: 58, "text-anchor": "middle" }, `step ${steps[steps.length - 1]}`));
   return svg;
 }
 
@@ -379,8 +395,8 @@ function namedPair(one) {
   const button = element("button", undefined, one.source === undefined ? "pair-card" : "pair-card tall");
   const thumbs = element("div", undefined, "thumbs");
   const words = element("div");
-  words.append(element("b", unbroken(one.head)), ` ${unbroken(one.words)}`, ...(one.more ? [element("small", unbroken(one.more))] : []));
-  button.append(thumbs, words, ...(one.over ? [sparkline(one)] : []));
+  words.append(element("b", unbroken(one.head)), ` ${unbroken(one.words)}`, ...[one.more, one.since].filter(Boolean).map((said) => element("small", unbroken(said))));
+  button.append(thumbs, words, ...(one.cell ? [sparkline(one)] : []));
   const { sources, targets } = run();
   const picture = (/** @type {number} */ source, /** @type {number} */ target) => {
     if (sources.examples && targets.examples) thumbs.replaceChildren(exampleOf(sources, source), element("span", "→"), exampleOf(targets, target));
@@ -405,6 +421,15 @@ async function openCell(a, b) {
   if (!pair) return;
   choose({ source: pair.source, target: pair.target, cell: "open" });
   await afterChoice();
+  bringIntoView(byId("behind"));
+}
+
+/** Scroll as little as needed to see a box, or its beginning where it is taller than the screen. @param {HTMLElement} box */
+function bringIntoView(box) {
+  const { top, bottom, height } = box.getBoundingClientRect();
+  if (box.hidden || (top >= 0 && bottom <= innerHeight)) return;
+  const behavior = matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
+  box.scrollIntoView({ block: height > 0.6 * innerHeight ? "start" : "nearest", behavior });
 }
 
 /** The pairs behind the chosen cell. */
@@ -425,7 +450,14 @@ async function showBehind() {
   const much = panel().kind === "ratio" ? "how far the target moves, in percent of how far the source itself does" : panel().title;
   const head = element("h3", `${from} → ${to}: ${found.length.toLocaleString("en")} ${found.length === 1 ? "pair" : "pairs"} of examples${when}, median ${median === null ? "–" : amount(median)} (${much})`);
   const close = element("button", "Close");
-  close.addEventListener("click", () => { choose({ cell: "" }); remember(); box.hidden = true; });
+  close.addEventListener("click", () => {
+    choose({ cell: "" });
+    remember();
+    drawFront();
+    box.hidden = true;
+    focusCell(a, b);
+    bringIntoView(byId("classes"));
+  });
   box.replaceChildren(head, close, ...parts.flatMap(([name, list]) => {
     const listed = element("ul", undefined, "behind");
     listed.append(.../** @type {any[]} */ (list).map(behindPair));
@@ -508,7 +540,7 @@ async function drawInfluences() {
  * @param {number[]|null} change @param {string} words what a screen reader says @param {number} width */
 function smallPlot(lines, change, words, width) {
   const { steps } = panel();
-  const [height, left, right, top, bottom] = [150, 30, lines.some((line) => line.right) ? 38 : 16, 16, 30];
+  const [height, left, right, top, bottom] = [128, 30, lines.some((line) => line.right) ? 38 : 16, 16, 30];
   const { x: places, ticks } = timesOf(steps);
   const [first, last] = [places[0], places[places.length - 1]];
   const px = (/** @type {number} */ at) => left + ((width - left - right) * (at - first)) / (last - first || 1);
@@ -542,6 +574,10 @@ function smallPlot(lines, change, words, width) {
       svg.append(drawing("text", { x: line.right ? width - right + 3 : left - 3, y: py(value) + 4, "text-anchor": line.right ? "start" : "end" }, line.right ? `${Math.round(100 * value)} %` : digits(Number(value.toPrecision(2)))));
     svg.append(drawing("text", { class: "named", x: line.right ? width - right : left + 2 + 100 * i, y: 10, "text-anchor": line.right ? "end" : "start" }, `${line.dash ? "╌" : "—"} ${line.name}`));
   });
+  if (lines[0].low && ends[0] < 1.25 && ends[1] > 1.25) {
+    const at = height - bottom - ((height - top - bottom) * (1.25 - ends[0])) / (ends[1] - ends[0]);
+    svg.append(drawing("path", { class: "bound", d: `M${left} ${at}H${width - right}` }));
+  }
   const now = px(places[chosen.when]);
   svg.append(drawing("path", { class: "now", d: `M${now} ${top}V${height - bottom}` }));
   svg.addEventListener("click", (event) => {
@@ -588,7 +624,7 @@ function drawCurve() {
   const mark = curve && (curve.change || curve.steepest);
   const kind = curve && curve.change ? "change point" : "steepest rise";
   byId("curve-title").textContent = curve
-    ? `Times as far as other classes a step moves its own class${mark ? `; shaded: ${kind}, steps ${mark[0]} to ${mark[1]}` : ""}. The band is the 95 % interval.`
+    ? `Times as far as other classes a step moves its own class (dotted: 1.25×; band: 95 % interval)${mark ? `; shaded: ${kind}, steps ${mark[0]} to ${mark[1]}` : ""}.`
     : `Medians of ${panel().title} over training.`;
   byId("curve-plot").replaceChildren(smallPlot(first, mark || null, byId("curve-title").textContent, 330));
   const lines = [];

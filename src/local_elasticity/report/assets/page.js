@@ -17,7 +17,13 @@ let plotted = false;
 
 /** @param {any} asked */
 async function pick(asked) {
+  const classes = () => [classOf(run().sources, chosen.source), classOf(run().targets, chosen.target)].join();
+  const before = classes();
   choose(asked);
+  if (asked.cell === undefined) {
+    const both = (asked.source === undefined) === (asked.target === undefined);
+    choose({ cell: both ? (chosen.cell === "open" ? "open" : "pair") : classes() === before ? chosen.cell : "" });
+  }
   await afterChoice();
 }
 
@@ -123,6 +129,10 @@ function listen() {
   byId("distance-plot").on("plotly_click", (/** @type {any} */ event) => { const dot = dotOf(event); if (dot) near(dot); });
   walk("map-plot", () => [chosen.source, run().sources.places.length], spot);
   walk("distance-plot", () => [dots.findIndex(({ i, j }) => i === chosen.source && j === chosen.target), dots.length], (place) => near(dots[place]));
+  const nav = /** @type {HTMLElement} */ (document.querySelector("nav"));
+  const atEnd = () => nav.classList.toggle("end", nav.scrollLeft + nav.clientWidth >= nav.scrollWidth - 8);
+  nav.addEventListener("scroll", atEnd, { passive: true });
+  atEnd();
   let waiting = 0;
   window.addEventListener("scroll", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { follow(); drawStale(); }); }, { passive: true });
   listenToTokens();

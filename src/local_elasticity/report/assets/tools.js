@@ -62,7 +62,7 @@ function search(asked) {
   const names = (panel().pairs && panel().pairs.classes) || sources.classes || [];
   names.forEach((/** @type {string} */ name) => {
     const first = sources.places.findIndex((_, i) => classOf(sources, i) === name);
-    if (first >= 0 && name.toLowerCase().includes(text)) found.push({ words: `class ${name}`, asked: { source: first, curves: name } });
+    if (first >= 0 && name.toLowerCase().includes(text)) found.push({ words: `class ${name}`, asked: { source: first, curves: name, cell: "row" } });
   });
   for (let i = 0; i < sources.places.length && found.length < FOUND; i++) {
     const kept = sources.examples ? sources.examples[i] : "";
@@ -167,6 +167,9 @@ function addButtons(before, buttons, what) {
   before.before(bar);
 }
 
+/** The button that saves the class matrix, which stands beside its colours. @type {any} */
+let toolsOfClasses = null;
+
 /** Every drawing as PNG and SVG, every table as CSV. */
 function addTools() {
   /** @type {Record<string, () => any[][]>} */
@@ -188,7 +191,8 @@ function addTools() {
   byId("curve").append(byId("curve").previousElementSibling);
   addButtons(byId("marked-pair"), { CSV: () => saveRows("tokens", tokenRows()) }, "tokens");
   addButtons(byId("class-scale"), { CSV: () => saveRows("classes", classRows()) }, "class matrix");
-  byId("class-scale").after(byId("class-scale").previousElementSibling);
+  toolsOfClasses = byId("class-scale").previousElementSibling;
+  byId("class-scale").append(toolsOfClasses);
   document.querySelectorAll(".scroll > table:not(.class-table)").forEach((table, i) => addButtons(/** @type {HTMLElement} */ (table.parentElement), {
     CSV: () => saveRows(`table-${i + 1}`, [...table.querySelectorAll("tr")].map((row) => [...row.querySelectorAll("th, td")].map((cell) => (cell.textContent || "").trim().replace(/\s+/g, " ")))) }, "table"));
 }

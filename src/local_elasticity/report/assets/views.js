@@ -4,11 +4,11 @@
 
 /** What the matrix shows now, with its scale. @param {Stored} stored @param {Float32Array} values @param {number} width */
 function viewed(stored, values, width) {
-  if (chosen.per !== "target") return { shown: values, scale: panel().scale };
+  if (chosen.per !== "target") return { shown: values, scale: panel().scale, title: panel().title };
   const ratio = panel().kind === "ratio";
   const shown = byTarget(values, width, stored.exact && run().square, ratio);
   const every = Math.max(1, Math.floor(shown.length / 20000));
-  return { shown, scale: relativeScale(Array.from(shown).filter((_, k) => k % every === 0), ratio) };
+  return { shown, scale: relativeScale(Array.from(shown).filter((_, k) => k % every === 0), ratio), title: `${panel().title} ${ratio ? "÷" : "−"} its target's usual value` };
 }
 
 async function drawMatrix() {
@@ -20,7 +20,7 @@ async function drawMatrix() {
   const [rows, columns] = [orderOf(sources, order), orderOf(targets, order)];
   const view = part || [0, n, 0, m];
   seen = { values, stored, rows, columns, n, m, order };
-  const { shown, scale } = viewed(stored, values, stored.exact ? m : /** @type {any} */ (stored.shape)[1]);
+  const { shown, scale, title } = viewed(stored, values, stored.exact ? m : /** @type {any} */ (stored.shape)[1]);
   let trace;
   if (stored.exact) {
     const { z, dy, dx } = windowOf(shown, m, rows, columns, view, CELLS);
@@ -46,7 +46,7 @@ async function drawMatrix() {
     xaxis: { ...axis(tx, "target (prediction read)", [view[2] - 0.5, view[3] - 0.5]), ...size(tx, plot.clientWidth - 230), tickangle: narrow ? -90 : 0 } });
   layout.plot_bgcolor = UNKNOWN;
   const heat = { type: "heatmap", ...trace, zmin: low, zmax: high, colorscale: stopsOf(scale), hoverinfo: "skip",
-    colorbar: { thickness: 12, len: 0.9, title: { text: plain(panel().title), side: "right" }, ...scaleTicks(scale) } };
+    colorbar: { thickness: 12, len: 0.9, title: { text: plain(title), side: "right" }, ...scaleTicks(scale) } };
   await Plotly.react("matrix-plot", [heat], layout, CONFIG);
   mark();
 }
