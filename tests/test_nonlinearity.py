@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
+from local_elasticity.engine.derivatives import derivative_along
 from local_elasticity.engine.inputs import count, take
-from local_elasticity.engine.nonlinearity import ALLOWED, LARGE, SOURCES, TARGETS, derivative_along
+from local_elasticity.engine.nonlinearity import ALLOWED, LARGE, SOURCES, TARGETS
 from local_elasticity.training.history import History
 from tests.cases import CASE_OF, CASES
 from tests.oracles.loop import looped_response
@@ -44,7 +45,7 @@ def test_it_is_what_it_says(case, rate):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_ways_give_the_same_derivative(case):
-    from local_elasticity.engine import nonlinearity
+    from local_elasticity.engine import derivatives
 
     problem = case.problem()
     with problem.bound() as bound:
@@ -52,7 +53,7 @@ def test_two_ways_give_the_same_derivative(case):
         moved = [{name: torch.randn_like(p) for name, p in bound.params.items()} for _ in range(2)]
         found = torch.stack([derivative_along(bound, bound.params, one, case.targets) for one in moved])
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            for way in (nonlinearity._two_backward_passes, nonlinearity._forward_mode):
+            for way in (derivatives._two_backward_passes, derivatives._forward_mode):
                 assert torch.allclose(found, way(bound, bound.params, moved, case.targets))
     assert torch._C._get_mkldnn_enabled()
 

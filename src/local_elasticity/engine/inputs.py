@@ -134,7 +134,7 @@ def scattered(count: int, few: int, device: torch.device | str = "cpu") -> Tenso
     tensor([ 0, 32, 44, 77, 89])
     """
     few = min(few, count)
-    places = torch.arange(few, dtype=torch.float64)
+    places = torch.arange(few, dtype=torch.float64, device="cpu")
     return ((places + (GOLDEN * places) % 1) * count / few).long().to(device)
 
 
