@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from local_elasticity.measures.registry import known_measure
+from local_elasticity.measures.registry import known_measure, order_of
 from local_elasticity.report.kinds import Kind
 from local_elasticity.report.pairs import Pairs
 from local_elasticity.report.run import Panel, Run
@@ -185,7 +185,10 @@ def _also(more: Sequence[str]) -> str:
 
 def disagreement(found: Mapping[str, Coupling]) -> str:
     """Which pairs are coupled by some of the measures only, in one sentence; "" where all measures agree."""
-    by_measure = {name: [one.name(at, clipped) for at in one.coupled()] for name, one in found.items()}
+    by_measure = {
+        f"√{name}" if order_of(name) == 2 else name: [one.name(at, clipped) for at in one.coupled()]
+        for name, one in found.items()
+    }
     groups: dict[tuple[str, ...], list[str]] = {}
     for pair in dict.fromkeys(pair for several in by_measure.values() for pair in several):
         groups.setdefault(tuple(name for name, several in by_measure.items() if pair in several), []).append(pair)
