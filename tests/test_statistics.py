@@ -172,7 +172,8 @@ def test_the_same_history_has_the_same_digits_everywhere():
         assert table.ratio.tolist() == direct == told
         assert page.tolist() == direct
         phases = monitor.phases().set_index("measure").loc[name]
-        assert phases["first"] == direct[0]
+        assert phases.of == "times"
+        assert phases["first"] == table.times.iloc[0]
     one = le.similarity(net, (x, y), loss="cross_entropy", measure="kl")
     assert le.locality(one).ratio == le.locality(one.values, y).ratio
 

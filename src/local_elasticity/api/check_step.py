@@ -81,11 +81,14 @@ class StepTrial:
 
     @property
     def verdict(self) -> str:
-        """`"small"` or `"large"` if both ends of an interval say so, `"moderate"` between them, or `"unknown"`."""
+        """`"small"` or `"large"` if both ends of an interval say so, `"moderate"` between them, or `"unknown"` if no
+        change has digits or no pair of a step that is not large has a value."""
         if np.isnan(self.deviation):
             return "unknown"
         if self.deviation_low > LARGE or self.rank_high < ORDER_LOST:
             return "large"
+        if self.unresolved == 1:
+            return "unknown"
         kept = np.isnan(self.rank_correlation) or self.rank_low >= ORDER_KEPT
         return "small" if self.deviation_high <= ALLOWED and kept else "moderate"
 

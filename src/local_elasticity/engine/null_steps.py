@@ -98,9 +98,9 @@ class OutputRounding:
 
     Attributes:
         share: the share of them that it moves, 0 where they are well conditioned. Changes that are not subtracted are
-            computed from the same activations, and are wrong by about this share. It is a share of how far the
-            prediction is from the median over examples, since a large bias says nothing about activations; the second
-            largest of the examples', since examples may be of different scales.
+            computed from the same activations, and are wrong by about this share. It is a share of how far a prediction
+            is from the median over examples, or how far a typical one is if that is more, since a large bias says
+            nothing about activations. Of the examples' shares it is the second largest, since they may differ in scale.
         typical: how far it moves one, the root mean square.
     """
 
@@ -117,7 +117,7 @@ class OutputRounding:
         if len(before) > 1:
             middle = torch.where(finite, known, torch.nan).nanmedian(0).values.nan_to_num(0.0)
             apart = torch.where(finite, known - middle, 0).norm(dim=1)
-            size = apart.clamp_min(LEAST_SPREAD * float(size.median()))
+            size = apart.clamp_min(max(float(apart.median()), LEAST_SPREAD * float(size.median())))
         shares = torch.where(size > 0, off / size, 0).sort(descending=True).values
         share = float(shares[min(1, len(shares) - 1)])
         typical = float(moved.norm()) / max(1, int(finite.sum())) ** 0.5
