@@ -1,5 +1,6 @@
 """Digits that changes lose though predictions keep theirs, that decide choices, or that only some examples lose."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -121,6 +122,44 @@ def test_digits_that_are_there_are_not_called_lost(name, monkeypatch):
     response = le.respond(problem, examples, update=le.SGD(0.1))
     assert not any("digits" in note for note in response.notes)
     assert le.relative(response).isfinite().all()
+
+
+class Standardised(nn.Module):
+    """A shortcut that is large beside the part that steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)) + 1e6 * x[:, :3].sign()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("other", [False, True])
+def test_one_source_that_keeps_its_digits_and_other_data_hide_nothing(seed, other):
+    """At some seeds the first source is centred exactly. Other data of the same size, whose digits are there, may have
+    been measured before."""
+    torch.manual_seed(seed)
+    problem, noise, y = le.Problem.of(Standardised(), "mse"), torch.randn(24, 8), torch.randn(24, 3)
+    if other:
+        le.respond(problem, (3e6 * noise, y), update=le.SGD(0.1))
+    x, update = noise + 3e6, le.SGD(0.1)
+    truth = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update))
+    S = le.relative(le.respond(problem, (x, y), update=update)).double()
+    assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1)).all()
+
+
+def test_predictions_that_are_nearly_equal_are_not_called_lost():
+    """Sigmoids make the predictions of all examples alike; rounding moves them by 1e-7 of their size."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        widths = [8, 16, 16, 16, 16]
+        layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.Sigmoid())]
+        net, x, y = nn.Sequential(*layers, nn.Linear(16, 3)), torch.randn(24, 8), torch.randint(0, 3, (24,))
+        response = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.01), engine="structured")
+        assert le.relative(response).isfinite().all()
+        assert not any("digits" in note for note in response.notes)
 
 
 def test_scattered_places_follow_no_period():

@@ -45,6 +45,9 @@ DRIFT_TARGETS = 16
 STEPS_LOOKED_AT = 4
 """Sources whose steps are used to bound the rounding of displacements, if an optimizer rounds."""
 
+CERTAIN = 5e-3
+"""A share of predictions that rounding moves above which changes count as wrong by it, though a few were not."""
+
 ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
 
@@ -100,7 +103,7 @@ class Noise:
             outputs = rounding or rounding_at_few(job, target_before)
         else:
             outputs = OutputRounding.of(target_before, target)
-        lost = lost_in_changes(job) if rounding is None else 0.0
+        forward = outputs.share if rounding else _lost(outputs.share, lost_in_changes(job))
         typical = outputs.typical if source is None else 0.0
         source = torch.zeros_like(source_before) if source is None else source.reshape(batches)
         return cls(
@@ -112,7 +115,7 @@ class Noise:
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
             turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(typical)),
-            max(outputs.share, lost if lost > WELL_CONDITIONED else 0.0),
+            forward,
             typical,
         )
 
@@ -170,6 +173,15 @@ class Noise:
             return torch.maximum(eps * largest, rounded)
         size = _size(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
         return torch.maximum(eps * largest.clamp_min(1), rounded) / size
+
+
+def _lost(of_predictions: float, of_changes: float | None) -> float:
+    """The share of a change that lost digits make: of changes themselves if it is known. What rounding does to
+    predictions is less certain, as of a network whose predictions are nearly equal."""
+    if of_changes is None:
+        return of_predictions
+    of_predictions = of_predictions if of_predictions > CERTAIN else 0.0
+    return max(of_predictions, of_changes if of_changes > WELL_CONDITIONED else 0.0)
 
 
 def turned_by_rounding(
