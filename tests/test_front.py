@@ -170,7 +170,7 @@ def test_measures_that_disagree_about_pairs_are_said(tmp_path):
     several = {"relative": values, "kl": other**2}
     S = xr.Dataset({name: le.as_similarity(one, source_labels=classes, measure=name) for name, one in several.items()})
     _, payload = hidden(le.write_report(S, tmp_path / "page.html"))
-    parts = "4 → 5 is coupled only by relative, not by kl; 7 → 8 only by kl, not by relative"
+    parts = "4 → 5 is coupled only by relative, not by √kl; 7 → 8 only by √kl, not by relative"
     said = f"The measures disagree: {parts}."
     assert [panel["front"]["named"]["words"] for panel in payload["runs"][0]["panels"]] == [said, said]
     S["kl"] = S["kl"].copy(data=values**2)
