@@ -162,6 +162,15 @@ def test_predictions_that_are_nearly_equal_are_not_called_lost():
         assert not any("digits" in note for note in response.notes)
 
 
+def test_targets_of_another_shape_are_measured_all_the_same():
+    """They cannot be run in one batch with the sources."""
+    net = nn.Sequential(nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    x, targets, y = torch.randn(6, 1, 8), torch.randn(5, 1, 12), torch.randn(6, 2)
+    S = le.relative(le.respond(net, (x, y), targets, loss="mse", update=le.SGD(0.1)))
+    truth = le.relative(le.respond(le.Problem.of(net, "mse").to(torch.float64), (x, y), targets, update=le.SGD(0.1)))
+    assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1)).all()
+
+
 def test_scattered_places_follow_no_period():
     for period in (2, 4, 8, 16):
         places = scattered(128, 16)

@@ -55,7 +55,8 @@ def _sizes(inputs: Inputs) -> list[float]:
 
 def _spreads(inputs: Inputs) -> list[float]:
     """The norms of inputs about their mean."""
-    return sizes_of([leaf - leaf.mean(0) for leaf in tree_leaves(inputs) if leaf.is_floating_point()])
+    leaves = [leaf for leaf in tree_leaves(inputs) if leaf.is_floating_point() and leaf.layout == torch.strided]
+    return sizes_of([leaf - leaf.mean(0) for leaf in leaves])
 
 
 def _octave(size: float) -> int | None:
@@ -66,8 +67,8 @@ def _compared(job: Job, targets: int) -> float | None:
     """For a few sources: themselves and some targets in a batch."""
     some = take(job.target_inputs, scattered(job.m, targets, job.bound.device))
     rows = scattered(job.n, SOURCES, job.bound.device).tolist()
-    inputs = tree_map(lambda *parts: torch.cat(parts), *(job.source(row)[0] for row in rows), some)
     try:
+        inputs = tree_map(lambda *parts: torch.cat(parts), *(job.source(row)[0] for row in rows), some)
         moves = [job.bound.step_gradient(leaves_of(job.bound.params), *job.source(row))[2] for row in rows]
         found = derivatives_along(job.bound, job.bound.params, moves, inputs, forward_first=True)
         with job.bound.problem.to(torch.float64).bound() as finer:
@@ -76,7 +77,7 @@ def _compared(job: Job, targets: int) -> float | None:
             exact = derivatives_along(
                 finer, finer.params, cast_floats(moves, torch.float64), finely, forward_first=True
             )
-    except Exception as error:  # whatever a forward pass raises that was not made for float64, or a lack of memory
+    except Exception as error:  # targets of another shape, a forward pass not made for float64, a lack of memory
         if interruption(error):
             raise
         return None
