@@ -32,6 +32,7 @@ from local_elasticity.papers.he2020local.warm_up import (
     TrainingTask,
     WarmUpSchedule,
     learn_one,
+    learn_three_layers,
     learn_two_layers,
 )
 from local_elasticity.papers.runner import find_experiment, judged_claims
@@ -120,6 +121,18 @@ def test_any_net_can_be_warmed_up():
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(learned[0].net(one.x), learned[1].net(one.x))
     assert (learned[0].net(one.x)[:, 0] - one.y).square().mean() < 0.3
+
+
+@pytest.mark.parametrize("activation", ["relu", "linear", "sigmoid"])
+def test_three_layer_nets_learn_together_as_they_do_alone(activation):
+    tasks = [task(20, 4, seed) for seed in range(3)]
+    schedule = WarmUpSchedule("l2", epochs=6, batch_size=8)
+    together = learn_three_layers(tasks, schedule, width=30, activation=activation, device="cpu")
+    for one, found in zip(tasks, together, strict=True):
+        alone = learn_one(one, schedule, lambda: fnn(4, width=30, layers=3, activation=activation).double(), "cpu")
+        assert torch.allclose(found.net(found.x), alone.net(one.x), rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
+        for part, expected in zip(found.net.parameters(), alone.net.parameters(), strict=True):
+            assert torch.allclose(part, expected, rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
 
 
 def test_samples_are_the_first_ones_as_released_and_draws_as_defined():

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import local_elasticity as le
 from local_elasticity.data.manifolds import Manifold, manifold
-from local_elasticity.models.small import fnn
 from local_elasticity.papers.experiment import Cell, Experiment, Measured, Reading, Scale, Settings, Unit, Values
 from local_elasticity.papers.he2020local.probe import (
     kernel_of_small_steps,
@@ -31,7 +30,7 @@ from local_elasticity.papers.he2020local.warm_up import (
     Learned,
     TrainingTask,
     WarmUpSchedule,
-    learn_one,
+    learn_three_layers,
     learn_two_layers,
 )
 from local_elasticity.statistics.claims import Alternatives
@@ -81,11 +80,12 @@ class Simulation(Experiment):
         return [" ".join(key) for key in self.keys]
 
     def batches(self, units: Sequence[Unit], settings: Settings) -> list[list[Unit]]:
-        """Two-layer nets of one kind together; a three-layer net is as much as a device can do at a time."""
+        """Nets of one kind and one depth together."""
         alike: dict[Any, list[Unit]] = {}
         for unit in units:
             name, net = key_of(unit)
-            alike.setdefault(unit if name in DEEPER else (net, len(_points(unit).points[0])), []).append(unit)
+            deeper = name if name in DEEPER else ""
+            alike.setdefault((net, deeper, len(_points(unit).points)), []).append(unit)
         size = settings["nets at once"]
         return [group[i : i + size] for group in alike.values() for i in range(0, len(group), size)]
 
@@ -138,10 +138,7 @@ def _learn_two_layers(
 def _learn_three_layers(
     tasks: Sequence[TrainingTask], schedule: WarmUpSchedule, activation: Activation, settings: Settings, device: str
 ) -> list[Learned]:
-    def make() -> nn.Module:
-        return fnn(tasks[0].x.shape[1], width=settings["deeper width"], layers=3, activation=activation)
-
-    return [learn_one(task, schedule, make, device) for task in tasks]
+    return learn_three_layers(tasks, schedule, width=settings["deeper width"], activation=activation, device=device)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ the same and cheaper:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Activation = Literal["relu", "linear", "sigmoid"]
 Loss = Literal["l2", "bce", "bce of probabilities"]
@@ -156,6 +157,45 @@ class Top:
         self.V.sub_(moved)
         self.c.sub_(g.sum(1))
         return step
+
+
+class ThreeLayers:
+    """Nets f = Vᵀσ(W₂ σ(W₁ x + b₁) + b₂) + c, stepped together by hand: a stack fills a device that one net does not,
+    and a step is added to the large W₂ where it lies.
+    """
+
+    def __init__(
+        self, nets: Sequence[nn.Module], x: Tensor, y: Tensor, rates: Tensor, loss: Loss, activation: Activation
+    ) -> None:
+        self.x, self.y, self.rates, self.loss, self.activation = x, y, rates, loss, activation
+        self.each = torch.arange(len(x), device=x.device)[:, None]
+        self.parts = [torch.stack([part.detach() for part in alike]) for alike in _parameters(nets)]
+
+    def step(self, rows: Tensor) -> None:
+        """One step of every net on its own batch, rows [s, B]."""
+        W1, b1, W2, b2, V, c = self.parts
+        x = self.x[self.each, rows]
+        H1, slope1 = _activated(torch.baddbmm(b1[:, None], x, W1.mT), self.activation)
+        H2, slope2 = _activated(torch.baddbmm(b2[:, None], H1, W2.mT), self.activation)
+        f = torch.baddbmm(c[:, None], H2, V.mT)[:, :, 0]
+        g = (self.rates[:, None] * loss_gradient(f, self.y.gather(1, rows), self.loss))[:, :, None]
+        G2 = g * V if slope2 is None else (g * V).mul_(slope2)
+        G1 = torch.bmm(G2, W2) if slope1 is None else torch.bmm(G2, W2).mul_(slope1)
+        V.baddbmm_(g.mT, H2, alpha=-1)
+        c.sub_(g.sum(1))
+        for W, b, G, read in ((W2, b2, G2, H1), (W1, b1, G1, x)):
+            W.baddbmm_(G.mT, read, alpha=-1)
+            b.sub_(G.sum(1))
+
+    def write_into(self, nets: Sequence[nn.Module]) -> None:
+        """Give the nets their weights."""
+        for alike, stacked in zip(_parameters(nets), self.parts, strict=True):
+            for part, trained in zip(alike, stacked, strict=True):
+                part.data.copy_(trained)
+
+
+def _parameters(nets: Sequence[nn.Module]) -> list[tuple[nn.Parameter, ...]]:
+    return list(zip(*(net.parameters() for net in nets), strict=True))
 
 
 def leave_silent_units_out(lower: Weights | PreActivations, top: Top) -> None:
