@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,8 +148,8 @@ def response_of(
                 response = _auto(job, engine, bar)
             else:
                 runner = _runner(job, engine.runner)
-                noise, rows = _noise(job, runner), Rows.empty(job, runner.target_before.shape[1])
-                collect(job, runner, rows, bar.advance)
+                rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), bar.advance)
+                noise = _noise(job, runner)
                 response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
         if not job.removes_drift:
             job.check_company(response.target_before)
@@ -208,7 +209,7 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
         try:
             runner = choice.runner or _runner(job, choice.engine.runner)
             said = [choice.reason] if choice.reason else []
-            return _refined(job, choice.engine, runner, _noise(job, runner), said, bar)
+            return _refined(job, choice.engine, runner, cache(lambda: _noise(job, runner)), said, bar)
         except UNSUPPORTED as error:
             if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
                 raise
@@ -219,17 +220,17 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
                 return _auto(job, Looped(), bar)
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
-    best = race.run(_hopeless(job, race.best.runner, noise))
+    best = race.run(_hopeless(job, race.best.runner, lambda: noise))
     notes += race.notes
     try:
-        return _refined(job, best.engine, best.runner, noise, notes, bar, rows=race.rows, chunk=best.chunk)
+        return _refined(job, best.engine, best.runner, lambda: noise, notes, bar, rows=race.rows, chunk=best.chunk)
     except UNSUPPORTED as error:
         if not may_be_passed_over(error) or isinstance(best.engine, Looped):
             raise
         notes.append(f"auto: {name_of(best.engine)} cannot take a later source ({first_line(error)}); looped instead")
     bar.done, looped = 0, Looped()
     remember(job, Choice(looped, notes[-1]))
-    return _refined(job, looped, looped.runner(job), noise, notes, bar)
+    return _refined(job, looped, looped.runner(job), lambda: noise, notes, bar)
 
 
 def _known(job: Job, notes: list[str]) -> Choice | None:
@@ -242,17 +243,19 @@ def _refined(
     job: Job,
     engine: Engine,
     runner: Runner,
-    noise: Noise,
+    measured: Callable[[], Noise],
     notes: Sequence[str],
     bar: Progress,
     *,
     rows: Rows | None = None,
     chunk: int | None = None,
 ) -> Response:
-    """All rows; those whose change is not clear of the noise again in float64, or without subtraction."""
+    """All rows; those whose change is not clear of the noise again in float64, or without subtraction. The noise is
+    asked for late: its many small kernels are prepared while a GPU computes the rows."""
     in_float64 = job.bound.dtype == torch.float64
     rows = Rows.empty(job, runner.target_before.shape[1]) if rows is None else rows
-    collect(job, runner, rows, bar.advance, chunk=chunk, enough=_hopeless(job, runner, noise))
+    collect(job, runner, rows, bar.advance, chunk=chunk, enough=_hopeless(job, runner, measured))
+    noise = measured()
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.bound.device)
     hidden[: rows.done] = ~clear_rows(job, runner, noise, rows)
     again = torch.nonzero(hidden).flatten()
@@ -273,13 +276,13 @@ def _refined(
     return _merged(response, better, again)
 
 
-def _hopeless(job: Job, runner: Runner, noise: Noise) -> Callable[[Rows], bool]:
+def _hopeless(job: Job, runner: Runner, measured: Callable[[], Noise]) -> Callable[[Rows], bool]:
     """Whether none of the first rows is above the noise, provided that a higher precision is available."""
 
     def hopeless(rows: Rows) -> bool:
         if job.bound.dtype == torch.float64:
             return False
-        return SCOUTS <= rows.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, noise, rows).any()
+        return SCOUTS <= rows.done < 2 * SCOUTS <= job.n and not clear_rows(job, runner, measured(), rows).any()
 
     return hopeless
 
