@@ -27,6 +27,10 @@ from local_elasticity.engine.products import Term, Windows, total_of
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.uses import each_axis, padding_of
 
+NARROWING = 2
+"""Outputs of a layer per input below which W⁺ δ and ΔW h are two products, so that h is read once for all sources.
+Above it, the sum of two results takes more memory traffic than the sum h + δ of each source."""
+
 WIDEST_NORM = 8192
 """The longest row that a kernel normalises at once."""
 
@@ -61,7 +65,10 @@ def through(
     terms = [] if moved is None else [Term(moved, W)]
     if dense is not None:
         right = dense.transpose(1, 2) if transposed else dense
-        terms.append(Term(base, right) if moved is None else Term(moved, right, base))
+        if moved is not None and o < NARROWING * size:
+            terms = [Term(base, right), Term(moved, W + right)]
+        else:
+            terms.append(Term(base, right) if moved is None else Term(moved, right, base))
     elif change is not None:
         terms += _along_vectors(change, base, moved, c, transposed)
     if terms:
