@@ -193,31 +193,30 @@ def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Sp
     if not own:
         assert total is not None
         return total[:, :, :o] if shift is None else total[:, :, :o] + shift[:, None]
-    left = _left(own, c, shift)
     if len(own) == 1 and shift is None and total is None and own[0].right.ndim == 2:
-        found = _with_shared(left.flatten(0, 1), own[0], splits)
+        found = _with_shared(own[0], c, splits)
         return found.reshape(c, -1, found.shape[1])[:, :, :o]
-    right = _right(own, c, shift, splits).transpose(1, 2)
+    left, right = _left(own, c, shift), _right(own, c, shift, splits).transpose(1, 2)
     if total is None:
         return torch.bmm(left, right, out_dtype=torch.float32)[:, :, :o]
     return torch.baddbmm(total, left, right, out_dtype=torch.float32, out=total)[:, :, :o]
 
 
-def _with_shared(left: Tensor, term: Term, splits: Splits) -> Tensor:
-    """Parts of rows [p, 3 w] times a shared weight. One stored in bfloat16 has no low part: two products suffice,
-    and no copy of it."""
-    W = term.right
-    if not (isinstance(W, HalfStored) and W.stored.dtype is torch.bfloat16 and len(W) % ALIGNED == 0):
-        return torch.mm(left, splits.of(term).T, out_dtype=torch.float32)
-    w, stored = W.shape[1], W.stored.T
-    high = torch.mm(left[:, :w], stored, out_dtype=torch.float32)
-    return torch.addmm(high, left[:, w : 2 * w], stored, out_dtype=torch.float32, out=high)
+def _with_shared(term: Term, c: int, splits: Splits) -> Tensor:
+    """A term with a shared weight: the rows of all sources in one product. A weight stored in bfloat16 has no low part,
+    so two products suffice, and its parts are not kept."""
+    W, plain = term.right, not isinstance(term.left, Windows)
+    if plain and isinstance(W, HalfStored) and W.stored.dtype is torch.bfloat16 and len(W) % ALIGNED == 0:
+        left, right = _left([term], c, None, blocks=2), torch.cat([W.stored, W.stored], 1)
+    else:
+        left, right = _left([term], c, None), splits.of(term)
+    return torch.mm(left.flatten(0, 1), right.T, out_dtype=torch.float32)
 
 
-def _left(terms: list[Term], c: int, shift: Tensor | None) -> Tensor:
-    """The left sides of some terms as high and low parts: [c, p, w]."""
+def _left(terms: list[Term], c: int, shift: Tensor | None, blocks: int = 3) -> Tensor:
+    """The left sides of some terms as high and low parts in two or three blocks of columns: [c, p, w]."""
     kernels, p = kernels_for(terms[0].right), terms[0].left.shape[-2]
-    widths = [3 * term.right.shape[-1] for term in terms]
+    widths = [blocks * term.right.shape[-1] for term in terms]
     wide = sum(widths) + (0 if shift is None else ALIGNED)
     parts = torch.empty(c, p, wide, dtype=torch.bfloat16, device=terms[0].right.device)
     for term, at in zip(terms, accumulate(widths, initial=0), strict=False):
@@ -225,7 +224,7 @@ def _left(terms: list[Term], c: int, shift: Tensor | None) -> Tensor:
             term.left.split_into(parts, at)
         else:
             rows = term.left.reshape(-1, term.left.shape[-1])
-            kernels.split_into(rows, parts.view(-1, wide), at, left=True, plus=term.plus)
+            kernels.split_into(rows, parts.view(-1, wide), at, left=True, plus=term.plus, blocks=blocks)
     if shift is not None:
         parts[:, :, -ALIGNED:] = 1
     return parts

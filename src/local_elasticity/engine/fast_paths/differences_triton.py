@@ -470,34 +470,47 @@ def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
     return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
-@triton.jit(do_not_specialize=["t"])
+@triton.jit(do_not_specialize=["t", "height", "width", "rows", "columns", "sy", "py", "px", "gy"])
 def _depthwise(
-    h_at, d_at, w_at, dw_at, out_at, t, height, width, channels, rows, columns, sy, sx, py, px, gy, gx,
-    D_MOVES: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+    h_at, d_at, after_at, dw_at, out_at, t, height, width, channels, rows, columns, sy, py, px, gy,
+    D_MOVES: tl.constexpr, KY: tl.constexpr, KX: tl.constexpr, SX: tl.constexpr, GX: tl.constexpr,
+    PLACES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    line, block, ch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    """PLACES neighbours on a line at a time. A column of the image is loaded once for all of them that see it."""
+    line, first, ch = tl.program_id(0).to(tl.int64), tl.program_id(1) * PLACES, tl.program_id(2)
     image, y = line // rows, line % rows
     source = image // t
-    x = block * PLACES + tl.arange(0, PLACES)
     i = ch * BLOCK + tl.arange(0, BLOCK)
     fits = i < channels
-    total = tl.zeros((PLACES, BLOCK), tl.float32)
+    zero = tl.zeros((BLOCK,), tl.float32)
+    totals = (zero,) * PLACES
+    h_at += (image % t) * height * width * channels + i
+    d_at += image * height * width * channels + i
     for ky in range(KY):
-        at_y = y * sy + ky * gy - py + 0 * x
-        for kx in range(KX):
-            at_x = x * sx + kx * gx - px
-            inside = ((at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width) & (x < columns))[:, None] & fits[
-                None
-            ]
-            tap = (ky * KX + kx) * channels + i
-            moved = tl.load(dw_at + source * KY * KX * channels + tap, mask=fits, other=0.0)[None]
-            place = (at_y * width + at_x)[:, None] * channels + i[None]
-            total += moved * tl.load(h_at + (image % t) * height * width * channels + place, mask=inside, other=0.0)
+        at_y = y * sy + ky * gy - py
+        seen = fits & (at_y >= 0) & (at_y < height)
+        moved, after = (), ()
+        for k in tl.static_range(KX):
+            at = (source * KY * KX + ky * KX + k) * channels + i
+            moved += (tl.load(dw_at + at, mask=fits, other=0.0),)
             if D_MOVES:
-                after = moved + tl.load(w_at + tap, mask=fits, other=0.0)[None]
-                total += after * tl.load(d_at + image * height * width * channels + place, mask=inside, other=0.0)
-    put = (line * columns + x)[:, None] * channels + i[None]
-    tl.store(out_at + put, total, mask=(x < columns)[:, None] & fits[None])
+                after += (tl.load(after_at + at, mask=fits, other=0.0),)
+        for j in tl.static_range((PLACES - 1) * SX + (KX - 1) * GX + 1):
+            at_x = first * SX + j - px
+            inside = seen & (at_x >= 0) & (at_x < width)
+            place = (at_y * width + at_x) * channels
+            h = tl.load(h_at + place, mask=inside, other=0.0)
+            if D_MOVES:
+                d = tl.load(d_at + place, mask=inside, other=0.0)
+            for p in tl.static_range(PLACES):
+                if j - p * SX >= 0 and (j - p * SX) % GX == 0 and (j - p * SX) // GX < KX:
+                    total = totals[p] + moved[(j - p * SX) // GX] * h
+                    if D_MOVES:
+                        total += after[(j - p * SX) // GX] * d
+                    totals = totals[:p] + (total,) + totals[p + 1 :]  # noqa: RUF005 (a kernel knows no stars)
+    for p in tl.static_range(PLACES):
+        x = first + p
+        tl.store(out_at + (line * columns + x) * channels + i, totals[p], mask=fits & (x < columns))
 
 
 def depthwise_change_on_gpu(
@@ -509,21 +522,23 @@ def depthwise_change_on_gpu(
     c, (t, channels, height, width) = len(moved), h.shape
     last = h.permute(0, 2, 3, 1).contiguous()
     moves = last if d is None else d.permute(0, 1, 3, 4, 2).contiguous()
-    filters, changes = W[:, 0].permute(1, 2, 0).contiguous(), moved[:, :, 0].permute(0, 2, 3, 1).contiguous()
+    changes = moved[:, :, 0].permute(0, 2, 3, 1).contiguous()
+    after = changes + W[:, 0].permute(1, 2, 0)
     out = torch.empty(c, t, *places, channels, device=h.device)
     block, at_once = min(64, triton.next_power_of_2(channels)), 8
     grid = c * t * places[0], triton.cdiv(places[1], at_once), triton.cdiv(channels, block)
     with _device(h):
         _depthwise[grid](
-            last, moves, filters, changes, out, t, height, width, channels, *places, *stride, *padding, *dilation,
-            d is not None, *W.shape[2:], at_once, block, num_warps=2,
+            last, moves, after, changes, out, t, height, width, channels, *places, stride[0], *padding, dilation[0],
+            d is not None, *W.shape[2:], stride[1], dilation[1], at_once, block, num_warps=2,
         )  # fmt: skip
     return out.permute(0, 1, 4, 2, 3)
 
 
 @triton.jit(do_not_specialize=["of_h"])
 def _splits(
-    x_at, h_at, out_at, of_h, width, stride, at, PLUS: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+    x_at, h_at, out_at, of_h, width, stride, at,
+    PLUS: tl.constexpr, LEFT: tl.constexpr, TWO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -531,16 +546,17 @@ def _splits(
     x = tl.load(x_at + row * width + i, mask=inside, other=0.0)
     if PLUS:
         x += tl.load(h_at + (row % of_h) * width + i, mask=inside, other=0.0)
-    _put(out_at + row * stride + at + i, x, width, inside, LEFT)
+    _put(out_at + row * stride + at + i, x, width, inside, LEFT, TWO)
 
 
 @triton.jit
-def _put(at, x, width, inside, LEFT: tl.constexpr):
+def _put(at, x, width, inside, LEFT: tl.constexpr, TWO: tl.constexpr):
     high = x.to(tl.bfloat16)
     low = (x - high.to(tl.float32)).to(tl.bfloat16)
     tl.store(at, high, mask=inside)
     tl.store(at + width, low if LEFT else high, mask=inside)
-    tl.store(at + 2 * width, high if LEFT else low, mask=inside)
+    if not TWO:
+        tl.store(at + 2 * width, high if LEFT else low, mask=inside)
 
 
 def _columns(width: int) -> tuple[int, int]:
@@ -549,13 +565,14 @@ def _columns(width: int) -> tuple[int, int]:
     return block, BLOCK // block
 
 
-def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None) -> None:
+def split_into(x: Tensor, out: Tensor, at: int, *, left: bool, plus: Tensor | None = None, blocks: int = 3) -> None:
     """x [rows, w], or x + plus, as bfloat16 numbers high + low in three blocks of columns of `out` from `at` on: high,
-    low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5."""
+    low, high on the left of a product; high, high, low on its right. Their product is right to 2e-5. Two `blocks`, high
+    and low, suffice on the left where the right side has no low part."""
     rows, width = x.shape
     x, plus = x.contiguous(), None if plus is None else plus.contiguous()
     given, of_h = (x, 1) if plus is None else (plus, len(plus))
-    block, flags = min(BLOCK, triton.next_power_of_2(width)), (plus is not None, left)
+    block, flags = min(BLOCK, triton.next_power_of_2(width)), (plus is not None, left, blocks == 2)
     with _device(x):
         _splits[(rows, triton.cdiv(width, block))](x, given, out, of_h, width, out.stride(0), at, *flags, block)
 
@@ -573,7 +590,7 @@ def _windows(
     fits = (i < size) & (row < total)
     inside = fits & (at_y >= 0) & (at_y < height) & (at_x >= 0) & (at_x < width)
     place = (image // t) * of_c + (image % t) * of_t + ch * of_ch + at_y * of_y + at_x * of_x
-    _put(out_at + row * stride + at + i, tl.load(x_at + place, mask=inside, other=0.0), size, fits, True)
+    _put(out_at + row * stride + at + i, tl.load(x_at + place, mask=inside, other=0.0), size, fits, True, False)
 
 
 def windows_into(
