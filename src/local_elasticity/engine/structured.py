@@ -66,6 +66,9 @@ TENSORS_A_PAIR = 16
 WRITTEN_OUT = 6
 """Copies of a source's gradient of all parameters that are in memory if the update is not SGD."""
 
+MEASURED_SOURCES = 8
+"""Sources from which the size of a row is measured, at one tile of targets."""
+
 MEASURED_SHARE = 0.7
 """The share of memory that chunks may take, from the measured size of a row; the rest is for workspaces."""
 
@@ -192,7 +195,7 @@ class StructuredRunner(Runner):
         what = self.job.kind_of_targets, self.at_once, self.job.batch, self.job.bound.dtype
         known = _bytes_taken.get(self.job.bound, what)
         if known is None:
-            many = min(self.job.n, max(2, self.chunk))
+            many = min(self.job.n, max(2, min(self.chunk, MEASURED_SOURCES)))
             few = many // 2
             each = -(-(self._live(many) - (less := self._live(few))) // (many - few))
             known = max(0, less - few * each), max(1, each)
@@ -200,10 +203,12 @@ class StructuredRunner(Runner):
         return known
 
     def _live(self, sources: int) -> int:
-        """The peak of bytes in use while some sources are computed."""
-        live = Live()
+        """The peak of bytes in use while some sources are computed at a tile of targets."""
+        live, tile = Live(), take(self.job.target_inputs, slice(0, self.at_once))
         with live:
-            self.rows(0, sources)
+            steps = self._steps(0, sources, [])
+            with torch.no_grad(), by_parts(self.splits):
+                changes_at(self.job, steps, tile)
         return live.most
 
     def shrink(self) -> bool:
@@ -215,11 +220,7 @@ class StructuredRunner(Runner):
 
     def rows(self, start: int, stop: int) -> Rows:
         job, sampled = self.job, self._sampled(start, stop)
-        try:
-            steps = Steps.on(job, self.coverage, start, stop, self.share, sampled)
-        except ReusedParameterError as error:
-            self.coverage = self.coverage.without(error.names)
-            return self.rows(start, stop)
+        steps = self._steps(start, stop, sampled)
         with torch.no_grad(), by_parts(self.splits):
             target_change = self._changes(steps, job.target_inputs)
             for place, row in enumerate(sampled, stop - start):
@@ -235,6 +236,13 @@ class StructuredRunner(Runner):
         rounding = 0.0 if self.splits is None else SPLIT_ROUNDING
         realized = torch.full_like(steps.loss_gradient[:, 0, 0], 1 + rounding)
         return Rows.of(source_change, target_change, steps.loss_gradient, realized, subtracted=False)
+
+    def _steps(self, start: int, stop: int, sampled: list[int]) -> Steps:
+        try:
+            return Steps.on(self.job, self.coverage, start, stop, self.share, sampled)
+        except ReusedParameterError as error:
+            self.coverage = self.coverage.without(error.names)
+            return self._steps(start, stop, sampled)
 
     def _sampled(self, start: int, stop: int) -> list[int]:
         """The sources among these whose limits are computed together with their rows, if that adds little work. They
