@@ -12,7 +12,10 @@ from torch.utils._pytree import tree_map
 import local_elasticity as le
 from local_elasticity.engine.difference import Difference
 from local_elasticity.engine.fast_paths.flips import flips
+from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.products import SPLIT_ROUNDING, Splits, Term, by_parts, total_of
+from local_elasticity.engine.rules.layers import through
+from local_elasticity.engine.uses import each_axis
 from local_elasticity.training.language import sequence_problem, sequences
 from tests.cases import CASES
 from tests.tolerances import RESOLVED_ERROR, SAME_IN_FLOAT64
@@ -407,6 +410,44 @@ def test_products_with_weights_that_take_each_others_place_in_memory():
             found, expected = total_of([Term(rows, W)], 8), rows.double() @ W.double().T
             assert (found - expected).norm() <= SPLIT_ROUNDING * expected.norm()
             del W, found, expected
+
+
+@pytest.mark.parametrize("wide", [128, 512])
+def test_dense_changes_of_a_layer_on_tensor_cores(wide):
+    """Of a narrowing layer by two products, of a widening one by one."""
+    torch.manual_seed(0)
+    h, d = torch.randn(256, 128, device="cuda"), torch.randn(8, 256, 128, device="cuda")
+    W, moved = torch.randn(wide, 128, device="cuda"), torch.randn(8, wide, 128, device="cuda")
+    with by_parts(Splits([])):
+        found = through(h, d, Difference.of(W, moved), W)
+    expected = (h + d).double() @ (W + moved).double().mT - h.double() @ W.double().T
+    assert (found - expected).norm() <= 2 * SPLIT_ROUNDING * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "options"),
+    [
+        (5, (3, 3), {"padding": 1}),
+        (96, (7, 7), {"padding": 3}),
+        (100, (5, 3), {"stride": 2, "padding": (2, 1)}),
+        (7, (3, 3), {"stride": (1, 2), "padding": 2, "dilation": 2}),
+        (3, (1, 4), {"stride": (3, 1), "padding": (0, 2), "dilation": (1, 3)}),
+    ],
+)
+@pytest.mark.parametrize("moves", [True, False])
+def test_depthwise_convolutions_in_one_kernel(channels, kernel, options, moves):
+    torch.manual_seed(0)
+    h, W = torch.randn(3, channels, 13, 22, device="cuda"), torch.randn(channels, 1, *kernel, device="cuda")
+    d = 0.1 * torch.randn(2, *h.shape, device="cuda") if moves else None
+    moved = 0.1 * torch.randn(2, *W.shape, device="cuda")
+    convolve = lambda h, W: F.conv2d(h.double(), W.double(), groups=channels, **options)
+    after = [convolve(h if d is None else h + d[i], W + moved[i]) for i in range(2)]
+    expected = torch.stack(after) - convolve(h, W)
+    strides, padding, dilation = (
+        each_axis(options.get(name, default), 2) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    found = kernels_for(h).depthwise_change_on_gpu(h, d, W, moved, expected.shape[-2:], strides, padding, dilation)
+    assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
 def test_layers_of_one_shape_do_not_share_their_parts():
