@@ -76,9 +76,8 @@ TILE_BYTES = {"cpu": 1 << 27}
 """Bytes of a tile of pairs on devices with small caches; on others, half of the memory."""
 
 MOST_TARGETS = 64
-"""The most targets in a tile. With small caches, a tile has about as many targets as sources. With little memory on a
-GPU it has few targets, because every chunk of sources computes the values before the step at all targets again, in
-float32, which is slower than products of differences."""
+"""The most targets in a tile. With small caches or little memory, a tile has about as many targets as sources: the
+gradient of a source is shared by its targets, and the values before the step at a target by its sources."""
 
 LIMITS_SHARE = 10
 """Limits are computed together with the rows if there are at least this many times as many rows."""
@@ -157,18 +156,15 @@ class StructuredRunner(Runner):
     def __init__(self, job: Job, precision: str | None = None) -> None:
         job.refuse_hooks("Structured")
         self.job = job
-        by_default = "split_bf16" if job.bound.device.type == "cuda" and job.k <= MOST_OUTPUTS else "float32"
-        self.splits = None
-        if (precision or by_default) == "split_bf16" and _splits(job):
-            self.splits = Splits([*job.bound.params.values(), *job.bound.constants.values()])
+        self.splits = _splits(job, precision)
         self.coverage = Coverage.of(job.bound, job.target_inputs)
         fitting = max(1, job.memory // job.footprint.forward())
         self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
-        most, cached = min(job.m, pairs, MOST_TARGETS), job.bound.device.type in TILE_BYTES
-        scarce = max(1, pairs // job.n, math.isqrt(pairs) if cached else 0)
-        self.at_once = min(most, scarce) if cached or pairs < 2 * most else most
+        most, balanced = min(job.m, pairs, MOST_TARGETS), max(pairs // job.n, math.isqrt(pairs))
+        scarce = job.bound.device.type in TILE_BYTES or pairs < 2 * most
+        self.at_once = min(most, balanced) if scarce else most
         written_out = not (job.plain or isinstance(job.update, SGD))
         self.fixed_bytes = 0
         self.row_bytes = self.at_once * pair + (WRITTEN_OUT * job.footprint.parameters if written_out else 0)
@@ -278,9 +274,10 @@ class LimitRunner(StructuredRunner):
 
 
 def limits_of(job: Job) -> Tensor:
-    """The limits η → 0 of a job with few pairs, [n, m, k], in the network's own precision."""
+    """The limits η → 0 of a job with few pairs, [n, m, k], by the products that rows have: those of another precision
+    would be compiled for these pairs alone."""
     steps = Steps.on(job, Coverage.of(job.bound, job.target_inputs), 0, job.n, LimitRunner.share)
-    with torch.no_grad():
+    with torch.no_grad(), by_parts(_splits(job)):
         return changes_at(job, steps, job.target_inputs) / LimitRunner.share
 
 
@@ -357,13 +354,17 @@ def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: fl
     return share <= 1
 
 
-def _splits(job: Job) -> bool:
-    """Whether split products are available: on a GPU with tensor cores for bfloat16, except while a graph is recorded,
-    because the parts of weights are cached."""
-    if job.bound.dtype != torch.float32 or job.bound.device.type != "cuda" or torch.version.hip is not None:
-        return False
-    has_cores = torch.cuda.get_device_capability(job.bound.device) >= (8, 0)
-    return has_cores and not torch.cuda.is_current_stream_capturing()
+def _splits(job: Job, precision: str | None = None) -> Splits | None:
+    """The parts of weights for split products; None where products are computed in float32. Split products are
+    available on a GPU with tensor cores for bfloat16, except while a graph is recorded, because parts are cached."""
+    bound = job.bound
+    if precision == "float32" or (precision is None and job.k > MOST_OUTPUTS):
+        return None
+    if bound.dtype != torch.float32 or bound.device.type != "cuda" or torch.version.hip is not None:
+        return None
+    if torch.cuda.get_device_capability(bound.device) < (8, 0) or torch.cuda.is_current_stream_capturing():
+        return None
+    return Splits([*bound.params.values(), *bound.constants.values()])
 
 
 def _tile_bytes(job: Job) -> int:
