@@ -85,7 +85,7 @@ class DriftlessRunner(Runner):
 
     def noise(self) -> Noise:
         """The noise of its rows: that of the other runner, and the rounding of the drift that is subtracted."""
-        noise = Noise.measure(self.job, self.runner)
+        noise = Noise.measure(self.runner.job, self.runner)
         eps = ROUNDING * torch.finfo(self.at_targets.dtype).eps
         source = torch.hypot(noise.source * self.runner.subtracts, eps * self.at_sources.abs())
         target = torch.hypot(noise.target * self.runner.subtracts, eps * self.at_targets.abs())

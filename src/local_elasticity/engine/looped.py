@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,8 +62,7 @@ class LoopedRunner(Runner):
     def __init__(
         self, job: Job, at_once: int | None = None, channels_last: bool = False, gradients_at_once: int = 1
     ) -> None:
-        self.job = job
-        self.channels_last = channels_last
+        self.job = job = _with_channels_last(job) if channels_last else job
         self.skips = isinstance(job.update, FromOptimizer)
         self.coverage = _coverage(job) if gradients_at_once > 1 else None
         self.chunk = min(job.n, gradients_at_once) if self.coverage is not None else 1
@@ -72,16 +71,15 @@ class LoopedRunner(Runner):
         self.of_gradients = 2 * size.parameters + size.backward(job.batch)
         fitting = (job.memory - self.fixed - self.of_gradients * self.chunk) // size.forward()
         self.at_once = max(1, min(job.m, fitting, at_once or job.m))
-        self.params = {name: _laid_out(p, channels_last) for name, p in job.bound.params.items()}
+        self.params = job.bound.params
         self.leaves = leaves_of(self.params)
         self.before, self.gradients, self.after = (Pieces(self.params) for _ in range(3))
         self.moved = self.gradients if job.plain else Pieces(self.params)
         self.before.put(self.params)
-        self.target_inputs = tree_map(lambda leaf: _laid_out(leaf, channels_last), job.target_inputs)
         self._predict_before()
 
     def _predict_before(self) -> None:
-        self.raw_before = self._raw(self.params, self.target_inputs)
+        self.raw_before = self._raw(self.params, self.job.target_inputs)
         self.target_before = self.raw_before.to(self.job.bound.dtype)
 
     def _raw(self, params: Params, inputs: Inputs) -> Float[Tensor, "b k"]:
@@ -117,7 +115,7 @@ class LoopedRunner(Runner):
         with torch.no_grad():
             realized = self._step(row, gradient)
             after = self.after.tensors()
-            target_change = (self._raw(after, self.target_inputs) - self.raw_before).to(before.dtype)
+            target_change = (self._raw(after, self.job.target_inputs) - self.raw_before).to(before.dtype)
             if job.targets_are_sources:
                 source_change = target_change[row, None]
             else:
@@ -210,9 +208,20 @@ def _same_gradient(found: Params, expected: Params) -> bool:
     return bool(off <= torch.finfo(off.dtype).eps ** 0.5 * size)
 
 
-def _laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
-    """Images and filters channel by channel, or place by place; with one channel only the strides tell which."""
-    if not channels_last or tensor.ndim != 4:
+def _with_channels_last(job: Job) -> Job:
+    """The same job with its images and filters in that layout, in which kernels may round otherwise."""
+
+    def sources(leaf: Tensor) -> Tensor:
+        return _laid_out(leaf.flatten(0, 1)).unflatten(0, leaf.shape[:2])
+
+    bound = replace(job.bound, params={name: _laid_out(p) for name, p in job.bound.params.items()})
+    targets = tree_map(_laid_out, job.target_inputs)
+    return replace(job, bound=bound, source_inputs=tree_map(sources, job.source_inputs), target_inputs=targets)
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """Images and filters place by place instead of channel by channel; with one channel only the strides tell which."""
+    if tensor.ndim != 4:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=torch.channels_last).copy_(
         tensor

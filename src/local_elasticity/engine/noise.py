@@ -28,6 +28,7 @@ from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.lost_digits import lost_in_changes
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.near_ties import decided_by_rounding
 from local_elasticity.engine.null_steps import WELL_CONDITIONED, OutputRounding, null_noise, rounding_at_few
 from local_elasticity.engine.problem import Problem, leaves_of, sizes_of
 from local_elasticity.engine.rounding import Rounding, alternating_signs, run_rounded
@@ -83,6 +84,8 @@ class Noise:
     """The share of changes by which the rounding of activations moves them."""
     outputs: float = 0.0
     """How far rounding moves a typical prediction, where `source` does not say it of each."""
+    decided: Bool[Tensor, " n"] | None = None
+    """The sources whose gradient rounding decides: their rows are not known."""
 
     @classmethod
     def measure(cls, job: Job, runner: Runner, rounding: OutputRounding | None = None) -> Noise:
@@ -117,6 +120,7 @@ class Noise:
             turned_by_rounding(job, source_before, job.source_labels, source.clamp_min(typical)),
             forward,
             typical,
+            None if rounding else decided_by_rounding(job),
         )
 
     @property
@@ -154,6 +158,8 @@ class Noise:
         eps = torch.finfo(change.dtype).eps
         share = (realized - 1).abs() + ROUNDING * eps + self.step + self._turned(gradient, eps)
         share = share + self.forward
+        if self.decided is not None:
+            share = share + self.decided[: len(change)]
         typical = _size(change) / change[0].numel() ** 0.5
         of_row = (share * typical)[:, None, None]
         noise = torch.hypot(rows.subtracted[:, None, None] * self.source[: len(change)], of_row + self.drift)

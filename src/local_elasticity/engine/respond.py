@@ -149,7 +149,7 @@ def response_of(
             else:
                 runner = _runner(job, engine.runner)
                 rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), bar.advance)
-                noise = _noise(job, runner)
+                noise = _noise(runner)
                 response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
         if not job.removes_drift:
             job.check_company(response.target_before)
@@ -164,8 +164,8 @@ def _runner(job: Job, make: Callable[[Job], Runner]) -> Runner:
     return without_drift(job, make) if job.removes_drift else make(job)
 
 
-def _noise(job: Job, runner: Runner) -> Noise:
-    return runner.noise() if isinstance(runner, DriftlessRunner) else Noise.measure(job, runner)
+def _noise(runner: Runner) -> Noise:
+    return runner.noise() if isinstance(runner, DriftlessRunner) else Noise.measure(runner.job, runner)
 
 
 def _chosen_step(asked: Update, taken: Update) -> list[str]:

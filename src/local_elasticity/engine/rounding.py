@@ -64,8 +64,10 @@ CASTS = {"_to_copy": 0, "copy": 1}
 DISTANCES, FEW_POINTS = "_cdist_forward", 25
 """Distances of more points than this are computed from squares and products, and lose the digits of both."""
 
+GROUP_NORM = "native_group_norm"
+
 SUBTRACTS_INSIDE = {
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"), 0),
+    **dict.fromkeys(("native_layer_norm", GROUP_NORM, "native_batch_norm", "cudnn_batch_norm"), 0),
     **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"), 0),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean", "sum", "mean", "cumsum", "logcumsumexp"), 0),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", "convolution", "_convolution"), 0),
@@ -121,6 +123,8 @@ class Rounding(TorchDispatchMode):
         places = _read_inside(func)
         if places:
             args = tuple(self._moved(one) if i in places else one for i, one in enumerate(args))
+        if name == GROUP_NORM and _by_squares(args[0]):
+            args = (self._of_squares(args[0], args[6]), *args[1:])
         found = func(*args, **kwargs)
         if name == DISTANCES and _by_products(*args):
             found = self._of_products(found, *args[:2])
@@ -156,6 +160,14 @@ class Rounding(TorchDispatchMode):
         largest = one.square().sum(-1)[..., :, None] + other.square().sum(-1)[..., None, :]
         off = self._moved(largest) - largest
         return (found.square() + off).clamp_min(0).sqrt()
+
+    def _of_squares(self, images: Tensor, groups: int) -> Tensor:
+        """Images whose spread in each group is that of a variance E[x²] − E[x]² with E[x²] moved by a unit."""
+        each = images.unflatten(1, (groups, -1)).flatten(2)
+        mean, spread = each.mean(2, keepdim=True), each.var(2, keepdim=True, correction=0)
+        squares = mean.square() + spread
+        off = (self._moved(squares) - squares) / (2 * spread).clamp_min(torch.finfo(spread.dtype).tiny)
+        return images + ((each - mean) * off.clamp(-1, 1)).view(images.shape)
 
     def _moved(self, value: Any) -> Any:
         """A copy of a tensor of numbers, moved; anything else as it is."""
@@ -282,6 +294,12 @@ def _read_inside(func: Any) -> frozenset[int]:
 def _by_products(one: Tensor, other: Tensor, p: float, mode: int | None = None) -> bool:
     """Whether distances are computed from squares and products."""
     return p == 2 and (mode == 1 or (mode in (None, 0) and max(one.shape[-2], other.shape[-2]) > FEW_POINTS))
+
+
+def _by_squares(images: Tensor) -> bool:
+    """Whether group norms take variances from sums of squares, as torch does on a CPU where channels come last."""
+    last = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
+    return images.device.type == "cpu" and last and not images.is_contiguous()
 
 
 def _is_decision(func: Any, found: Any, args: Any, kwargs: Any) -> bool:
