@@ -40,6 +40,9 @@ RESOLVED = 1000.0
 """A source's own change is resolved where it exceeds its noise by this factor: ten standard deviations of rounding
 are then one percent of it, and five, the most that is seen in practice, half a percent."""
 
+FEW_OUTPUTS = 10
+"""Outputs up to which the 2-norm of a change must exceed its noise by the root of their number as well."""
+
 DRIFT_TARGETS = 16
 """Targets at which the rounding of the drift, which all steps share, is measured."""
 
@@ -261,34 +264,50 @@ def resolved_rows(
     source_noise: Float[Tensor, "c batch k"],
     target_before: Float[Tensor, "m k"],
     target_noise: Float[Tensor, "m k"],
+    subtracted: Float[Tensor, " c"],
 ) -> Bool[Tensor, " c"]:
-    """Whether each source's own change stands clear of its noise and of every target's.
+    """Whether each source's own change stands clear of its noise and, where its row is `subtracted`, of every target's.
 
     Logits are looked at through the softmax as well, where KL ≈ ½ Σ p_i (d_i − p·d)²: a change that is clear as a
     vector may still be hidden there.
     """
-    clear = _stands_clear(source_change, source_noise, target_noise)
+    clear = _stands_clear(source_change, source_noise, target_noise, subtracted)
     if kind == "logits":
         p = source_before.softmax(-1)
         seen = p.sqrt() * (source_change - (p * source_change).sum(-1, keepdim=True))
         clear &= _stands_clear(
-            seen, _through_softmax(p, source_noise), _through_softmax(target_before.softmax(-1), target_noise)
+            seen,
+            _through_softmax(p, source_noise),
+            _through_softmax(target_before.softmax(-1), target_noise),
+            subtracted,
         )
     return clear & (source_change != 0).flatten(1).any(1)
 
 
-def _stands_clear(change: Tensor, noise: Tensor, target_noise: Tensor) -> Tensor:
-    """With √k to spare, so that it holds in any norm of k outputs."""
-    least = _size(noise).clamp_min(_size(target_noise).nan_to_num(0.0).max())
-    return _size(change) >= RESOLVED * math.sqrt(noise.shape[-1]) * least
+def _stands_clear(change: Tensor, noise: Tensor, at_targets: Tensor, subtracted: Tensor) -> Tensor:
+    """In the norms that measures take of k outputs: with √k to spare in the 2-norm, which implies the others, and of
+    more than `FEW_OUTPUTS` in each of them."""
+    k = noise.shape[-1]
+    clear = _exceeds(change, noise, at_targets, subtracted, 2, math.sqrt(min(k, FEW_OUTPUTS)))
+    for order in (1, math.inf) if k > FEW_OUTPUTS else ():
+        clear &= _exceeds(change, noise, at_targets, subtracted, order)
+    return clear
+
+
+def _exceeds(
+    change: Tensor, noise: Tensor, at_targets: Tensor, subtracted: Tensor, order: float, spare: float = 1.0
+) -> Tensor:
+    largest = _size(at_targets, order).nan_to_num(0.0).max()
+    least = torch.maximum(_size(noise, order), subtracted * largest)
+    return _size(change, order) >= RESOLVED * spare * least
 
 
 def _through_softmax(p: Tensor, noise: Tensor) -> Tensor:
     return (p * (1 - p)).sqrt() * noise
 
 
-def _size(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows.flatten(1), dim=1)
+def _size(rows: Tensor, order: float = 2) -> Tensor:
+    return torch.linalg.vector_norm(rows.flatten(1), order, dim=1)
 
 
 @dataclass(frozen=True)

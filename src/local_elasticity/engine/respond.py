@@ -236,7 +236,10 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
 def _known(job: Job, notes: list[str]) -> Choice | None:
     """The engine that was chosen before. Rows of a race have the drift in them, so that they are not kept where it is
     to be removed."""
-    return choose(job) if job.removes_drift else known(job, notes)
+    if job.removes_drift:
+        return choose(job)
+    found = known(job, notes)
+    return None if found is None else turn(found)
 
 
 def _refined(
