@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from local_elasticity.engine.memory import is_out_of_memory
+from local_elasticity.engine.memory import is_out_of_memory, may_be_passed_over
 from local_elasticity.shapes import Float
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ logger = logging.getLogger("local_elasticity")
 
 PARTS = ("source_change", "target_change", "loss_gradient", "realized", "subtracted")
 """The tensors of `Rows`, in their order."""
+
+SMALLER_CHUNKS = 2
+"""How often chunks are halved after an error other than a lack of memory."""
 
 
 @dataclass
@@ -100,16 +103,24 @@ def collect(
     enough: Callable[[AnyRows], bool] | None = None,
 ) -> AnyRows:
     """Run all rows that are not known yet, those before `upto`, or until `enough` returns true; `advance` is called
-    with the number of finished rows."""
-    end = job.n if upto is None else upto
+    with the number of finished rows. A chunk that fails, as libraries do for some sizes, is tried again as smaller
+    chunks; if these fail too, the first cause is raised."""
+    end, causes = job.n if upto is None else upto, list[RuntimeError]()
     while rows.done < end and not (enough and enough(rows)):
         stop = min(rows.done + min(runner.chunk, chunk or runner.chunk), end)
         try:
             found = runner.rows(rows.done, stop)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                _use_less_memory(job, runner, error)
+                continue
+            if not isinstance(error, RuntimeError) or not may_be_passed_over(error):
                 raise
-            _use_less_memory(job, runner, error)
+            causes.append(error)
+            if len(causes) > SMALLER_CHUNKS or stop - rows.done == 1:
+                raise causes[0] from None
+            logger.info("a chunk of %d sources failed (%s): trying smaller chunks", stop - rows.done, error)
+            chunk = runner.chunk = (stop - rows.done) // 2
             continue
         advance(stop - rows.done)
         rows.put(found)
