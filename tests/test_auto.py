@@ -412,3 +412,93 @@ def test_gradients_at_once_with_a_layer_that_does_not_reach_the_output():
 def test_gradients_at_once_is_a_whole_number(given):
     with pytest.raises(ValueError, match="gradients_at_once: expected a whole number"):
         le.Looped(gradients_at_once=given)
+
+
+@pytest.mark.parametrize("engine", ["vmapped", "structured"])
+def test_a_chunk_that_fails_is_tried_as_smaller_chunks(engine, monkeypatch):
+    """As cuDNN and vmap fail for some sizes."""
+    problem, sources = problem_and_sources(12)
+    expected = le.respond(problem, sources, engine="looped").target_change
+    runner = {"vmapped": VmappedRunner, "structured": StructuredRunner}[engine]
+    rows, tried = runner.rows, []
+
+    def picky(self, start, stop):
+        tried.append(stop - start)
+        if stop - start > 3:
+            raise RuntimeError(f"no kernel for {stop - start} images")
+        return rows(self, start, stop)
+
+    chosen = le.Vmapped(12) if engine == "vmapped" else engine
+    problem_before = le.respond(problem, sources, engine=chosen)  # what is checked once has been checked
+    monkeypatch.setattr(runner, "rows", picky)
+    response = le.respond(problem, sources, engine=chosen)
+    assert tried == [12, 6, 3, 3, 3, 3]
+    assert_same_rows(response.target_change, expected)
+    assert_same_rows(problem_before.target_change, expected)
+
+
+def test_the_first_cause_is_named_if_smaller_chunks_fail_too(monkeypatch):
+    problem, sources = problem_and_sources(12)
+    tried = []
+
+    def never(self, start, stop):
+        tried.append(stop - start)
+        raise RuntimeError(f"no kernel for {stop - start} images")
+
+    le.respond(problem, sources, engine=le.Vmapped(12))  # what is checked once has been checked
+    monkeypatch.setattr(VmappedRunner, "rows", never)
+    with pytest.raises(RuntimeError, match="no kernel for 12 images"):
+        le.respond(problem, sources, engine=le.Vmapped(12))
+    assert tried == [12, 6, 3]
+
+
+@pytest.mark.parametrize("faster", ["looped", "structured"])
+def test_a_short_job_settles_its_engine_by_whole_calls(faster, monkeypatch):
+    """The race tries loops alone, the second call is by differences, the third by the loop, and then the faster
+    stays."""
+    problem, sources = problem_and_sources(20)
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 1e9)
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_LOOP", 1e9)
+    monkeypatch.setattr("local_elasticity.engine.choose.two_layer_runner", lambda job: None)
+    monkeypatch.setattr("local_elasticity.engine.structured.two_layer_runner", lambda job: None)
+    runners = {"looped": LoopedRunner, "structured": StructuredRunner}
+    clocked(monkeypatch, {runner: 0.001 if name == faster else 0.02 for name, runner in runners.items()})
+    responses = [le.respond(problem, sources) for _ in range(5)]
+    assert [response.engine for response in responses] == ["looped", "structured", "looped", faster, faster]
+    assert "structured is timed in this call" in responses[1].notes[-1]
+    assert "in whole calls" in responses[-1].notes[-1]
+    for response in responses[1:]:
+        assert_same_rows(response.target_change, responses[0].target_change)
+
+
+def test_a_rival_that_cannot_take_the_model_is_named_on_every_call(monkeypatch):
+    """The loop stays."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), Sinc(), nn.Linear(8, 2)).double()
+    problem, sources = le.Problem.of(net, "cross_entropy"), problem_and_sources(20)[1]
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 1e9)
+    clocked(monkeypatch, {LoopedRunner: 0.01})
+    responses = [le.respond(problem, sources) for _ in range(3)]
+    assert {response.engine for response in responses} == {"looped"}
+    for response in responses[1:]:
+        assert any("auto: not structured" in note and "sinc" in note for note in response.notes)
+
+
+class Sinc(nn.Module):
+    """A function that has no rule."""
+
+    def forward(self, x):
+        return torch.sinc(x)
+
+
+@pytest.mark.usefixtures("racing")
+def test_rows_that_rounding_hides_count_against_the_loop(monkeypatch):
+    """A loop that is a little faster loses to differences if its rows are computed again in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    sources = torch.randn(60, 4), torch.arange(60) % 2
+    clocked(monkeypatch, {LoopedRunner: 0.01, StructuredRunner: 0.015, VmappedRunner: 1})
+    large = le.respond(le.Problem.of(net, "cross_entropy"), sources, update=le.SGD(1.0))
+    small = le.respond(le.Problem.of(net, "cross_entropy"), sources, update=le.Adam(1e-9))
+    assert large.engine == "looped"
+    assert small.engine == "structured"
+    assert any("with those in float64" in note for note in small.notes)

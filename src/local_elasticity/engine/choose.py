@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from local_elasticity.engine.job import Engine, Job, Runner, same_predictions
+from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.looped import Looped, seconds_of_a_row
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.progress import now, seconds_in_words
 from local_elasticity.engine.rows import Counted, Rows, collect
 from local_elasticity.engine.structured import Structured, StructuredRunner, spot_check, two_layer_runner
@@ -36,6 +39,13 @@ use of torch.func takes a second."""
 
 FAR_SLOWER = 2
 """An engine whose first row takes this many times as long as a row of the best engine is not checked further."""
+
+FLOAT64_PRICE = 2
+"""How many times as long a row takes in float64, in which rows that rounding hides are computed again."""
+
+SECONDS_WORTH_A_RIVAL = 0.01
+"""Seconds of looped work from which differences are timed in a whole call later, if the job is too short for a race:
+for less they cost more than they save."""
 
 CACHE_SIZED, CACHE_BYTES = 128, 3 << 19
 """Targets in one pass of `Looped`, and bytes of their largest activation, tried as alternatives to all at once: a CPU
@@ -66,6 +76,10 @@ class Choice:
     seconds: float = float("inf")
     runner: Runner | None = field(default=None, compare=False)
     """The runner that was made for the job during the choice."""
+    rival: Engine | None = None
+    """Another engine that may be faster. Both are timed in one whole call each, and the faster stays."""
+    whole: float | None = None
+    """The seconds of a whole call with `rival`, once they are known."""
 
 
 _choices: ModelCache[Choice] = ModelCache()
@@ -84,9 +98,6 @@ class Trial:
     def name(self) -> str:
         return name_of(self.engine)
 
-    def __str__(self) -> str:
-        return f"{in_words(self.engine)} ({seconds_in_words(self.seconds)} a row)"
-
 
 class Race:
     """Chooses an engine for a job while it fills the first rows of a table."""
@@ -99,6 +110,7 @@ class Race:
         self.loser: Trial | None = None
         self.rows = Rows.empty(job, self.best.runner.target_before.shape[1]) if keep else None
         self._counted = Counted()
+        self._price = 1.0
 
     @property
     def left(self) -> int:
@@ -109,21 +121,48 @@ class Race:
     def _done(self) -> int:
         return (self.rows or self._counted).done
 
-    def run(self, enough: Callable[[Rows], bool] = lambda rows: False) -> Trial:
-        """The fastest engine; `enough` ends the race early."""
+    def run(
+        self, enough: Callable[[Rows], bool] = lambda rows: False, hidden: Callable[[Rows], float] = lambda rows: 0.0
+    ) -> Trial:
+        """The fastest engine. If rounding hides rows, those of an engine that subtracts cost more.
+
+        Args:
+            enough: whether rounding hides so many rows that engines which subtract need no more of them.
+            hidden: the share of rows that it hides.
+        """
         self._enough = enough
         self._loops()
+        loops, hopeless = self._done, bool(self.left) and self._ended()
+        if self.rows is not None and loops:
+            self._price = FLOAT64_PRICE if hopeless else 1 + FLOAT64_PRICE * hidden(self.rows)
+        self._enough = lambda rows: False
         if self._pays(SECONDS_WORTH_A_RACE):
             self._differences()
         imported = "torch._dynamo" in sys.modules
         worth = SECONDS_WORTH_A_RACE if imported else SECONDS_WORTH_AN_IMPORT
-        if self.best.name == "looped" and self.job.vectorizes and self._pays(worth):
+        if hopeless and self.best.name == "looped" and self.rows is not None:
+            self.rows.done = loops
+        elif self.best.name == "looped" and self.job.vectorizes and self._pays(worth):
             self._vmapped()
         if self.best.seconds < float("inf"):
-            against = f" against {self.loser}" if self.loser is not None else ""
-            self.say(f"auto: {self.best}{against}")
-            remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds))
+            against = f" against {self._words(self.loser)}" if self.loser is not None else ""
+            self.say(f"auto: {self._words(self.best)}{against}")
+            remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds, rival=self._rival()))
         return self.best
+
+    def _cost(self, trial: Trial) -> float:
+        """Seconds per row, those of rows that are computed again included."""
+        return trial.seconds * (self._price if trial.runner.subtracts else 1)
+
+    def _words(self, trial: Trial) -> str:
+        again = ", with those in float64" if self._cost(trial) > trial.seconds else ""
+        return f"{in_words(trial.engine)} ({seconds_in_words(self._cost(trial))} a row{again})"
+
+    def _rival(self) -> Engine | None:
+        """Differences, if the job was too short to try them."""
+        short = SECONDS_WORTH_A_RIVAL <= self.job.n * self._cost(self.best) < SECONDS_WORTH_A_RACE
+        loops = isinstance(self.best.engine, Looped)
+        return Structured() if short and loops and self.job.bound.device.type == "cpu" else None
 
     def say(self, note: str) -> None:
         self.notes.append(note)
@@ -131,7 +170,7 @@ class Race:
 
     def _pays(self, seconds: float) -> bool:
         """Whether the best engine would take so long for the rest."""
-        return self.left * self.best.seconds >= seconds and not self._ended()
+        return self.left * self._cost(self.best) >= seconds and not self._ended()
 
     def _ended(self) -> bool:
         return not self.left or (self.rows is not None and self._enough(self.rows))
@@ -175,11 +214,16 @@ class Race:
         except UNSUPPORTED as error:
             self._pass_over(in_words(engine), error)
             return
-        before, coarsest = self.best.runner.target_before, self.job.bound.replica.coarsest
-        if same_predictions(trial.runner.target_before, before, coarsest):
+        if self._rounds_alike(trial.runner.target_before):
             self._timed_loop(trial)
         else:
             self.say(f"auto: not {in_words(engine)} (its predictions depend on the layout in memory)")
+
+    def _rounds_alike(self, found: Tensor) -> bool:
+        """Whether predictions in another layout differ by no more than rounding makes those of this one do."""
+        before = self.best.runner.target_before
+        apart = (found - before)[found.isfinite() & before.isfinite()].double()
+        return float(apart.norm()) <= rounding_at_few(self.job, before).typical * apart.numel() ** 0.5
 
     def _differences(self) -> None:
         try:
@@ -199,7 +243,7 @@ class Race:
         began = self._now()
         runner.rows(0, 1)
         seconds = self._now() - began
-        if seconds < FAR_SLOWER * self.best.seconds:
+        if seconds < FAR_SLOWER * self._cost(self.best):
             return False
         self.say(f"auto: not structured ({seconds_in_words(seconds)} a row)")
         return True
@@ -240,7 +284,7 @@ class Race:
                 return False
             if not warming:
                 trial.seconds = (self._now() - began) / (self._done - start)
-        better = trial.seconds < WORTHWHILE * self.best.seconds
+        better = self._cost(trial) < WORTHWHILE * self._cost(self.best)
         if trial is not self.best:
             self.loser, self.best = (self.best, trial) if better else (trial, self.best)
         return better
@@ -273,7 +317,7 @@ def known(job: Job, notes: list[str]) -> Choice | None:
     cannot be taken, the reason is added to `notes`."""
     choice = _choices.get(job.bound, _key(job))
     if choice is not None:
-        return Choice(choice.engine, f"{choice.reason}, as chosen before", choice.seconds)
+        return replace(choice, reason=f"{choice.reason}, as chosen before")
     try:
         runner = two_layer_runner(job)
         if runner is not None:
@@ -284,6 +328,44 @@ def known(job: Job, notes: list[str]) -> Choice | None:
             raise
         notes.append(f"auto: not structured ({first_line(error)})")
     return None
+
+
+def turn(choice: Choice) -> Choice:
+    """The choice for a whole call. A rival is timed in one call, and the chosen engine in the next."""
+    if choice.rival is None or choice.whole is not None:
+        return choice
+    reason = f"{choice.reason}; {name_of(choice.rival)} is timed in this call"
+    return replace(choice, engine=choice.rival, rival=choice.engine, reason=reason)
+
+
+@contextmanager
+def timed(job: Job, choice: Choice) -> Iterator[None]:
+    """Time a whole call of an engine that has a rival, and settle which of them stays once both are known."""
+    began = now(job.bound.device)
+    yield
+    if choice.rival is None:
+        return
+    seconds = now(job.bound.device) - began
+    before = _choices.get(job.bound, _key(job))
+    if before is None:
+        return
+    if choice.whole is None:
+        remember(job, replace(before, whole=seconds))
+        return
+    rival, chosen = (
+        Choice(engine, "", each / job.n) for engine, each in ((choice.rival, choice.whole), (choice.engine, seconds))
+    )
+    better, worse = (rival, chosen) if rival.seconds < WORTHWHILE * chosen.seconds else (chosen, rival)
+    words = [f"{in_words(one.engine)} ({seconds_in_words(one.seconds)} a row)" for one in (better, worse)]
+    remember(job, replace(better, reason=f"auto: {words[0]} against {words[1]}, in whole calls"))
+
+
+def dismiss(job: Job, choice: Choice, error: BaseException) -> None:
+    """Keep the other engine of a choice whose turn ended in an error, and the cause."""
+    before = _choices.get(job.bound, _key(job))
+    reason = f"auto: not {name_of(choice.engine)} ({first_line(error)})"
+    if before is not None:
+        remember(job, replace(before, reason=f"{reason}; {before.reason}", rival=None))
 
 
 def short(job: Job) -> Engine | None:

@@ -16,7 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.choose import UNSUPPORTED, Choice, Race, choose, known, name_of, remember
+from local_elasticity.engine.choose import (
+    UNSUPPORTED,
+    Choice,
+    Race,
+    choose,
+    dismiss,
+    known,
+    name_of,
+    remember,
+    timed,
+    turn,
+)
 from local_elasticity.engine.drift import DriftlessRunner, without_drift
 from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
@@ -209,18 +220,26 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
         try:
             runner = choice.runner or _runner(job, choice.engine.runner)
             said = [choice.reason] if choice.reason else []
-            return _refined(job, choice.engine, runner, cache(lambda: _noise(job, runner)), said, bar)
+            with timed(job, choice):
+                return _refined(job, choice.engine, runner, cache(lambda: _noise(runner)), said, bar)
         except UNSUPPORTED as error:
             if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
                 raise
             bar.done = 0
+            if choice.rival is not None:
+                dismiss(job, choice, error)
+                return _auto(job, None, bar)
             what = f"{name_of(choice.engine)}, as chosen before, cannot take the model as it is now"
             notes.append(f"auto: {what} ({first_line(error)})")
             if job.removes_drift:
                 return _auto(job, Looped(), bar)
     race = Race(job, bar.advance)
     noise = Noise.measure(job, race.best.runner)
-    best = race.run(_hopeless(job, race.best.runner, lambda: noise))
+    looped_runner = race.best.runner
+    best = race.run(
+        _hopeless(job, looped_runner, lambda: noise),
+        lambda rows: float((~clear_rows(job, looped_runner, noise, rows)).double().mean()),
+    )
     notes += race.notes
     try:
         return _refined(job, best.engine, best.runner, lambda: noise, notes, bar, rows=race.rows, chunk=best.chunk)
@@ -293,8 +312,9 @@ def _hopeless(job: Job, runner: Runner, measured: Callable[[], Noise]) -> Callab
 def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
     """Which of the rows so far are clear of the noise."""
     rows = rows.first()
-    before, at_targets = noise.source_before[: rows.done], noise.target * rows.subtracted.max()
-    return resolved_rows(job.kind, before, rows.source_change, noise.of_rows(rows), runner.target_before, at_targets)
+    before, own = noise.source_before[: rows.done], noise.of_rows(rows)
+    at_targets = runner.target_before, noise.target, rows.subtracted
+    return resolved_rows(job.kind, before, rows.source_change, own, *at_targets)
 
 
 def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
