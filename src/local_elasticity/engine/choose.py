@@ -43,7 +43,7 @@ FAR_SLOWER = 2
 FLOAT64_PRICE = 2
 """How many times as long a row takes in float64, in which rows that rounding hides are computed again."""
 
-SECONDS_WORTH_A_RIVAL = 0.01
+SECONDS_WORTH_A_RIVAL = 0.005
 """Seconds of looped work from which differences are timed in a whole call later, if the job is too short for a race:
 for less they cost more than they save."""
 
