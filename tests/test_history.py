@@ -132,7 +132,8 @@ def test_a_store_of_an_earlier_version_has_no_denominators_and_goes_on(tmp_path)
     run = Run(store=path)
     run.train(0, 11)
     run.save(tmp_path / "checkpoint.pt")
-    shutil.rmtree(path / "denominators")
+    for later in ("denominators", "digest"):
+        shutil.rmtree(path / later)
     assert History.open(path)[0].denominators == {}
     (one,) = opened("run", path)
     assert "Denominators were not kept" in {found.title for found in examine(one, one.panels[0])}
@@ -700,3 +701,26 @@ def test_large_steps_do_not_end_a_run_where_warnings_are_errors():
         again = le.Monitor(net, (x, y), loss="cross_entropy", every=1, budget=None, update=le.SGD(50.0))
         with pytest.raises(le.LargeStepWarning):
             again.step(0)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("similarity/c/1/0/0/0", "probe 1 is not what was written"), ("step/c/1", "probe 1 is not what was written")],
+)
+def test_a_changed_bit_of_a_probe_is_found(tmp_path, file, words):
+    path = tmp_path / "history.zarr"
+    Run(store=path).train(0, 31)
+    content = bytearray((path / file).read_bytes())
+    content[1] ^= 1
+    (path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        History.open(path)
+
+
+def test_a_lost_step_is_told_and_nothing_after_it_is_written_over(tmp_path):
+    path = tmp_path / "history.zarr"
+    Run(store=path).train(0, 31)
+    (path / "step" / "c" / "1").unlink()
+    for again in (lambda: History.open(path), lambda: Run(store=path)):
+        with pytest.raises(ValueError, match="the step of probe 1 is missing"):
+            again()

@@ -1,5 +1,6 @@
 """Similarities in blocks on disk: the same as in memory, resumed to the same bytes, refused where something differs."""
 
+import gzip
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import xarray as xr
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs.zstd import Zstd
 from torch import nn
 from typer.testing import CliRunner
 
@@ -983,3 +985,46 @@ def test_settled_ways_give_the_same_bits_again(tmp_path, racing):
     _damage(tmp_path / "s.zarr", "similarity/c/0/1", "flipped")
     run(tmp_path / "s.zarr")
     assert chunks(tmp_path / "s.zarr") == before
+
+
+def _text_with(content, place, new):
+    return content[:place] + new + content[place + len(new) :]
+
+
+@pytest.mark.parametrize("how", ["codec", "count", "size", "unknown"])
+def test_labels_that_would_unpack_to_more_than_they_are_take_no_memory(tmp_path, how):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path, class_names=["a", "b", "c"])
+    name = "source" if how in ("codec", "size") else "source_class"
+    description, chunk = path / name / "zarr.json", path / name / "c" / "0"
+    if how == "codec":
+        said = json.loads(description.read_text())
+        said["codecs"][-1] = {"name": "gzip", "configuration": {"level": 5}}
+        description.write_text(json.dumps(said))
+        chunk.write_bytes(gzip.compress(bytes(1 << 24)))
+        words = "packed by bytes, gzip"
+    elif how == "size":
+        chunk.write_bytes(Zstd().encode(bytes(1 << 24)))
+        words = "unpacks to 16,777,216 bytes"
+    elif how == "count":
+        texts = Zstd().decode(chunk.read_bytes())
+        chunk.write_bytes(Zstd().encode(_text_with(texts, 0, b"\xff\xff\xff\x7f")))
+        words = "does not hold"
+    else:
+        chunk.write_bytes(_text_with(chunk.read_bytes(), 4, b"\x00"))
+        words = "says its size"
+    with pytest.raises(ValueError, match=f"damaged: its labels cannot be read .*{words}"):
+        le.load(path)
+
+
+def test_attributes_that_were_changed_are_not_handed_out(tmp_path):
+    x, y = data()
+    path = tmp_path / "s.zarr"
+    le.similarity(problem(), (x, y), update=SGD, store=path)
+    file = path / "similarity" / "zarr.json"
+    file.write_text(file.read_text().replace('"unresolved": "0.0"', '"unresolved": "0.9"'))
+    with pytest.raises(ValueError, match="damaged: the attributes of similarity"):
+        le.load(path)
+    answer = CliRunner().invoke(app, ["verify-store", str(path)])
+    assert answer.exit_code != 0

@@ -74,7 +74,7 @@ def input_sizes(measurement: Measurement) -> list[float]:
     for leaf in tree_leaves((measurement.sources[0], measurement.targets)):
         if isinstance(leaf, Tensor):
             flat = leaf.detach().flatten().to("cpu", torch.float64)
-            weights = torch.linspace(1, 2, len(flat), dtype=torch.float64)
+            weights = torch.linspace(1, 2, len(flat), dtype=torch.float64, device="cpu")
             found += [float(flat.norm()), float(flat @ weights)]
     return found
 

@@ -8,6 +8,7 @@ written to a file of another name and renamed (zarr does so since 3.1.3), so a k
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -283,8 +284,18 @@ class BlockStore:
         with self._writing("its description"):
             for name in self.matrices:
                 self._array(name).attrs.update(attrs[name])
-            self.group.attrs[OURS] = {**self.record, "finished": True}
-        self.record["finished"] = True
+            self.record |= {"finished": True, "attributes": {name: self._said(name) for name in self.matrices}}
+            self.group.attrs[OURS] = self.record
+
+    def attributes(self, name: str) -> dict[str, str]:
+        """How a matrix was made; a ValueError if that is not what was written."""
+        if self.record.get("attributes", {}).get(name, self._said(name)) != self._said(name):
+            raise ValueError(f"path: {self.path} is damaged: the attributes of {name} are not what was written")
+        return {key: str(value) for key, value in self._array(name).attrs.items()}
+
+    def _said(self, name: str) -> str:
+        """The SHA-256 of a matrix's attributes; stores of an earlier version did not keep it."""
+        return hashlib.sha256(json.dumps(dict(self._array(name).attrs), sort_keys=True).encode()).hexdigest()
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ as long while training waits and whose threads may be gone when a process ends.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -37,13 +38,13 @@ OF_SOURCES = ("source_loss", "source_accuracy", "sources_measured")
 
 FACTS = (*OF_STEP, *OF_SOURCES)
 
-ORDER = ("seconds", *OF_STEP, "sources", "numbers", "denominators", "similarity", "step")
-"""In which a probe's arrays are written."""
+ORDER = ("seconds", *OF_STEP, "sources", "numbers", "denominators", "similarity", "digest", "step")
+"""In which a probe's arrays are written. `digest` is the SHA-256 of the others; earlier versions did not write it."""
 
 DESCRIPTION = "zarr.json"
 """The file that describes an array or the whole."""
 
-LITTLE_ENDIAN = {"float64": "<f8", "int64": "<i8"}
+LITTLE_ENDIAN = {"float64": "<f8", "int64": "<i8", "uint8": "u1"}
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class HistoryStore:
         array("numbers", (0, len(attributes["numbers"])), "float64", np.nan, ("probe", "number"))
         array("denominators", (0, len(measures), 2, n), "float64", np.nan, ("probe", "measure", "side", "source"))
         array("similarity", (0, len(measures), n, m), "float64", np.nan, ("probe", "measure", "source", "target"))
+        array("digest", (0, 32), "uint8", 0, ("probe", "byte"))
         array("step", (0,), "int64", NOT_WRITTEN, ("probe",))
         group.attrs.update({name: json.dumps(value) for name, value in attributes.items()})
 
@@ -180,6 +182,7 @@ class HistoryStore:
     def _check_shapes(self, measures: int, n: int, m: int, numbers: int) -> None:
         """Raise a ValueError if the arrays are not those of the measures and classes, before they are read."""
         wanted: dict[str, tuple[int, ...]] = {
+            "digest": (32,),
             "numbers": (numbers,),
             "sources": (len(OF_SOURCES),),
             "denominators": (measures, 2, n),
@@ -195,14 +198,18 @@ class HistoryStore:
             raise _damaged(self.path, error) from error
 
     def steps(self) -> list[int]:
-        """The steps of the finished probes, in order; no more are read than there are files."""
+        """The steps of the finished probes, in order; no more are read than there are files. A ValueError if one is
+        missing before others."""
         folder = self.path / "step" / "c"
         files = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
         try:
             written: list[int] = self._array("step")[:files].tolist()
         except ValueError as error:
             raise _damaged(self.path, error) from error
-        return written[: written.index(NOT_WRITTEN)] if NOT_WRITTEN in written else written
+        count = written.index(NOT_WRITTEN) if NOT_WRITTEN in written else len(written)
+        if any(step != NOT_WRITTEN for step in written[count:]):
+            raise _damaged(self.path, ValueError(f"the step of probe {count} is missing"))
+        return written[:count]
 
     def append(
         self,
@@ -232,13 +239,20 @@ class HistoryStore:
             raise OtherWriterError("another monitor writes to it; give each its own")
         self.say(engine=engine, writer=self._writer, **self._provenance)
         self._claimed = True
+        written = {
+            name: np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]])
+            for name, about in descriptions.items()
+            if name != "digest"
+        }
+        if "digest" in descriptions:
+            written["digest"] = _digest(written)
         for name, about in descriptions.items():
             about["shape"][0] = self._count + 1
             place = [self._count] + [0] * (len(about["shape"]) - 1)
             if 0 not in about["shape"]:
                 chunk = self.path / name / "c" / "/".join(map(str, place))
                 shape = about["chunk_grid"]["configuration"]["chunk_shape"]
-                write_whole(chunk, np.asarray(values[name], LITTLE_ENDIAN[about["data_type"]]).reshape(shape).tobytes())
+                write_whole(chunk, written[name].reshape(shape).tobytes())
         for name, about in descriptions.items():
             write_whole(self.path / name / DESCRIPTION, json.dumps(about).encode())
         self._count = self._length = self._count + 1
@@ -274,7 +288,7 @@ class HistoryStore:
         """The finished probes."""
         arrays = {name: self._array(name) for name in self._names}
         for place, step in enumerate(self.steps()):
-            self._check_chunks(arrays, place)
+            self._check_probe(arrays, place)
             numbers = arrays["numbers"][place].tolist() if "numbers" in arrays else []
             facts = {name: float(arrays[name][place]) for name in OF_STEP if name in arrays}
             if "sources" in arrays:
@@ -283,13 +297,25 @@ class HistoryStore:
             seconds = float(arrays["seconds"][place])
             yield StoredProbe(step, arrays["similarity"][place], seconds, numbers, facts, denominators)
 
-    def _check_chunks(self, arrays: Mapping[str, Any], place: int) -> None:
+    def _check_probe(self, arrays: Mapping[str, Any], place: int) -> None:
+        """Raise a ValueError if a probe is not what was written."""
         try:
             for name, array in arrays.items():
                 if 0 not in array.shape:
                     check_chunk(self.path / name, array, (place, *[0] * (array.ndim - 1)), may_lack=False)
+            if "digest" in arrays:
+                written = {name: arrays[name][place] for name in arrays if name != "digest"}
+                if not np.array_equal(arrays["digest"][place], _digest(written)):
+                    raise ValueError(f"probe {place} is not what was written")
         except ValueError as error:
             raise _damaged(self.path, error) from error
+
+
+def _digest(values: Mapping[str, Any]) -> np.ndarray:
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(np.ascontiguousarray(values[name]).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from local_elasticity.engine.memory import available
 from local_elasticity.engine.supported import first_line
 from local_elasticity.store.atomic import check_name, whole_folder
 from local_elasticity.store.blocks import ALONE, INDEX, BlockStore, Grid, label_digest
-from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable
+from local_elasticity.store.sizes import SHARE_OF_FREE, RegularFiles, check_affordable, check_packed
 
 SIDE = 2048
 """Rows and columns of a chunk of a result that is saved whole."""
@@ -104,6 +104,8 @@ def verify(path: str | Path) -> dict[str, list[tuple[int, int] | str]]:
         store = BlockStore.open(path / checkpoint, sketches=bool(checkpoint))
         if not checkpoint:
             _labels(store)
+            for name in store.matrices:
+                _attributes(store, name)
         for at in store.grid.blocks():
             found[store.state(at)].append(f"{checkpoint} {at[0]}" if checkpoint else at)
     return found
@@ -173,6 +175,8 @@ def _labels(store: BlockStore) -> dict[str, Any]:
     try:
         large = (*store.matrices, "block_digest")
         check_affordable(array for name, array in store.group.arrays() if name not in large)
+        for name in digests:
+            check_packed(store.path / name, store.group[name])
         with xr.open_zarr(RegularFiles(store.path, read_only=True), consolidated=False, chunks=None) as stored:
             found = {name: stored.variables[name].load() for name in digests}
     except Exception as error:  # zarr raises what its codecs raise
@@ -187,7 +191,7 @@ def _labels(store: BlockStore) -> dict[str, Any]:
 def _attributes(store: BlockStore, matrix: str) -> dict[str, Any]:
     """What a matrix says of itself."""
     try:
-        return {name: json.loads(str(value)) for name, value in store.arrays[matrix].attrs.items()}
+        return {name: json.loads(value) for name, value in store.attributes(matrix).items()}
     except ValueError as error:
         raise ValueError(f"path: {store.path} is damaged: its attributes are not JSON ({error})") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import zarr
+from numcodecs.zstd import Zstd
 from zarr.storage import LocalStore
 
 from local_elasticity.engine.memory import available
@@ -26,6 +27,12 @@ LARGEST_EMPTY_CHUNK = 1 << 26
 
 LARGEST_DESCRIPTION = 1 << 28
 """Bytes of a file that describes a store or an array."""
+
+UNPACKED = ("bytes", "vlen-utf8")
+"""How zarr lays out numbers and texts."""
+
+ZSTD = bytes.fromhex("28b52ffd")
+"""The first bytes of a frame of zstd."""
 
 SHARE_OF_FREE = 0.25
 """The share of the free memory that a store may fill; a larger matrix is left on disk, and read where it is used."""
@@ -65,6 +72,46 @@ def check_chunk(folder: Path, array: zarr.Array[Any], place: tuple[int, ...], *,
         there = 0
     if there != wanted:
         raise ValueError(f"a chunk of {folder.name} has {there:,} bytes; expected {wanted:,}")
+
+
+def check_packed(folder: Path, array: Any) -> None:
+    """Raise a ValueError if a chunk of a small array, which may be compressed, unpacks to another size than its values
+    take. A text's values begin with their number, for which memory is allocated."""
+    codecs = [one.get("name") for one in read_json(folder / "zarr.json")["codecs"]]
+    if codecs not in (*([kind] for kind in UNPACKED), *([kind, "zstd"] for kind in UNPACKED)):
+        raise ValueError(f"{folder.name} is packed by {', '.join(map(str, codecs))}, which is not read")
+    values = math.prod(array.chunks)
+    wanted = values * array.dtype.itemsize
+    if wanted > SHARE_OF_FREE * available(torch.device("cpu")):
+        raise ValueError(f"a chunk of {folder.name} claims {wanted:,} bytes")
+    for file in (folder / "c").rglob("*") if (folder / "c").is_dir() else [folder / "c"]:
+        if not file.is_file():
+            continue
+        check_readable(file)
+        data = file.read_bytes()
+        size = unpacked_size(data) if "zstd" in codecs else len(data)
+        if codecs[0] == "bytes" and size == wanted:
+            continue
+        if codecs[0] == "bytes" or size > max(LARGEST_EMPTY_CHUNK, wanted):
+            raise ValueError(f"a chunk of {folder.name} unpacks to {size:,} bytes")
+        data = Zstd().decode(data) if "zstd" in codecs else data
+        if int.from_bytes(data[:4], "little") != values:
+            raise ValueError(f"a chunk of {folder.name} does not hold {values:,} texts")
+
+
+def unpacked_size(frame: bytes) -> int:
+    """The size that a frame of zstd says it unpacks to (RFC 8878, 3.1.1.1); a ValueError if it does not say that.
+
+    >>> unpacked_size(Zstd().encode(bytes(1000)))
+    1000
+    """
+    about = frame[4] if len(frame) > 4 else 0
+    alone = about >> 5 & 1
+    length = {0: alone, 1: 2, 2: 4, 3: 8}[about >> 6]
+    start = 5 + (1 - alone) + (0, 1, 2, 4)[about & 3]
+    if frame[:4] != ZSTD or not length or len(frame) < start + length:
+        raise ValueError("a chunk is not a frame of zstd that says its size")
+    return int.from_bytes(frame[start : start + length], "little") + (256 if length == 2 else 0)
 
 
 class RegularFiles(LocalStore):
