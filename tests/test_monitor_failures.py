@@ -674,3 +674,38 @@ def test_a_damaged_state_is_one_error(place):
     inner[last] = DAMAGES[place]
     with pytest.raises(ValueError, match="^state: it is damaged"):
         Run(run.net).monitor.load_state_dict(state)
+
+
+def test_a_warning_that_cannot_be_shown_ends_nothing(monkeypatch):
+    def gone(*args, **options):
+        raise ConnectionError("the log server is gone")
+
+    monkeypatch.setattr(warnings, "showwarning", gone)
+    net = network()
+    monitor = le.Monitor(net, (x, y), loggers=[lambda values, step: 1 / 0], **OPTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", gone)
+        assert monitor.step(0)
+
+
+def test_a_probe_that_fails_inside_an_except_clause_is_skipped():
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.fails = network(), False
+
+        def forward(self, x):
+            if self.fails:
+                raise ValueError("a model that fails")
+            return self.net(x)
+
+    model = Failing()
+    monitor = le.Monitor(model, (x, y), **OPTIONS)
+    assert monitor.step(0)
+    model.fails = True
+    try:
+        raise TimeoutError("a worker timed out")
+    except TimeoutError:
+        with pytest.warns(Warned, match="a model that fails"):
+            assert not monitor.step(1)

@@ -56,6 +56,8 @@ def untouched(function: Callable[P, T]) -> Callable[P, T]:
     def inside(*args: P.args, **kwargs: P.kwargs) -> T:
         if measuring():
             return function(*args, **kwargs)
+        if torch._C._functorch.get_dynamic_layer_stack_depth():
+            raise RuntimeError("model: measure it outside of torch.func.grad, jvp and vmap")
         with _one_at_a_time:
             before, left = Surroundings(), False
             try:
@@ -99,15 +101,13 @@ def _close_contexts(error: BaseException) -> None:
     """Close the context managers that an interrupt left open. Torch writes some of its own as generators, which would
     put modes back on its stacks when the traceback is forgotten, long after this call.
     """
-    seen: BaseException | None = error
-    while seen is not None:
+    for seen in _followed(error):
         trace = seen.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == contextlib.__file__:
                 with contextlib.suppress(RuntimeError):  # it is still running
                     trace.tb_frame.clear()
             trace = trace.tb_next
-        seen = seen.__cause__ or seen.__context__
 
 
 def _leave(before: Surroundings, tries: int = TRIES) -> bool:
@@ -126,12 +126,27 @@ def interruption(error: BaseException) -> BaseException | None:
     """The interrupt from outside that an error follows from: Ctrl-C, a timeout, or whatever a signal handler raises.
     Torch's context managers, when they are interrupted, may raise errors of their own on the way out.
     """
-    seen: BaseException | None = error
-    while seen is not None:
+    for seen in _followed(error):
         if isinstance(seen, (KeyboardInterrupt, SystemExit, TimeoutError)) or raised_by_a_handler(seen):
             return seen
-        seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _followed(error: BaseException) -> Iterator[BaseException]:
+    """An error that was caught, and those that it follows from. Those that a caller further out handles, as where a run
+    is measured inside `except KeyboardInterrupt:`, are over.
+    """
+    caught = error.__traceback__.tb_frame if error.__traceback__ else None
+    outer = set[types.FrameType]()
+    while caught is not None and (caught := caught.f_back) is not None:
+        outer.add(caught)
+    seen: BaseException | None = error
+    while seen is not None:
+        trace = seen.__traceback__
+        if seen is not error and trace is not None and trace.tb_frame in outer:
+            return
+        yield seen
+        seen = seen.__cause__ or seen.__context__
 
 
 def raise_interruption(error: BaseException) -> None:

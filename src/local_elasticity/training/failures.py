@@ -39,6 +39,8 @@ def tell(message: str, error: BaseException | None = None, category: type[Warnin
             raise
         if not logged:
             log(logging.WARNING, message)
+    except Exception as failure:  # of the user's own way to show warnings
+        raise_interruption(failure)
 
 
 def log(level: int, message: str, error: BaseException | None = None) -> None:
