@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -28,6 +29,11 @@ _ATOMS: frozenset[type] = frozenset(
 )
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _PICKLED_BY = ("__reduce_ex__", "__reduce__", "__getstate__")
+
+_INDIRECT = (
+    *weakref.ProxyTypes,
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, types.MappingProxyType),
+)
 
 _OF_RECURRENT_LAYERS = ("_flat_weights", "_flat_weight_refs")
 """Lists of their weights, which nn.RNNBase builds again as soon as one of them is another tensor."""
@@ -104,6 +110,8 @@ class StructuralCopy:
         return self._copies[id(value)]
 
     def _copy(self, value: Any, kind: type) -> Any:
+        if kind in _INDIRECT:
+            return self._indirect(value, kind)
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, nn.Module):
@@ -177,7 +185,28 @@ class StructuralCopy:
         parts = [self.of(part) for part in value]
         if kind is tuple:
             return tuple(parts)
-        return kind._make(parts) if hasattr(kind, "_make") else value
+        if hasattr(kind, "_make"):
+            return kind._make(parts)
+        try:
+            made: Any = tuple.__new__(kind, parts)
+        except TypeError:  # what torch and Python make themselves
+            return value
+        for key, part in (_attributes(value) or {}).items():
+            self._put(made.__dict__, key, part)
+        return made
+
+    def _indirect(self, value: Any, kind: type) -> Any:
+        """What refers to copies weakly or without writing; they live as long as this structural copy."""
+        if kind is types.MappingProxyType:
+            return types.MappingProxyType(self._bound(gc.get_referents(value)[0]))
+        if kind in weakref.ProxyTypes:
+            return weakref.proxy(self.of(value.__dir__.__self__))
+        if kind is weakref.WeakSet:
+            made = weakref.WeakSet(self.of(part) for part in value)
+        else:
+            made = kind((self._key(key), self.of(part)) for key, part in list(value.items()))
+        self._parts.append(made)
+        return made
 
     def _container(self, value: Any) -> Any:
         made = self._copies[id(value)] = copy.copy(value)
@@ -189,7 +218,7 @@ class StructuralCopy:
         if isinstance(value, dict):
             made.clear()
             for key, part in value.items():
-                self._put(made, self.of(key) if isinstance(key, nn.Module) else key, part)
+                self._put(made, self._key(key), part)
         elif isinstance(value, (list, deque)):
             for i, part in enumerate(value):
                 self._put(made, i, part)
@@ -197,6 +226,10 @@ class StructuralCopy:
             made.clear()
             made.update(self.of(part) for part in value)
         return made
+
+    def _key(self, key: Any) -> Any:
+        """A key of a dict. It is shared, because a global name may look it up, unless it is a module."""
+        return self.of(key) if isinstance(key, nn.Module) else key
 
     def _callable(self, value: Any) -> Any:
         """The function bound to copies of its bound objects; the function itself if it is bound to no part of the
@@ -206,7 +239,9 @@ class StructuralCopy:
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         if isinstance(value, weakref.ref):
             there = value()
-            return weakref.ref(self.of(there)) if isinstance(there, nn.Module) else value
+            if isinstance(there, types.MethodType):
+                return weakref.WeakMethod(types.MethodType(there.__func__, self._bound(there.__self__)))
+            return value if there is None else weakref.ref(self._bound(there))
         if isinstance(value, functools.partial):
             args = [self._bound(part) for part in value.args]
             named = {key: self._bound(part) for key, part in value.keywords.items()}
@@ -311,10 +346,20 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def without_finalizer(kind: type[Any]) -> type[Any]:
-    """The class without its `__del__`, which would release what the original still uses."""
+    """The class without its `__del__`, which would release what the original still uses. What the user's classes do for
+    a new subclass, such as listing it, is not done."""
     if not hasattr(kind, "__del__"):
         return kind
-    return type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+    members = {"__del__": lambda self: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type.__new__(type(kind), kind.__name__, (_Unannounced, kind), members)
+
+
+class _Unannounced:
+    """The first base of a class of which no other base is told."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None: ...
 
 
 def _is_plain(value: Any) -> bool:
@@ -331,9 +376,14 @@ def _is_plain(value: Any) -> bool:
 
 def _slots(kind: type) -> tuple[str, ...]:
     """The attributes that a class keeps outside of `__dict__`."""
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    names = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
-    return tuple(name for name in names if not name.startswith("__"))
+    found = [(base, vars(base).get("__slots__", ())) for base in kind.__mro__]
+    names = [(base, name) for base, names in found for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(_mangled(base, name) for base, name in names if not name.endswith("__"))
+
+
+def _mangled(kind: type, name: str) -> str:
+    """The name under which a class keeps an attribute of its own."""
+    return f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") else name
 
 
 def _parts_of(value: Any) -> int:
