@@ -18,6 +18,7 @@ it is computed from predictions in float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,9 @@ from local_elasticity.engine.rules.elementwise import sigmoid_change
 
 PRECISE_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 16}
 """Hidden units of a forward pass in float64 at a time."""
+
+UNITS_AT_ONCE = {"cpu": 1 << 11, "cuda": 1 << 14}
+"""Hidden units whose share of the changes is computed at a time."""
 
 OWN_AT_ONCE = 64
 """Sources in a block. All pairs of a block are computed if only the own changes of sources are needed."""
@@ -207,7 +211,7 @@ class TwoLayerRunner(Runner):
 
     def _gradients(self, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
         """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 if rounding would matter."""
-        loss_gradient, g = self._gradients_at(source.top, source, labels)
+        loss_gradient, g = self._gradients_at(source.top, labels)
         if g.dtype == torch.float64 or g.device.type == "mps":
             return loss_gradient, g
         squares = self.V.square().sum(0)
@@ -216,18 +220,17 @@ class TwoLayerRunner(Runner):
         small = ~(rounding < RIGHT * g.norm(dim=1))
         rows = torch.nonzero(small if self.job.bound.problem.loss_is_named else torch.ones_like(small)).flatten()
         if len(rows):
-            some = source.some(rows)
-            precise = self._gradients_at(self._precise_top(some.x), some, labels[rows])
+            precise = self._gradients_at(self._precise_top(source.x[rows]), labels[rows])
             loss_gradient, g = (
                 rough.index_copy(0, rows, part.to(g.dtype))
                 for rough, part in zip((loss_gradient, g), precise, strict=True)
             )
         return loss_gradient, g
 
-    def _gradients_at(self, top: Tensor, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients_at(self, top: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         outputs = torch.sigmoid(top) if self.sigmoid else top
         labels = labels.to(top.dtype) if labels.is_floating_point() else labels
-        loss_gradient = self.job.bound.loss_gradients(outputs.reshape(source.outputs.shape), labels)
+        loss_gradient = self.job.bound.loss_gradients(outputs.reshape(-1, *self.job.output_shape), labels)
         g = loss_gradient[:, 0]
         return loss_gradient, g * outputs * (1 - outputs) if self.sigmoid else g
 
@@ -262,24 +265,28 @@ class TwoLayerRunner(Runner):
         return sigmoid_change(target.top, delta) if self.sigmoid else delta, rough
 
     def _through_hidden(self, step: HiddenStep, target: Pass) -> Tensor:
-        """Σ_r (V_kr − η g_ik H_ir) u_ir M_jr, [c, t, k]; without ReLUs all units are on."""
-        moved = (self._moved(step, k) for k in range(len(self.V)))
-        if self.relu:
-            on = torch.sign(target.H).T
-            return torch.stack([one @ on for one in moved], dim=2)
-        return torch.stack([one.sum(1) for one in moved], dim=1)[:, None].expand(-1, len(target.x), -1)
+        """Σ_r (V_kr − η g_ik H_ir) u_ir M_jr, [c, t, k], some hidden units at a time; without ReLUs all are on."""
+        through = step.H.new_zeros(len(self.V), len(step.x), len(target.x) if self.relu else 1)
+        at_once = UNITS_AT_ONCE.get(step.H.device.type, UNITS_AT_ONCE["cpu"])
+        for r in range(0, self.V.shape[1], at_once):
+            units = slice(r, r + at_once)
+            on = torch.sign(target.H[:, units]).T if self.relu else None
+            for of_output, moved in zip(through, self._moved(step, units), strict=True):
+                if on is None:
+                    of_output += moved.sum(1, keepdim=True)
+                else:
+                    of_output.addmm_(moved, on)
+        return through.permute(1, 2, 0).expand(-1, len(target.x), -1)
 
-    def _moved(self, step: HiddenStep, k: int) -> Tensor:
-        """(V_kr − η g_ik H_ir) u_ir, [c, h], in blocks of sources that fit into caches."""
+    def _moved(self, step: HiddenStep, units: slice) -> Iterator[Tensor]:
+        """(V_kr − η g_ik H_ir) u_ir of some hidden units, [c, units], for each output k."""
         rate = self.job.update.step_size if self.V_steps else 0.0
-        moved = torch.empty_like(step.H)
-        for rows in tiles(moved):
-            H, g = step.H[rows], step.g[rows]
-            u = g @ self.V
-            if self.relu:
-                u.mul_(H > 0)
-            torch.mul(u, torch.addcmul(self.V[k], H, g[:, k, None], value=-rate), out=moved[rows])
-        return moved
+        H, V = step.H[:, units], self.V[:, units]
+        u = step.g @ V
+        if self.relu:
+            u.mul_(H > 0)
+        for k in range(len(V)):
+            yield torch.addcmul(V[k], H, step.g[:, k, None], value=-rate).mul_(u)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
