@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from array import array
 from collections import Counter, OrderedDict, deque
 from functools import partial, wraps
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import local_elasticity as le
 from local_elasticity.engine.job import Job
@@ -886,3 +888,136 @@ def test_recurrent_layers_are_copied_once(kind):
 class Last(nn.Module):
     def forward(self, result):
         return result[0][:, -1]
+
+
+class Counted:
+    def __init__(self):
+        self.n = 0
+
+
+class Holder(nn.Module):
+    """A net whose forward pass counts in an object that it reaches by way of something else."""
+
+    def __init__(self, hold, reach):
+        super().__init__()
+        self.net, self.count = small_net(), Counted()
+        self.held, self.reach = hold(self.count), reach
+
+    def forward(self, x):
+        self.reach(self.held).n += 1
+        return self.net(x)
+
+
+class Row(tuple):
+    """A tuple of a class of its own."""
+
+
+class Bound:
+    def __init__(self, count):
+        self.count = count
+
+    def add(self):
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("hold", "reach"),
+    [
+        (weakref.ref, lambda held: held()),
+        (weakref.proxy, lambda held: held),
+        (lambda one: weakref.WeakValueDictionary(a=one), lambda held: held["a"]),
+        (lambda one: weakref.WeakSet([one]), lambda held: next(iter(held))),
+        (lambda one: Row([one]), lambda held: held[0]),
+        (lambda one: MappingProxyType({"a": one}), lambda held: held["a"]),
+        (lambda one: (bound := Bound(one), weakref.WeakMethod(bound.add)), lambda held: held[1]()()),
+    ],
+    ids=["ref", "proxy", "values", "set", "tuple", "mapping", "method"],
+)
+def test_what_is_held_weakly_or_in_odd_containers_does_not_change(hold, reach):
+    model = Holder(hold, reach)
+    one_call(model)
+    assert model.count.n == 0
+
+
+LISTED = {}
+
+
+class Listed(nn.Module):
+    """Its subclasses are listed."""
+
+    def __init_subclass__(cls, *, key, **options):
+        super().__init_subclass__(**options)
+        LISTED[key] = cls
+
+
+class Closing(Listed, key="closing"):
+    __slots__ = ("__scale",)
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.__scale = small_net(), 2.0
+
+    def forward(self, x):
+        return self.net(x) * self.__scale
+
+    def __del__(self):
+        """Release what the network owns."""
+
+
+def test_a_class_that_lists_its_subclasses_is_not_told_of_the_copy():
+    assert len(one_call(Closing()).target_change) == 6
+    assert list(LISTED.values()) == [Closing]
+
+
+class Child(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.__dict__["parent"] = weakref.proxy(parent)
+
+    def forward(self, x):
+        return x * self.parent.scale
+
+
+def test_a_module_may_know_its_parent_by_a_proxy():
+    parent = nn.Sequential(small_net())
+    parent.scale = nn.Parameter(torch.tensor(2.0).double())
+    parent.append(Child(parent))
+    found = one_call(parent)
+    assert found.target_change.abs().sum() > 0
+
+
+@pytest.mark.parametrize("over", [KeyboardInterrupt, TimeoutError, SystemExit])
+def test_a_call_inside_an_except_clause_is_not_ended_by_what_is_handled_there(over):
+    bags = nn.Sequential(nn.EmbeddingBag(10, 6), nn.Linear(6, 2))
+    sources = torch.randint(0, 10, (6, 3)), torch.arange(6) % 2
+    try:
+        raise over
+    except over:
+        assert len(le.respond(bags, sources, loss="cross_entropy").target_change) == 6  # some engines raise inside
+        with pytest.raises(ValueError, match="^sources: "):
+            le.respond(bags, (sources[0].float(), sources[1]), loss="cross_entropy")
+
+
+@pytest.mark.parametrize("setting", ["dtype", "device"])
+def test_defaults_of_torch_do_not_matter(setting):
+    net, x, y = nn.Linear(4, 2), torch.randn(6, 4), torch.arange(6) % 2
+    before = le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
+    default = torch.get_default_dtype()
+    try:
+        if setting == "dtype":
+            torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta") if setting == "device" else contextlib.nullcontext():
+            after = le.similarity(net, (x, y), loss="cross_entropy", update=le.SGD("auto"))
+    finally:
+        torch.set_default_dtype(default)
+    np.testing.assert_allclose(after, before, rtol=1e-3)
+
+
+def test_what_cannot_be_read_or_measured_there_is_told():
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    items = [{"x": x[i], "labels": y[i], "id": "a"} for i in range(6)]
+    problem = le.Problem.of(nn.Linear(4, 2), "cross_entropy")
+    with pytest.raises(TypeError, match=r"DataLoader hold a str; leave it out"):
+        le.respond(problem, DataLoader(items, batch_size=2))
+    with pytest.raises(RuntimeError, match=r"outside of torch\.func"):
+        torch.func.grad(lambda x: le.respond(problem, (x, y)).target_change.sum())(x)

@@ -240,12 +240,21 @@ def _loaded(examples: Dataset[Any] | DataLoader[Any], pick: Callable[[Any], Any]
     if not isinstance(batches, DataLoader):
         batches = DataLoader(batches, batch_size=LOADED_AT_ONCE, collate_fn=default_collate)
     with kept_states(examples):
-        picked = [tree_map(lambda leaf: leaf.to(device), pick(batch)) for batch in batches]
+        picked = [tree_map(lambda leaf: _on_device(leaf, device), pick(batch)) for batch in batches]
     if not picked:
         raise ValueError("sources or targets: the Dataset or DataLoader is empty; give at least one example")
     if any(not leaf.ndim for leaf in tree_flatten(picked[0])[0]):
         raise ValueError("sources or targets: the DataLoader gives single examples; make it with a batch_size")
     return tree_map(_joined, *picked)
+
+
+def _on_device(leaf: Any, device: torch.device) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(
+            f"sources or targets: the batches of the DataLoader hold a {type(leaf).__name__}; leave it out in the "
+            "dataset or the collate_fn, which must give tensors"
+        )
+    return leaf.to(device)
 
 
 def _joined(*leaves: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import cast_floats, count, given_twice, read_sources, read_targets, take
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities
-from local_elasticity.engine.memory import Footprint, budget_of, footprint, may_be_passed_over
+from local_elasticity.engine.memory import Footprint, budget_of, footprint, keep_freed_memory, may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -93,6 +93,7 @@ class Job:
         check_update(update)
         _check_step_size(update, bound.dtype)
         bound = bound.stepping(stepped_by(update, bound.problem))
+        keep_freed_memory(bound.device)
         inputs, labels = read_sources(sources, bound.device, bound.dtype)
         shared = targets is None or given_twice(sources, targets)
         target_inputs, target_labels = (
@@ -395,7 +396,7 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
             f"model: its forward pass fails on a private copy of it ({type(error).__name__}: {error}); "
             "it must find its parts by attribute, not by their identity"
         ) from error
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
         if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ", "output: ")):
             raise
         raise ValueError(_why_not_taken(bound, one, name, error)) from error
@@ -428,7 +429,7 @@ def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception
             f"problem.to({half}) with a large step"
         )
     given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.") for leaf in tree_leaves(one))
-    return f"{name}: the model does not take one example of {given} ({error})"
+    return f"{name}: the model does not take one example of {given} ({str(error) or type(error).__name__})"
 
 
 def _check_alone(bound: BoundProblem, few: Inputs, alone: Tensor, together: Tensor, name: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,7 +225,7 @@ def _deviations(job: Job, bound: BoundProblem, decay: float) -> Callable[[float]
                 with torch.no_grad():
                     change = bound.predict(after, inputs) - before
                 found.append(_off(change, size * limit, before, job.kind))
-        return float(torch.tensor(found).quantile(MOST, interpolation="higher")) if found else math.inf
+        return float(np.quantile(found, MOST, method="higher")) if found else math.inf
 
     if not tried:
         missing = "gradient at the first sources" if derived else "derivative of the network along a step"
