@@ -98,3 +98,114 @@ def exact_similarity(net, x, y):
     fine, x = copy.deepcopy(net).double().to(memory_format=torch.contiguous_format), x.double().contiguous()
     response = le.respond(fine, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine="looped")
     return le.relative(response)
+
+
+class Written(nn.Module):
+    """A function in the place of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def groups(x):
+    return x.view(len(x), -1, 4)
+
+
+WRITTEN = {
+    "maximum": lambda x: torch.maximum(torch.zeros(()).to(x), x),
+    "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "product": lambda x: x * (x > 0),
+    "rrelu": nn.functional.rrelu,
+    "fmax": lambda x: torch.fmax(x, torch.zeros(()).to(x)),
+    "softshrink": lambda x: nn.functional.softshrink(x, 1e-3),
+    "elu": lambda x: nn.functional.elu(x, 2.0),
+    "topk": lambda x: groups(x).topk(1, -1)[0].flatten(1).repeat(1, 4),
+    "sort": lambda x: groups(x).sort(-1)[0][:, :, 1:3].flatten(1).repeat(1, 2),
+    "max": lambda x: groups(x).max(-1)[0].repeat(1, 4),
+    "amax": lambda x: groups(x).amax(-1).repeat(1, 4),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_units_that_are_written_otherwise_are_found(name):
+    net, y = offset_net(lambda: Written(WRITTEN[name])).eval(), torch.arange(200) % 3
+    x = 1000 + 1e-3 * torch.randn(200, 8)
+    wrong = gradient_errors(net, x, y) > 5 * GRADIENT_ERROR
+    assert wrong.any()
+    with le.Problem.of(net, "cross_entropy").bound() as bound:
+        found = decided_by_rounding(Job.read(bound, (x, y), None, le.SGD(0.1)))
+    assert found[wrong].all()
+
+
+class TimeFirst(nn.Module):
+    """Its layers see [time, examples, features]."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, _, self.last = offset_net(nn.ReLU, seed=3)
+
+    def forward(self, x):
+        return self.last(self.first(x.transpose(0, 1)).relu()[-1])
+
+
+def test_the_axis_of_examples_is_not_guessed():
+    """Also where there are as many steps of time as examples."""
+    net, x, y = TimeFirst(), 1000 + 1e-3 * torch.randn(24, 24, 8), torch.arange(24) % 3
+    wrong = gradient_errors(net, x, y) > 5 * GRADIENT_ERROR
+    assert wrong.any()
+    with le.Problem.of(net, "cross_entropy").bound() as bound:
+        found = decided_by_rounding(Job.read(bound, (x, y), None, le.SGD(0.1)))
+    assert found[wrong].all()
+
+
+def with_a_far_column():
+    torch.manual_seed(1)
+    net, x = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)), torch.randn(300, 8)
+    x[:, 0] = 2e4 + 5 * torch.randn(300)
+    with torch.no_grad():
+        net[0].bias -= net[0].weight[:, 0] * 2e4
+    return net, x
+
+
+def with_a_few_far_examples():
+    torch.manual_seed(58)
+    net, x = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)), torch.randn(3000, 8)
+    with torch.no_grad():
+        net[0].weight -= net[0].weight.mean(1, keepdim=True)
+        net[0].bias.zero_()
+    x[::30] += 1e4
+    return net, x
+
+
+@pytest.mark.parametrize("made", [with_a_far_column, with_a_few_far_examples])
+def test_inputs_far_from_zero_need_not_be_all(made):
+    net, x = made()
+    y = torch.arange(len(x)) % 3
+    wrong = gradient_errors(net, x, y) > 5 * GRADIENT_ERROR
+    assert wrong.any()
+    with le.Problem.of(net, "cross_entropy").bound() as bound:
+        found = decided_by_rounding(Job.read(bound, (x, y), None, le.SGD(0.1)))
+    assert found[wrong].all()
+
+
+@pytest.mark.parametrize("engine", ["structured", "auto"])
+@pytest.mark.parametrize(("offset", "seed"), [(1000.0, 0), (1000.0, 2), (100.0, 1)])
+def test_small_steps_take_the_right_side_at_targets(engine, offset, seed):
+    """A step that moves a unit less than it is rounded."""
+    torch.manual_seed(seed)
+    x, y = offset + torch.randn(3000, 8), torch.arange(3000) % 3
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    with torch.no_grad():
+        net[0].weight -= net[0].weight.mean(1, keepdim=True)
+        net[0].bias.uniform_(-0.3, 0.3)
+    problem, sources, update = le.Problem.of(net, "cross_entropy"), (x[:20], y[:20]), le.SGD(1e-9)
+    exact = le.relative(le.respond(problem.to(torch.float64), sources, x, update=update, engine="looped"))
+    for _ in range(2):  # auto may time another engine in its second call
+        S = le.relative(le.respond(problem, sources, x, update=update, engine=engine)).double()
+        known = S.isfinite()
+        assert known.all()
+        assert bool((((S - exact).abs() / exact.clamp_min(1))[known] < 0.01).all())

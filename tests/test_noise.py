@@ -650,3 +650,38 @@ def test_outputs_in_float64_of_a_float32_net_keep_their_digits(square):
     truth = le.respond(problem.to(torch.float64), (x, y), targets, update=update, engine="looped").target_change
     found = le.respond(problem, (x, y), targets, update=update, engine="looped").target_change.double()
     assert ((found - truth).abs() / truth.abs().amax(1, keepdim=True)).max() < 1e-2
+
+
+def test_changes_whose_squares_underflow_are_right_or_have_no_value():
+    """A linear classifier that is sure of its examples, whose relative changes have a closed form."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(10, 3), torch.randn(300, 10)
+    with torch.no_grad():
+        net.weight.mul_(20)
+        net.bias.zero_()
+    y = net(x).argmax(1)
+    inner = x.double() @ x.double().T + 1
+    for step_size in (0.1, 1e-6):
+        S = le.relative(le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(step_size))).double()
+        exact = inner.abs() / inner.diagonal()[:, None]
+        known = S.isfinite()
+        assert known.any()
+        assert bool((((S - exact).abs() / exact.clamp_min(1))[known] < RESOLVED_ERROR).all())
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e7])
+@pytest.mark.parametrize("shared", [True, False])
+def test_probabilities_of_logits_far_from_zero(offset, shared):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+    with torch.no_grad():
+        net[2].bias += offset
+    x, y = torch.randn(16, 8), torch.arange(16) % 5
+    problem, targets = le.Problem.of(net, "cross_entropy"), None if shared else x[8:]
+    update = le.SGD(0.1)
+    exact = le.respond(problem.to(torch.float64), (x, y), targets, update=update, engine="looped")
+    found = le.respond(problem, (x, y), targets, update=update)
+    for measured in (lambda r: le.relative(r, le.kl), lambda r: le.relative(r.as_probabilities(), le.manhattan)):
+        S, truth = measured(found).double(), measured(exact)
+        assert S.isfinite().all()
+        assert bool(((S - truth).abs() / truth.clamp_min(1) < RESOLVED_ERROR).all())

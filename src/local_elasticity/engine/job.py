@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import cast_floats, count, given_twice, read_sources, read_targets, take
-from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities
+from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities, check_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, keep_freed_memory, may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -197,6 +198,14 @@ class Job:
         """The shapes of one target. Findings about a model are cached for targets of the same shape."""
         return tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(self.target_inputs))
 
+    @cached_property
+    def scales(self) -> tuple[int | None, ...]:
+        """The powers of two nearest to the norms of weights and inputs, and of inputs about their mean. Findings about
+        a model and its data are cached until one of them changes."""
+        data = (self.target_inputs,) if self.targets_are_sources else (self.target_inputs, self.source_inputs)
+        norms = self.bound.sizes, *map(_sizes, data), *map(_spreads, data)
+        return tuple(_octave(math.hypot(*one)) for one in norms)
+
     def part(self, rows: int) -> Job:
         """The same job for its first sources."""
         first = slice(0, rows)
@@ -267,6 +276,20 @@ class Job:
         plain = isinstance(update, SGD) and update.plain
         few = replace(self, update=update, plain=plain).again(bound, rows)
         return replace(few, target_inputs=take(few.target_inputs, targets))
+
+
+def _sizes(inputs: Inputs) -> list[float]:
+    return sizes_of(tree_leaves(inputs))
+
+
+def _spreads(inputs: Inputs) -> list[float]:
+    """The norms of inputs about their mean."""
+    leaves = [leaf for leaf in tree_leaves(inputs) if leaf.is_floating_point() and leaf.layout == torch.strided]
+    return sizes_of([leaf - leaf.mean(0) for leaf in leaves])
+
+
+def _octave(size: float) -> int | None:
+    return round(math.log2(size)) if 0 < size < math.inf else None
 
 
 def predictions(
@@ -477,6 +500,8 @@ def same_predictions(one: Tensor, other: Tensor, coarsest: float = 0.0) -> bool:
 def check_labels(bound: BoundProblem, labels: Tensor, outputs: Tensor, name: str = "sources") -> None:
     """Check the labels of examples with these outputs; errors say what the loss does not accept."""
     _check_classes(bound, labels, outputs, name)
+    if bound.problem.loss_name == "bce":
+        check_probabilities(outputs)
     try:
         _check_loss(bound, labels, outputs)
     except (ValueError, TypeError) as error:

@@ -280,7 +280,10 @@ def _deviation(job: Job) -> float:
     few, some = (spread(size, many, job.bound.device) for size, many in ((job.n, FEW_SOURCES), (job.m, FEW_TARGETS)))
     with job.bound.problem.to(torch.float64).bound() as bound:
         part = job.few(bound, SGD(1.0), few, some)
-        unit = LinearizedRunner(part).rows(0, len(few)).target_change.flatten(1)
+        runner = LinearizedRunner(part)
+        if runner.bytes > job.memory:
+            return 0.0
+        unit = runner.rows(0, len(few)).target_change.flatten(1)
         largest = float(unit.abs().max())
         if not 0 < largest < math.inf or part.rounding_inside():
             return 0.0

@@ -108,6 +108,15 @@ def check_log_probabilities(outputs: Tensor) -> None:
         )
 
 
+def check_probabilities(outputs: Tensor) -> None:
+    """Raise a ValueError if outputs are not probabilities, as `bce` reads them."""
+    if bool(((outputs < 0) | (outputs > 1)).any()):
+        raise ValueError(
+            "loss: bce needs probabilities, but outputs are below 0 or above 1; end the model with nn.Sigmoid(), or "
+            'pass "bce_logits" for logits'
+        )
+
+
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other, or with places left out."""
     if loss is cross_entropy:

@@ -56,6 +56,9 @@ ROUNDING = 8
 """Units of relative rounding in a change that was computed without subtracting."""
 
 
+LOGIT_ROUNDING = 1e-3
+"""The rounding of logits, and so of probabilities, that is accepted."""
+
 HUGE = 1e8
 """Outputs from here on without a gradient are those that a mask puts out of the loss, and are not rounded with it."""
 
@@ -274,6 +277,7 @@ def resolved_rows(
     clear = _stands_clear(source_change, source_noise, target_noise, subtracted)
     if kind == "logits":
         p = source_before.softmax(-1)
+        clear &= not_rounded(source_before).all(-1) & not_rounded(target_before).all()
         seen = p.sqrt() * (source_change - (p * source_change).sum(-1, keepdim=True))
         clear &= _stands_clear(
             seen,
@@ -282,6 +286,13 @@ def resolved_rows(
             subtracted,
         )
     return clear & (source_change != 0).flatten(1).any(1)
+
+
+def not_rounded(logits: Float[Tensor, "... k"]) -> Bool[Tensor, "..."]:
+    """Whether logits have the digits that their probabilities need: the rounding of a logit is a share of it, and it
+    makes as large a share of the probability."""
+    typical = (logits.softmax(-1) * logits.abs().clamp_max(HUGE)).sum(-1)
+    return torch.finfo(logits.dtype).eps * typical < LOGIT_ROUNDING
 
 
 def _stands_clear(change: Tensor, noise: Tensor, at_targets: Tensor, subtracted: Tensor) -> Tensor:

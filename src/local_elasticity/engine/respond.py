@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -33,9 +33,10 @@ from local_elasticity.engine.guard import interruption, untouched
 from local_elasticity.engine.job import Engine, Job, Runner
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.looped import Looped
-from local_elasticity.engine.loss import LossFunction
+from local_elasticity.engine.loss import LossFunction, check_probabilities
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.noise import Noise, resolved_rows
+from local_elasticity.engine.near_ties import near_ties
+from local_elasticity.engine.noise import Noise, not_rounded, resolved_rows
 from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of, sampled
 from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import Problem, as_problem
@@ -58,6 +59,9 @@ ENGINES: dict[str, type] = {
 
 SCOUTS = 8
 """If none of this many first rows is resolved, the others are not tried in the low precision."""
+
+SMALL = 1000
+"""A step is small if it changes the source's outputs by less than this many times their rounding."""
 
 
 def respond(
@@ -162,8 +166,11 @@ def response_of(
                 rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), bar.advance)
                 noise = _noise(runner)
                 response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
+                response = _without_near_ties(job, engine, runner, noise, rows, response, bar)
         if not job.removes_drift:
             job.check_company(response.target_before)
+        if problem.loss_name == "bce":
+            check_probabilities(response.source_before)
         chosen = _chosen_step(update, job.update)
         found = nonlinearity_of(job, response) if nonlinearity else math.nan
     notes = (*problem.notes(), *chosen, *response.notes, *_overflows(response))
@@ -279,7 +286,7 @@ def _refined(
     collect(job, runner, rows, bar.advance, chunk=chunk, enough=_hopeless(job, runner, measured))
     noise = measured()
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.bound.device)
-    hidden[: rows.done] = ~clear_rows(job, runner, noise, rows)
+    hidden[: rows.done] = ~clear_rows(job, runner, noise, rows) | _near_ties(job, runner, noise, rows)
     again = torch.nonzero(hidden).flatten()
     if in_float64 or not len(again):
         response = as_response(job, rows, noise, runner, name_of(engine), tuple(notes))
@@ -317,6 +324,35 @@ def clear_rows(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
     return resolved_rows(job.kind, before, rows.source_change, own, *at_targets)
 
 
+def _near_ties(job: Job, runner: Runner, noise: Noise, rows: Rows) -> Tensor:
+    """Which of the rows so far rounding may decide, though nothing was subtracted: the step moves units about as far as
+    these are rounded, and there are targets with a unit near a tie, or the source has one."""
+    own = rows.first().source_change.flatten(1)
+    small = own.norm(dim=1) < SMALL * noise.outputs * own.shape[1] ** 0.5
+    if runner.subtracts or not bool(small.any()):
+        return torch.zeros_like(small)
+    at_targets, at_sources = near_ties(job)
+    return small if bool(at_targets.any()) else small & at_sources[: len(small)]
+
+
+def _without_near_ties(
+    job: Job, engine: Engine, runner: Runner, noise: Noise, rows: Rows, response: Response, bar: Progress
+) -> Response:
+    """The response of an engine that was asked for, with rows in float64 that look resolved, but that rounding may
+    decide; NaN where that is not possible."""
+    again = torch.nonzero(_near_ties(job, runner, noise, rows) & clear_rows(job, runner, noise, rows)).flatten()
+    if not len(again):
+        return response
+    try:
+        return _merged(response, _in_float64(job, engine, noise, again, bar), again)
+    except (RuntimeError, TypeError) as error:
+        if interruption(error):
+            raise
+        response.target_change[again] = torch.nan
+        note = f"rounding may decide {len(again)} rows, and float64 is not possible here ({error})"
+        return replace(response, notes=(*response.notes, note))
+
+
 def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
     """Some rows in float64; a RuntimeError or TypeError if the network does not take that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
@@ -324,6 +360,10 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
+        if job.kind == "logits" and not bool(not_rounded(noise.source_before).all()):
+            fitting = max(1, higher.memory // higher.footprint.forward())
+            before = higher.predict(bound.params, higher.examples(), fitting)
+            finer = replace(finer, source_before=before.reshape(finer.source_before.shape))
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
@@ -356,7 +396,10 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
 
 
 def _merged(response: Response, better: Response, rows: Tensor) -> Response:
-    """The rows of `better` put in place; the tensors are still this measurement's own."""
+    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds logits so
+    much that their probabilities change, all is in float64."""
+    if response.kind == "logits" and not bool(not_rounded(response.target_before).all()):
+        response = _in_full(response, better, rows)
     assert response.loss_gradient is not None
     assert better.loss_gradient is not None
     quieter = better.target_noise.norm() / response.target_noise.norm().clamp_min(torch.finfo(torch.float32).tiny)
@@ -366,9 +409,23 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     if response.targets_are_sources:
         response.source_change[rows] = response.target_change[rows, rows]
     response.loss_gradient[rows] = better.loss_gradient.to(dtype)
-    response.source_noise[rows] = better.source_noise.to(dtype)
+    response.source_noise[rows] = better.source_noise.to(dtype).clamp_min(torch.finfo(dtype).tiny ** 0.5)
     response.noise_scale[rows] = (quieter * better.noise_scale).to(dtype)
     return replace(response, notes=(*response.notes, *better.notes))
+
+
+def _in_full(response: Response, better: Response, rows: Tensor) -> Response:
+    """The same numbers in float64, with the predictions before the step that `better` has."""
+    floats: dict[str, Any] = {
+        field.name: value.double()
+        for field in fields(response)
+        if isinstance(value := getattr(response, field.name), Tensor) and value.is_floating_point()
+    }
+    response = replace(response, **{**floats, "target_before": better.target_before})
+    if response.targets_are_sources:
+        return replace(response, source_before=better.target_before)
+    response.source_before[rows] = better.source_before.to(torch.float64)
+    return response
 
 
 def as_response(
