@@ -88,11 +88,11 @@ def modern(results: dict[str, Any]) -> str:
 
 
 def small(results: dict[str, Any]) -> str:
-    head = ["network", "good loop, s", "naive loop, s", "auto, s", "naive / auto", "auto chose"]
+    head = ["network", "good loop, s", "naive loop, s", "passes alone, s", "auto, s", "naive / auto"]
     rows = []
     for name, found in results["networks"].items():
-        measured = [f"{found[key]:.3g}" for key in ("loop_s", "naive_s", "auto_s", "naive / auto")]
-        rows.append([name, *measured, found["engine"]])
+        measured = [f"{found[key]:.3g}" for key in ("loop_s", "naive_s", "passes_s", "auto_s", "naive / auto")]
+        rows.append([name, *measured])
     return f"{results['machine']}, torch {results['versions']['torch']}\n\n{_table(head, rows)}"
 
 

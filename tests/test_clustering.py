@@ -618,3 +618,22 @@ def test_stability_needs_the_whole_similarity():
     model = le.LocalElasticityClustering(approximation="landmarks")
     with pytest.raises(ValueError, match="approximation: expected None, got 'landmarks'"):
         le.clustering.stability(model, np.zeros((20, 3)))
+
+
+class Stopped(nn.Linear):
+    """It is interrupted while gradients are off, as Ctrl-C may come inside torch's own context managers."""
+
+    def forward(self, x):
+        torch.set_grad_enabled(False)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_fit_leaves_gradients_on():
+    with pytest.raises(KeyboardInterrupt):
+        small(network=lambda shape: Stopped(*shape, 1)).fit(blobs()[0])
+    assert torch.is_grad_enabled()
+
+
+def test_fits_without_a_seed_differ():
+    one, other = (small(random_state=None, protocol="frozen").fit(blobs()[0]).similarity_ for _ in range(2))
+    assert not np.array_equal(one, other)

@@ -272,3 +272,9 @@ def test_the_demo_gives_the_same_again_over_its_own_results(tmp_path, monkeypatc
     for name, S in first.items():
         assert np.array_equal(S.values, again[name].values)
         assert np.array_equal(S.values, le.load(tmp_path / f"{name}.zarr").values)
+
+
+def test_a_closed_stdout_is_no_mistake(project):
+    command = f"{sys.executable} -m local_elasticity list >&-"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (found.returncode, found.stderr) == (0, "")

@@ -734,3 +734,17 @@ def test_the_command_writes_a_page(S, tmp_path):
     np.savez(tmp_path / "other.npz", images=np.ones(3))
     with pytest.raises(ValueError, match="no array x"):
         read_examples(tmp_path / "other.npz")
+
+
+def test_a_title_may_hold_any_text(tmp_path):
+    x, y = torch.randn(4, 3), torch.arange(4) % 2
+    S = le.similarity(torch.nn.Linear(3, 2), (x, y), loss="cross_entropy", class_names=["caf\udce9", "%%SIZE%%"])
+    out = le.write_report(S, tmp_path / "page.html", title="T %%SIZE%%", about={})
+    text = out.read_text()
+    assert "T %%SIZE%%</h1>" in text
+    assert re.search(r'<span id="size">[0-9.]+ [kM]B</span>', text)
+    assert list(S.source_class.values[:2]) == ["caf\\udce9", "%%SIZE%%"]
+    S.le.save(tmp_path / "s.zarr")
+    assert list(le.load(tmp_path / "s.zarr").source_class.values) == list(S.source_class.values)
+    with pytest.raises(TypeError, match=r"about: expected a dict of facts, got \[1\]"):
+        le.write_report(S, tmp_path / "page.html", about=[1])

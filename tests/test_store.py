@@ -901,7 +901,7 @@ def test_two_writers_at_once(tmp_path):
     )
     try:
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(RuntimeError, match="another process is writing"):
+        with pytest.raises(OSError, match="another process is writing"):
             le.similarity(problem(), (x, y), update=SGD, store=path)
     finally:
         other.kill()

@@ -343,9 +343,18 @@ def named_classes(labels: Any, names: Mapping[Any, str] | Sequence[str]) -> list
         return None
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     try:
-        return [str(names[label]) for label in values]
+        return [_as_text(names[label]) for label in values]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"class_names: expected a name for each class in the labels, got {names!r}") from error
+
+
+def _as_text(name: Any) -> str:
+    r"""A name that can be written: bytes of a file's name that are no text are spelled out.
+
+    >>> print(_as_text("caf\udce9"))
+    caf\udce9
+    """
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def _copied(examples: Any, rows: slice | Tensor) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import shlex
 import sys
@@ -165,6 +166,9 @@ def _sentence(error: Exception) -> str:
 
 def main() -> None:
     """Run the command; a user's mistake is one line and exit status 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as cron jobs and daemons may do
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text in any encoding

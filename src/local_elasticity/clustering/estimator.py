@@ -23,6 +23,7 @@ from local_elasticity.clustering.networks import Factory, build_network, check_o
 from local_elasticity.clustering.points import AsTheyAre, Scaling, auxiliary_points
 from local_elasticity.clustering.probe import SimilarityProbe
 from local_elasticity.clustering.warm_up import Training, WarmUpHistory, learn, stable_rate
+from local_elasticity.engine.guard import untouched
 
 Array = np.ndarray
 
@@ -151,6 +152,12 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         A = auxiliary_points(self.auxiliary if auxiliary is None else auxiliary, points, random)
         seeds = random.randint(2**31 - 1, size=2)
+        self._fit(points, A, seeds, random, whole=whole)
+        return self
+
+    @untouched
+    def _fit(self, points: Array, A: Array, seeds: Array, random: np.random.RandomState, *, whole: bool) -> None:
+        """Warm up, probe and cluster; whatever interrupts it, torch is left as it was."""
         self._shape, self._scaling = points.shape[1:], AsTheyAre() if whole else Scaling.of(points)
         training = self._training(self._scaling(points), self._scaling(A), seed=int(seeds[0]))
         self.network_ = build_network(self.network, points.shape[1:], loss=self.loss, seed=int(seeds[1])).to(
@@ -163,7 +170,6 @@ class LocalElasticityClustering(ClusterMixin, BaseEstimator):
         for name in ("similarity_", "features_", "approximation_error_"):
             self.__dict__.pop(name, None)
         self.__dict__.update(self._clusters.attributes())
-        return self
 
     def predict(self, X: ArrayLike) -> Array:
         """The clusters of new points, from their similarity with the fitted ones at the weights after the warm-up.

@@ -31,7 +31,8 @@ from local_elasticity.engine.vmapped import Vmapped, VmappedRunner, check_vmap
 logger = logging.getLogger("local_elasticity")
 
 WORTHWHILE = 0.9
-"""An engine replaces another if it needs less than this share of its time."""
+"""An engine replaces another if it needs less than this share of its time; one loop replaces another if it needs
+less."""
 
 SECONDS_WORTH_A_LOOP, SECONDS_WORTH_A_RACE, SECONDS_WORTH_AN_IMPORT = 0.05, 0.2, 10.0
 """Seconds of looped work left above which gradients of several sources at once are tried, and other engines; the first
@@ -266,28 +267,36 @@ class Race:
 
     def _timed(self, trial: Trial) -> bool:
         """Time an engine on the next rows, after a first chunk that warms it up where it needs that; whether it is the
-        best so far."""
-        loops = trial.name == "looped" and self.job.bound.device.type == "cpu"
+        best so far. Two loops that are close are timed again, one after the other."""
         warms_up = trial.name == "looped" or self.job.bound.device.type != "cpu"
-        for warming in (True, False) if warms_up else (False,):
-            if self._ended():
-                return False
-            start, began = self._done, self._now()
-            rows = LOOPED_ROWS if loops and not warming else 1
-            upto = min(self.job.n, start + max(trial.chunk, rows))
-            try:
-                collect(self.job, trial.runner, self.rows or self._counted, self.advance, chunk=trial.chunk, upto=upto)
-            except UNSUPPORTED as error:
-                if trial is self.best:
-                    raise
-                self._pass_over(in_words(trial.engine), error)
-                return False
-            if not warming:
-                trial.seconds = (self._now() - began) / (self._done - start)
-        better = self._cost(trial) < WORTHWHILE * self._cost(self.best)
+        if (warms_up and self._seconds(trial, 1) is None) or (seconds := self._seconds(trial)) is None:
+            return False
+        trial.seconds = seconds
+        loops = trial.name == self.best.name == "looped"
+        if loops and trial is not self.best and WORTHWHILE < trial.seconds / self.best.seconds < 1 / WORTHWHILE:
+            for one in (self.best, trial):
+                one.seconds = (one.seconds + (self._seconds(one) or one.seconds)) / 2
+        better = self._cost(trial) < (1.0 if loops else WORTHWHILE) * self._cost(self.best)
         if trial is not self.best:
             self.loser, self.best = (self.best, trial) if better else (trial, self.best)
         return better
+
+    def _seconds(self, trial: Trial, rows: int | None = None) -> float | None:
+        """The seconds of one of the next rows by an engine; None if none is left, or if it does not take the model."""
+        if self._ended():
+            return None
+        on_cpu = self.job.bound.device.type == "cpu"
+        rows = rows or (LOOPED_ROWS if trial.name == "looped" and on_cpu else 1)
+        start, began = self._done, self._now()
+        upto = min(self.job.n, start + max(trial.chunk, rows))
+        try:
+            collect(self.job, trial.runner, self.rows or self._counted, self.advance, chunk=trial.chunk, upto=upto)
+        except UNSUPPORTED as error:
+            if trial is self.best:
+                raise
+            self._pass_over(in_words(trial.engine), error)
+            return None
+        return (self._now() - began) / (self._done - start)
 
     def _trial(self, engine: Engine) -> Trial:
         return Trial(engine, engine.runner(self.job), 1)

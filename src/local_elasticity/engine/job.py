@@ -274,8 +274,10 @@ class Job:
     def few(self, bound: BoundProblem, update: Update, rows: Tensor, targets: Tensor) -> Job:
         """Some of its pairs under another update, in the precision of another moment of the same problem."""
         plain = isinstance(update, SGD) and update.plain
-        few = replace(self, update=update, plain=plain).again(bound, rows)
-        return replace(few, target_inputs=take(few.target_inputs, targets))
+        inputs, labels = take(self.target_inputs, targets), self.target_labels
+        labels = None if labels is None else labels[targets]
+        some = replace(self, update=update, plain=plain, target_inputs=inputs, target_labels=labels)
+        return some.again(bound, rows)
 
 
 def _sizes(inputs: Inputs) -> list[float]:

@@ -9,6 +9,7 @@ null steps cannot see. So are the gradients themselves, which a norm may turn wh
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import median
 
 import torch
@@ -58,10 +59,11 @@ def _compared(job: Job, targets: int) -> float | None:
         moves = _gradients(job, rows)
         found = derivatives_along(job.bound, job.bound.params, moves, inputs, forward_first=True)
         with job.bound.problem.to(torch.float64).bound() as finer:
-            higher = job.again(finer, torch.arange(job.n, device=job.bound.device))
+            chosen = torch.tensor(rows, device=job.bound.device)
+            higher = job.few(finer, job.update, chosen, chosen[:0])
             finely, moves_in_64 = cast_floats(inputs, torch.float64), cast_floats(moves, torch.float64)
             exact = derivatives_along(finer, finer.params, moves_in_64, finely, forward_first=True)
-            turned = _typical_error(moves_in_64, _gradients(higher, rows))
+            turned = _typical_error(moves_in_64, _gradients(higher, range(len(rows))))
     except Exception as error:  # targets of another shape, a forward pass not made for float64, a lack of memory
         if interruption(error):
             raise
@@ -73,7 +75,7 @@ def _compared(job: Job, targets: int) -> float | None:
     return max((error for error in (*errors, turned) if error is not None), default=None)
 
 
-def _gradients(job: Job, rows: list[int]) -> list[Params]:
+def _gradients(job: Job, rows: Iterable[int]) -> list[Params]:
     return [job.bound.step_gradient(leaves_of(job.bound.params), *job.source(row))[2] for row in rows]
 
 

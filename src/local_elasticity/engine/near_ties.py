@@ -59,7 +59,7 @@ def decided_by_rounding(job: Job) -> Bool[Tensor, " n"] | None:
             higher = job.again(finer, torch.arange(job.n, device=job.bound.device))
             decided = _near(job, finer, job.examples(), NEAR).view(job.n, job.batch).any(1)
             for row in torch.nonzero(decided).flatten().tolist():
-                decided[row] = _gradient_error(job, higher, row) > GRADIENT_ERROR
+                decided[row] = _is_decided(job, higher, row)
     except Exception as error:  # a forward pass that was not made for float64, or a lack of memory
         if not may_be_passed_over(error):
             raise
@@ -77,14 +77,21 @@ def near_ties(job: Job) -> tuple[Bool[Tensor, " m"], Bool[Tensor, " n"]]:
     try:
         with job.bound.problem.to(torch.float64).bound() as finer:
             finer.replica.effects = job.bound.replica.effects
-            targets = _near(job, finer, job.target_inputs, NEAR_TARGETS)
+            targets = _near_if_likely(job, finer, job.target_inputs, "targets")
             if job.targets_are_sources:
                 return targets, targets
-            return targets, _near(job, finer, job.examples(), NEAR_TARGETS).view(job.n, job.batch).any(1)
+            return targets, _near_if_likely(job, finer, job.examples(), "sources").view(job.n, job.batch).any(1)
     except Exception as error:  # a forward pass that was not made for float64, or a lack of memory
         if not may_be_passed_over(error):
             raise
         return none
+
+
+def _near_if_likely(job: Job, finer: BoundProblem, inputs: Inputs, which: str) -> Bool[Tensor, " b"]:
+    """Which examples have a unit so near a tie that its rounding matters to a small change."""
+    if _are_likely(job, finer, inputs, which, NEAR_TARGETS / NEAR):
+        return _near(job, finer, inputs, NEAR_TARGETS)
+    return torch.zeros(count(inputs), dtype=torch.bool, device=job.bound.device)
 
 
 def _comparable(job: Job) -> bool:
@@ -101,16 +108,16 @@ def _at_once(job: Job) -> int:
 _known: ModelCache[float] = ModelCache()
 
 
-def _are_likely(job: Job, finer: BoundProblem, inputs: Inputs, which: str) -> bool:
-    """Whether so many near ties are expected that they are worth a search. Their number at an example is estimated once
-    for a model and data."""
+def _are_likely(job: Job, finer: BoundProblem, inputs: Inputs, which: str, factor: float = 1.0) -> bool:
+    """Whether so many near ties are expected that they are worth a search, if so many times as many count as are within
+    their rounding. Their number at an example is estimated once for a model and data."""
     what = which, tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs)), job.scales
     found = _known.get(job.bound, what)
     if found is None:
         some = take(inputs, scattered(count(inputs), LOOKED_AT, job.bound.device))
         found = _expected(*_both(job, finer, some)) / min(LOOKED_AT, count(inputs))
         _known.put(job.bound, what, found)
-    return count(inputs) * found >= EXPECTED_TIES[job.bound.device.type]
+    return factor * count(inputs) * found >= EXPECTED_TIES[job.bound.device.type]
 
 
 def _expected(found: list[Units], exact: list[Units]) -> float:
@@ -157,16 +164,18 @@ def _of_examples(ties: Bool[Tensor, "..."], axis: int | None, b: int) -> Bool[Te
     return of_place.unflatten(0, (b, -1)).any(1) | of_place.unflatten(0, (-1, b)).any(0)
 
 
-def _gradient_error(job: Job, higher: Job, row: int) -> float:
-    """How far the gradient of a source is from that of float64, as a share of its norm, if it is rounded otherwise."""
+def _is_decided(job: Job, higher: Job, row: int) -> bool:
+    """Whether the gradient of a source, as it is or rounded otherwise, differs from that of float64."""
 
     def gradient(of: Job) -> Params:
         return of.bound.step_gradient(leaves_of(of.bound.params), *of.source(row))[2]
 
-    exact, device = gradient(higher), job.bound.device
-    rounded = [Rounding(NEAR * alternating_signs(torch.ones(LENGTH, device=device), i)) for i in range(PATTERNS)]
+    exact, device = cast_floats(gradient(higher), job.bound.dtype), job.bound.device
     plainly = partial(gradient, job)
-    found = [plainly(), *(run_rounded(one, plainly, plainly) for one in rounded)]
-    size = math.hypot(*sizes_of(exact.values()))
-    errors = [math.hypot(*sizes_of([one[name] - g for name, g in exact.items()])) for one in found]
-    return max(errors) / size if size else 0.0
+
+    def differs(found: Params) -> bool:
+        return math.hypot(*sizes_of([found[name] - g for name, g in exact.items()])) > most
+
+    most = GRADIENT_ERROR * math.hypot(*sizes_of(exact.values()))
+    rounded = (Rounding(NEAR * alternating_signs(torch.ones(LENGTH, device=device), i)) for i in range(PATTERNS))
+    return differs(plainly()) or any(differs(run_rounded(one, plainly, plainly)) for one in rounded)

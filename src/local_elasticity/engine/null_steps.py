@@ -148,5 +148,5 @@ def _rounded_weights(bound: BoundProblem, generator: torch.Generator) -> Params:
     for name, p in bound.params.items():
         length = max(1, min(PATTERN, p.numel()))
         pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
-        moved[name] = p * (1 + unit * repeated(pattern, p))
+        moved[name] = repeated(1 + unit * pattern, p).mul_(p)
     return moved

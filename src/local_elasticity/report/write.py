@@ -96,10 +96,12 @@ def write_report(
     for run in runs:
         if isinstance(run, Unshown):
             logger.warning("%s is not shown: %s", run.name, run.why)
+    if about is not None and not isinstance(about, Mapping):
+        raise TypeError(f"about: expected a dict of facts, got {about!r}")
     text = page(runs, title=title or _title(runs), command=command, about=about or {}, left_out=left_out)
     size = len(text.encode())
     told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
-    write_whole(out, text.replace(SIZE, told, 1).encode(), "out")
+    write_whole(out, text.replace(f">{SIZE}</span>", f">{told}</span>").encode(), "out")
     return out
 
 

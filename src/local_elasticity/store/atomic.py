@@ -184,10 +184,12 @@ def alone(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
+class InUseError(OSError, RuntimeError):
+    """Another process is writing to a store."""
+
+
 def _lock(fcntl: Any, folder: int, path: Path) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise RuntimeError(
-            f"store: another process is writing to {path}; wait for it, or choose another path"
-        ) from error
+        raise InUseError(f"store: another process is writing to {path}; wait for it, or choose another path") from error
