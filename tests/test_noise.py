@@ -3,9 +3,11 @@
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import xarray as xr
 from torch import nn
 
 import local_elasticity as le
@@ -685,3 +687,25 @@ def test_probabilities_of_logits_far_from_zero(offset, shared):
         S, truth = measured(found).double(), measured(exact)
         assert S.isfinite().all()
         assert bool(((S - truth).abs() / truth.clamp_min(1) < RESOLVED_ERROR).all())
+
+
+def test_logits_far_from_zero_are_stored(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    with torch.no_grad():
+        net.bias += 1e5
+    asked = (net, (torch.randn(6, 5), torch.arange(6) % 3))
+    options = {"loss": "cross_entropy", "update": le.SGD(1e-2), "measure": "kl"}
+    stored = le.similarity(*asked, **options, store=tmp_path / "far.zarr")
+    assert stored.dtype == np.float32
+    xr.testing.assert_allclose(stored.compute(), le.similarity(*asked, **options))
+
+
+@pytest.mark.parametrize("lr", [1e-15, 1e-18])
+def test_tiny_steps_are_resolved_in_float64(lr):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    problem, data = le.Problem.of(net, "cross_entropy"), (torch.randn(6, 5), torch.arange(6) % 3)
+    S = le.similarity(problem, data, update=le.SGD(lr)).values
+    exact = le.similarity(problem.to(torch.float64), data, update=le.SGD(1e-6)).values
+    assert np.abs(S - exact).max() < RESOLVED_ERROR

@@ -107,9 +107,9 @@ class SketchWork:
         return {ARRAY: self._of(range(rows.start, rows.stop))}, {}
 
     def corner(self, at: At, few: int) -> Mapping[str, np.ndarray]:
-        """The first numbers of the first sketches of a block."""
+        """The first sketches of a block, whole: some of their numbers may be 0 but for rounding."""
         rows = self.grid.region(at)[0]
-        return {ARRAY: self._of(range(rows.start, min(rows.stop, rows.start + few)))[:, :few]}
+        return {ARRAY: self._of(range(rows.start, min(rows.stop, rows.start + few)))}
 
     def describe(self, unresolved: Mapping[str, float]) -> dict[str, dict[str, str]]:
         about = {"dimension": self.sketch.dimension, "seed": self.sketch.seed, "unresolved": unresolved[ARRAY]}

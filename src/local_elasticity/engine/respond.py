@@ -36,7 +36,7 @@ from local_elasticity.engine.looped import Looped
 from local_elasticity.engine.loss import LossFunction, check_probabilities
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.near_ties import near_ties
-from local_elasticity.engine.noise import Noise, not_rounded, resolved_rows
+from local_elasticity.engine.noise import RESOLVED, Noise, not_rounded, resolved_rows
 from local_elasticity.engine.nonlinearity import ALLOWED, nonlinearity_of, sampled
 from local_elasticity.engine.predicted import with_predicted_labels
 from local_elasticity.engine.problem import Problem, as_problem
@@ -409,7 +409,7 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     if response.targets_are_sources:
         response.source_change[rows] = response.target_change[rows, rows]
     response.loss_gradient[rows] = better.loss_gradient.to(dtype)
-    response.source_noise[rows] = better.source_noise.to(dtype).clamp_min(torch.finfo(dtype).tiny ** 0.5)
+    response.source_noise[rows] = better.source_noise.to(dtype).clamp_min(torch.finfo(dtype).tiny ** 0.5 / RESOLVED)
     response.noise_scale[rows] = (quieter * better.noise_scale).to(dtype)
     return replace(response, notes=(*response.notes, *better.notes))
 

@@ -234,8 +234,9 @@ class BlockStore:
     def write(self, at: At, block: Block) -> None:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
-        values = {name: block[0][name] for name in self.matrices}
-        kept = {name: block[1][name] for name in self.own} if self.grid.holds_own(at) else {}
+        values = {name: np.asarray(block[0][name], self._array(name).dtype) for name in self.matrices}
+        own = self.own if self.grid.holds_own(at) else ()
+        kept = {name: np.asarray(block[1][name], self._array(name).dtype) for name in own}
         with self._writing(f"block {at}"):
             for name, matrix in values.items():
                 self._array(name)[rows, columns] = matrix

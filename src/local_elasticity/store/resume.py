@@ -73,7 +73,7 @@ class Work(Protocol):
     def block(self, at: At) -> Block: ...
 
     def corner(self, at: At, few: int) -> Mapping[str, Array]:
-        """The first rows and columns of a block, by matrix."""
+        """The first rows of a block, by matrix, and the first or all of their columns."""
 
     def describe(self, unresolved: Mapping[str, float]) -> dict[str, dict[str, str]]:
         """What each matrix says of itself, given its share of pairs without a value."""
@@ -170,7 +170,8 @@ def _measures_the_same_or_refused(store: BlockStore, work: Work) -> None:
         work = work.with_own(store.own_values())
     again = work.corner(first, MEASURED_AGAIN)
     for name, values in store.read(first)[0].items():
-        there, here = values[:MEASURED_AGAIN, :MEASURED_AGAIN], again[name]
+        here = again[name]
+        there = values[: len(here), : here.shape[1]]
         known = np.isfinite(there) & np.isfinite(here)
         if np.abs(here - there)[known].sum() <= ROUNDING * np.abs(there)[known].sum():
             continue
