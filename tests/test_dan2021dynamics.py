@@ -14,7 +14,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.papers.dan2021dynamics import readings
-from local_elasticity.papers.dan2021dynamics.claims import CLAIMS, Runs, cells
+from local_elasticity.papers.dan2021dynamics.claims import ARMS, Runs, cells, claims_of
 from local_elasticity.papers.dan2021dynamics.classifier import cropped_and_flipped
 from local_elasticity.papers.experiment import Values
 from local_elasticity.statistics.correlation import spearman
@@ -115,7 +115,7 @@ def run_of(kl, released, *, l1=None, logits=None, seed=0):
 def verdicts(*curves, **options):
     runs = Runs([run_of(*curves, seed=seed, **options) for seed in range(5)])
     values = Values([cell.as_json() for cell in cells(runs)], seeds=5)
-    return {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+    return {claim.id: claim.verdict for claim in judge(claims_of(ARMS), values)}
 
 
 FALLS = (lambda t: 0.5 + 0 * t, lambda t: 0.5 - 0.4 * np.minimum(1, 8 * t))
@@ -125,7 +125,7 @@ RISES = (lambda t: 0.8 + 0 * t, lambda t: 1 + 6 * t)
 
 def test_verdicts_follow_the_curves():
     found = verdicts(FALLS, RISES)
-    assert list(found) == [claim.id for claim in CLAIMS]
+    assert list(found) == [claim.id for claim in claims_of(ARMS)]
     for name in ("intra_larger", "pooled", "pooled_held_out", "pooled_best", "definition_3", "intra_constant"):
         assert found[name] == "supported", name
     assert found["inter_decreases"] == found["early"] == "supported"
@@ -157,8 +157,17 @@ def test_one_pair_decides_for_all_pairs_and_not_when_pooled():
         for table in run["probes"]["training"]["sgd"]["similarity"]["kl"]["median apart"]:
             table[0][0] = 0.01
     values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
-    found = {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+    found = {claim.id: claim.verdict for claim in judge(claims_of(ARMS), values)}
     assert (found["intra_larger"], found["pooled"]) == ("contradicted", "supported")
+
+
+def test_moments_outside_of_the_papers_setting_do_not_count():
+    """Locality that is lost in the longer arm alone."""
+    late = (lambda t: 0.5 + 0 * t, lambda t: np.where(t <= 0.5, 0.1, 2.0))
+    runs = [run_of(late, FLAT, seed=seed) for seed in range(5)]
+    values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
+    found = [{claim.id: claim.verdict for claim in judge(claims_of(arms), values)} for arms in (["epochs"], ARMS)]
+    assert [one["pooled"] for one in found] == ["supported", "contradicted"]
 
 
 def test_the_mean_of_definition_3_is_judged_apart_from_medians():
@@ -169,7 +178,7 @@ def test_the_mean_of_definition_3_is_judged_apart_from_medians():
         rise = np.linspace(1, 40, len(table))[:, None, None]
         run["probes"]["training"]["sgd"]["similarity"]["kl"]["mean"] = (table * rise).tolist()
     values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
-    found = {claim.id: claim.verdict for claim in judge(CLAIMS, values)}
+    found = {claim.id: claim.verdict for claim in judge(claims_of(ARMS), values)}
     assert (found["inter_decreases"], found["inter_decreases_definition_3"]) == ("supported", "contradicted")
     assert (found["intra_constant"], found["intra_constant_definition_3"]) == ("supported", "contradicted")
 

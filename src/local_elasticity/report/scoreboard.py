@@ -13,6 +13,7 @@ VERDICTS = ("supported", "contradicted", "undecided", "not measured")
 JUDGED = ("agrees", "differs")
 """Cells with enough seeds for a verdict; the others do not count as measured."""
 
+COUNTED = "verdicts (a sentence has one for each run)"
 WHOSE = {False: "of the paper", True: "our own: variants and controls"}
 OURS = "All sentences, with our own variants and controls in their places"
 
@@ -21,11 +22,11 @@ CHANCE = 50.0
 
 
 def scoreboard(runs: Sequence[Run]) -> str:
-    """How many sentences have each verdict, and every sentence with its verdict by reading, as Markdown tables: those
-    of the paper, and below a line that opens all of them with ours in their places. Runs at another scale than the
-    paper's are counted by themselves."""
+    """Markdown tables: how many verdicts there are of each kind; every sentence of the paper with its verdicts by
+    reading; and, below a line that opens, all sentences with ours in their places. Runs at another scale than the paper's
+    are counted by themselves."""
     readings = sorted({str(run["reading"]) for run in runs})
-    lines = [f"| sentences | {' | '.join(VERDICTS)} |", "|---" * (len(VERDICTS) + 1) + "|"]
+    lines = [f"| {COUNTED} | {' | '.join(VERDICTS)} |", "|---" * (len(VERDICTS) + 1) + "|"]
     for ours, whose in WHOSE.items():
         for scale, reading in sorted({_group(run) for run in runs}):
             given = [claim["verdict"] for run, claim in _sentences(runs, ours) if _group(run) == (scale, reading)]

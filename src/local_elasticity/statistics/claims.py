@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 Verdict = Literal["supported", "contradicted", "undecided", "not measured"]
-Scale = Literal["linear", "log", "fisher"]
+Scale = Literal["linear", "log", "fisher", "arcsine"]
 Kind = Literal["tested", "exact", "spread"]
 Direction = Literal["above", "below", "within"]
 
@@ -64,7 +64,8 @@ class Claim:
         effect: the bound, with its reason.
         direction: on which side of the bound the sentence puts the statistic; `"within"` is ± the bound about 0, or
             about a ratio of 1.
-        scale: on which units are roughly normal: differences as they are, ratios in logarithms, correlations by Fisher.
+        scale: on which units are roughly normal: differences as they are, ratios in logarithms, correlations by Fisher,
+            shares as the arcsine of their root.
         kind: `"tested"`; `"exact"` where theory or arithmetic leaves nothing to chance; `"spread"` where any of several
             choices may differ, and comparisons are the choices.
         resolution: the smallest difference that one unit's value can show; it is the least spread that is believed.

@@ -243,11 +243,17 @@ def _on_scale(values: np.ndarray, scale: Scale, resolution: float) -> np.ndarray
     if scale == "fisher":
         most = 1 - max(resolution / 2, 1e-9)
         return np.asarray(np.arctanh(np.clip(values, -most, most)))
-    return values
+    return np.arcsin(np.sqrt(values)) if scale == "arcsine" else values
 
 
 def _back(values: np.ndarray, scale: Scale) -> np.ndarray:
-    return np.asarray(np.exp(values) if scale == "log" else np.tanh(values) if scale == "fisher" else values)
+    back: dict[Scale, Callable[[np.ndarray], np.ndarray]] = {
+        "linear": lambda x: x,
+        "log": np.exp,
+        "fisher": np.tanh,
+        "arcsine": lambda x: np.sin(x.clip(0, np.pi / 2)) ** 2,
+    }
+    return np.asarray(back[scale](values))
 
 
 def _plain(value: float | None) -> float | None:

@@ -113,6 +113,7 @@ CLAIMS = (
         "share of sources whose every early S_rel is below every late one, some net of the grid",
         _some_net(_one(RISES_STRICTLY)),
         MOST_SOURCES,
+        scale="arcsine",
         ours=True,
     ),
     Claim(
@@ -132,6 +133,7 @@ CLAIMS = (
         "share of the movement of S_rel that is done while the risk falls",
         _some_net(_one(WHILE_FALLING)),
         MOST_SOURCES,
+        scale="arcsine",
     ),
     Claim(
         "flow",

@@ -61,6 +61,7 @@ class Pretrained(Experiment):
                 "share of updates after which the average KL of the dogs is larger than that of the planes, paired",
                 similar_moves_more([column]),
                 HALF,
+                scale="arcsine",
                 ours=True,
             )
             for net, column in zip(NETS, EXAMPLE_COLUMNS, strict=True)
@@ -72,6 +73,7 @@ class Pretrained(Experiment):
             "the same share, averaged over all triples of classes",
             similar_moves_more(ALL_COLUMNS),
             HALF,
+            scale="arcsine",
             ours=True,
         ),
         Claim(

@@ -6,7 +6,7 @@ from local_elasticity.papers.he2020local import table1
 from local_elasticity.papers.he2020local.grid import every, gains, ratio
 from local_elasticity.papers.he2020local.table import ClusteringTable, Row
 from local_elasticity.papers.he2020local.task import MNIST_TASKS
-from local_elasticity.papers.smallest_effects import ANY_RATIO, EXAMPLE, ONE_PERCENT
+from local_elasticity.papers.smallest_effects import ANY_RATIO, EXAMPLE, IMPORTANT_POINTS, ONE_PERCENT
 from local_elasticity.statistics.claims import Claim
 
 UNNORMALIZED = (
@@ -38,6 +38,7 @@ class Table8(ClusteringTable):
             "A.4",
             "accuracy averaged over the six pairs, squared loss, both similarities, in points",
             gains(PAIRS),
+            IMPORTANT_POINTS,
             resolution=EXAMPLE,
         ),
         Claim(
