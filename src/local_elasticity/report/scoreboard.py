@@ -23,8 +23,8 @@ CHANCE = 50.0
 
 def scoreboard(runs: Sequence[Run]) -> str:
     """Markdown tables: how many verdicts there are of each kind; every sentence of the paper with its verdicts by
-    reading; and, below a line that opens, all sentences with ours in their places. Runs at another scale than the paper's
-    are counted by themselves."""
+    reading; and, below a line that opens, all sentences with ours in their places. Runs at another scale than the
+    paper's are counted by themselves."""
     readings = sorted({str(run["reading"]) for run in runs})
     lines = [f"| {COUNTED} | {' | '.join(VERDICTS)} |", "|---" * (len(VERDICTS) + 1) + "|"]
     for ours, whose in WHOSE.items():
