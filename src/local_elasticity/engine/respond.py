@@ -230,7 +230,7 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
             with timed(job, choice):
                 return _refined(job, choice.engine, runner, cache(lambda: _noise(runner)), said, bar)
         except UNSUPPORTED as error:
-            if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
+            if not may_be_passed_over(error) or _takes_any_network(choice.engine):
                 raise
             bar.done = 0
             if choice.rival is not None:
@@ -251,12 +251,17 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     try:
         return _refined(job, best.engine, best.runner, lambda: noise, notes, bar, rows=race.rows, chunk=best.chunk)
     except UNSUPPORTED as error:
-        if not may_be_passed_over(error) or isinstance(best.engine, Looped):
+        if not may_be_passed_over(error) or _takes_any_network(best.engine):
             raise
         notes.append(f"auto: {name_of(best.engine)} cannot take a later source ({first_line(error)}); looped instead")
     bar.done, looped = 0, Looped()
     remember(job, Choice(looped, notes[-1]))
     return _refined(job, looped, looped.runner(job), lambda: noise, notes, bar)
+
+
+def _takes_any_network(engine: Engine) -> bool:
+    """Whether no other engine takes what this one does not: the loop, but for its layout of images."""
+    return isinstance(engine, Looped) and not engine.channels_last
 
 
 def _known(job: Job, notes: list[str]) -> Choice | None:
