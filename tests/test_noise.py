@@ -689,6 +689,44 @@ def test_probabilities_of_logits_far_from_zero(offset, shared):
         assert bool(((S - truth).abs() / truth.clamp_min(1) < RESOLVED_ERROR).all())
 
 
+def confident():
+    """A linear classifier of two classes that is sure of its examples, of which some are labelled wrongly."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 2)
+    x = torch.randn(24, 6) * torch.linspace(1, 20, 24)[:, None]
+    y = (net(x).detach() > 0).float()
+    y[::4] = 1 - y[::4]
+    return net, x, y
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("engine", ["auto", "looped", "structured"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_probabilities_near_one(engine, shared, dtype):
+    """They are what their logits make of them. 1 − f keeps no digits in float32."""
+    net, x, y = confident()
+    columns, update = slice(0 if shared else 12, None), le.SGD(1e-4)
+    exact = le.respond(le.Problem.of(net, "bce_logits").to(torch.float64), (x, y), update=update)
+    problem = le.Problem.of(nn.Sequential(net, nn.Sigmoid()), "bce").to(dtype)
+    targets = None if shared else (x[columns], y[columns])
+    found = le.respond(problem, (x, y), targets, update=update, engine=engine)
+    for measured in (lambda r: le.relative(r, le.kl), le.loss_change, lambda r: le.relative(r.as_probabilities())):
+        S, truth = measured(found).double(), measured(exact)
+        size = torch.maximum(truth.abs(), truth.diagonal().abs()[:, None])[:, columns]
+        error = ((S - truth[:, columns]).abs() / size)[S.isfinite()]
+        assert bool((error < RESOLVED_ERROR).all())
+        assert len(error) > (0.9 if engine == "auto" else 0) * S.numel()
+
+
+def test_saturated_probabilities_have_changes_without_divergence():
+    """Of 1 − f at a logit of 35, float64 has one digit: a change of f is known, and its divergence is not."""
+    net, x = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Sigmoid()).double(), torch.tensor([[1.0], [2.0], [35.0]])
+    nn.init.ones_(net[0].weight)
+    found = le.respond(net, (x.double(), torch.ones(3, 1).double()), loss="bce", update=le.SGD(1e-2))
+    assert le.relative(found).isfinite().all()
+    assert le.relative(found, le.kl).isfinite().tolist() == [[True] * 3, [True] * 3, [False] * 3]
+
+
 def test_logits_far_from_zero_are_stored(tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(5, 3)

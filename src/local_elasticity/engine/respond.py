@@ -365,7 +365,7 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
-        if job.kind == "logits" and not bool(not_rounded(noise.source_before).all()):
+        if not bool(not_rounded(job.kind, noise.source_before).all()):
             fitting = max(1, higher.memory // higher.footprint.forward())
             before = higher.predict(bound.params, higher.examples(), fitting)
             finer = replace(finer, source_before=before.reshape(finer.source_before.shape))
@@ -401,9 +401,10 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
 
 
 def _merged(response: Response, better: Response, rows: Tensor) -> Response:
-    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds logits so
-    much that their probabilities change, all is in float64."""
-    if response.kind == "logits" and not bool(not_rounded(response.target_before).all()):
+    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds outputs so
+    much that their distribution changes, all is in float64."""
+    before = response.target_before, response.source_before
+    if not all(bool(not_rounded(response.kind, one).all()) for one in before):
         response = _in_full(response, better, rows)
     assert response.loss_gradient is not None
     assert better.loss_gradient is not None

@@ -51,7 +51,10 @@ class NamedLosses:
 
     def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = self._change(before, d, labels)
-        return found, torch.zeros_like(found)
+        if self.loss is not bce:
+            return found, torch.zeros_like(found)
+        below = (1 - torch.finfo(before.dtype).eps) * before  # 1 − f has few digits where f is nearly 1
+        return found, (self._change(below, d, labels) - found).abs()
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self.loss is not cross_entropy or labels.is_floating_point():
