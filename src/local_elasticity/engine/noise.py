@@ -119,7 +119,7 @@ class Noise:
             source_before,
             source,
             torch.zeros_like(target_before) if target is None else target,
-            gradient_cancels(job.bound.problem.loss, job.source_labels),
+            gradient_cancels(job.bound.loss_function, job.source_labels),
             job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),

@@ -173,7 +173,8 @@ def response_of(
             check_probabilities(response.source_before)
         chosen = _chosen_step(update, job.update)
         found = nonlinearity_of(job, response) if nonlinearity else math.nan
-    notes = (*problem.notes(), *chosen, *response.notes, *_overflows(response))
+        of_loss = bound.notes()
+    notes = (*problem.notes(), *of_loss, *chosen, *response.notes, *_overflows(response))
     return replace(response, notes=notes, nonlinearity=found)
 
 
@@ -461,7 +462,7 @@ def as_response(
         notes=(*notes, *noise.notes),
         source_labels=job.source_labels if job.minibatches else job.source_labels.flatten(0, 1),
         target_labels=job.target_labels,
-        loss=job.bound.problem.loss,
+        loss=job.bound.loss_function,
         output_shape=job.output_shape,
         exact=exact,
     )
