@@ -10,7 +10,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine import memory as memory_module
-from local_elasticity.engine.choose import Race
+from local_elasticity.engine.choose import Choice, Race, remember
 from local_elasticity.engine.jacobian import jacobian_factors
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import LinearizedRunner
@@ -542,3 +542,15 @@ def test_rows_that_rounding_hides_count_against_the_loop(monkeypatch):
     assert large.engine == "looped"
     assert small.engine == "structured"
     assert any("with those in float64" in note for note in small.notes)
+
+
+def test_a_layout_that_was_chosen_before_is_given_up():
+    """The choice holds for jobs of this size; gradients are compared again at other shapes and weights."""
+    model, x, y = instance_normed(WithTurned()), torch.randn(12, 3, 16, 16), torch.arange(12) % 4
+    problem, update = le.Problem.of(model, "cross_entropy"), le.SGD(0.01)
+    with problem.bound() as bound:
+        remember(Job.read(bound, (x, y), None, update), Choice(le.Looped(channels_last=True), "chosen"))
+    found = le.respond(problem, (x, y), update=update)
+    assert "as chosen before, cannot take the model as it is now" in " ".join(found.notes)
+    expected = le.respond(problem, (x, y), update=update, engine="looped")
+    assert_same_rows(found.target_change, expected.target_change, 1e-3)
