@@ -10,7 +10,7 @@ from torch import nn
 
 import local_elasticity as le
 from local_elasticity.engine import memory as memory_module
-from local_elasticity.engine.choose import Race
+from local_elasticity.engine.choose import Choice, Race, remember
 from local_elasticity.engine.jacobian import jacobian_factors
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import LinearizedRunner
@@ -18,6 +18,7 @@ from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.structured import StructuredRunner
 from local_elasticity.engine.vmapped import VmappedRunner
 from tests.test_engines import assert_same_rows
+from tests.tolerances import RESOLVED_ERROR
 
 
 def problem_and_sources(n=60):
@@ -357,6 +358,45 @@ def test_a_layout_that_the_network_does_not_take_is_not_tried(net, shape):
     )
 
 
+class Turned(torch.autograd.Function):
+    """Its gradient has another sign where the channels of a single image come last, as a kernel of torch may have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.sign = -1.0 if not x.is_contiguous() and len(x) == 1 else 1.0
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.sign * gradient
+
+
+class WithTurned(nn.Module):
+    def forward(self, x):
+        return Turned.apply(x)
+
+
+def instance_normed(middle):
+    torch.manual_seed(1)
+    head = nn.GELU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 4)
+    return nn.Sequential(nn.Conv2d(3, 16, 4, 2, 1), middle, *head)
+
+
+@pytest.mark.usefixtures("racing")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("middle", [nn.InstanceNorm2d(16), nn.InstanceNorm2d(16, affine=True), WithTurned()], ids=str)
+def test_gradients_that_depend_on_the_layout_are_not_used(middle, dtype):
+    """torch's instance norm has another gradient with channels last, though its predictions are the same."""
+    model, x, y = instance_normed(middle).to(dtype), torch.randn(24, 3, 16, 16), torch.arange(24) % 4
+    problem, sources, update = le.Problem.of(model, "cross_entropy"), (x, y), le.SGD(0.01)
+    truth = le.relative(le.respond(problem.to(torch.float64), sources, update=update, engine="looped"))
+    found = le.respond(problem, sources, update=update)
+    assert (le.relative(found) - truth).abs().max() < RESOLVED_ERROR
+    assert "gradients of this network depend on the layout" in " ".join(found.notes)
+    with pytest.raises(ValueError, match="engine: the gradients of this network depend on the layout"):
+        le.respond(problem, sources, update=update, engine=le.Looped(channels_last=True))
+
+
 class Rarely(nn.Module):
     """A layer that few examples reach."""
 
@@ -502,3 +542,15 @@ def test_rows_that_rounding_hides_count_against_the_loop(monkeypatch):
     assert large.engine == "looped"
     assert small.engine == "structured"
     assert any("with those in float64" in note for note in small.notes)
+
+
+def test_a_layout_that_was_chosen_before_is_given_up():
+    """The choice holds for jobs of this size; gradients are compared again at other shapes and weights."""
+    model, x, y = instance_normed(WithTurned()), torch.randn(12, 3, 16, 16), torch.arange(12) % 4
+    problem, update = le.Problem.of(model, "cross_entropy"), le.SGD(0.01)
+    with problem.bound() as bound:
+        remember(Job.read(bound, (x, y), None, update), Choice(le.Looped(channels_last=True), "chosen"))
+    found = le.respond(problem, (x, y), update=update)
+    assert "as chosen before, cannot take the model as it is now" in " ".join(found.notes)
+    expected = le.respond(problem, (x, y), update=update, engine="looped")
+    assert_same_rows(found.target_change, expected.target_change, 1e-3)

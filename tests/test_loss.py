@@ -7,12 +7,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import local_elasticity as le
-from local_elasticity.engine.loss import LOSSES, gradient_of, resolve_loss
+from local_elasticity.engine.loss import LOSSES, gradient_of, nll, resolve_loss
+from tests.oracles.loop import looped_loss_change, looped_response
+from tests.test_engines import assert_same_rows
 
 SHAPES = {
     "mse": [(5,), (5, 1), (5, 3), (5, 2, 3)],
     "half_mse": [(5,), (5, 1), (5, 3)],
     "cross_entropy": [(5, 4), (5, 4, 3)],
+    "nll": [(5, 4), (5, 4, 3)],
     "bce": [(5, 1), (5, 2)],
     "bce_logits": [(5,), (5, 3)],
 }
@@ -21,11 +24,11 @@ SHAPES = {
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in SHAPES.items() for shape in shapes])
 @pytest.mark.parametrize("soft", [False, True])
 def test_closed_gradients_are_those_of_autograd(name, shape, soft):
-    loss, kind = LOSSES[name]
+    loss, kind = (nll, "logits") if name == "nll" else LOSSES[name]
     outputs = torch.randn(shape, dtype=torch.float64)
     outputs = (torch.sigmoid(outputs) if "probabilities" in kind else outputs).requires_grad_()
     labels = torch.rand(shape, dtype=torch.float64)
-    if name == "cross_entropy" and not soft:
+    if name in ("cross_entropy", "nll") and not soft:
         labels = torch.randint(0, shape[1], (shape[0], *shape[2:]))
     elif not soft:
         labels = labels.round()
@@ -148,6 +151,45 @@ def test_nll_keeps_the_digits_of_a_learned_example():
     S = le.similarity(net, (x, y), loss=nn.NLLLoss(), measure="kl")
     logits = le.similarity(net[0], (x, y), loss="cross_entropy", measure="kl")
     np.testing.assert_allclose(S.values, logits.values, rtol=1e-2)
+
+
+class Clamped(nn.Module):
+    """Log-probabilities of a confident network, those of unlikely classes clamped; of one place or of three."""
+
+    def __init__(self, places, write=torch.clamp):
+        super().__init__()
+        self.places, self.write = places, write
+        self.hidden, self.head = nn.Linear(4, 8), nn.Linear(8, 3 * max(places, 1))
+        with torch.no_grad():
+            self.head.weight.mul_(10)
+
+    def forward(self, x):
+        z = self.head(torch.tanh(self.hidden(x)))
+        z = z.unflatten(1, (3, self.places)) if self.places else z
+        return torch.log(self.write(z.softmax(1), min=1e-3))
+
+
+@pytest.mark.parametrize("places", [0, 3])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured"])
+def test_nll_of_clamped_probabilities_is_that_of_torch(places, engine):
+    """Their sum is not constant, so that the gradient of the cross-entropy is another one."""
+    torch.manual_seed(0)
+    net, x = Clamped(places).double(), torch.randn(8, 4).double()
+    y, optimizer = net(x).argmax(1).roll(3, 0), lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
+    _, target = looped_response(net, F.nll_loss, (x, y), x, optimizer)
+    found = le.respond(net, (x, y), loss="nll", update=le.SGD(0.1), engine=engine)
+    assert_same_rows(found.target_change, target)
+    assert "nll is computed as −f_y" in " ".join(found.notes)
+    change = looped_loss_change(net, F.nll_loss, (x, y), (x, y), optimizer)
+    np.testing.assert_allclose(le.loss_change(found), change, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("after", [nn.Identity(), nn.Unflatten(1, (3, 1)), nn.Flatten()], ids=str)
+def test_nll_of_log_softmax_keeps_its_digits_in_any_shape(after):
+    net, x, y = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1), after), torch.randn(6, 4), torch.arange(6) % 3
+    y = y[:, None] if isinstance(after, nn.Unflatten) else y
+    found = le.respond(net, (x, y), loss="nll", update=le.SGD(0.1))
+    assert "nll" not in " ".join(found.notes)
 
 
 def test_nll_of_logits_is_refused():

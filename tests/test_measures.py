@@ -180,6 +180,20 @@ def test_stiffness_is_the_cosine_of_loss_gradients():
     assert torch.allclose(other, cosine[:, :2])
 
 
+@pytest.mark.parametrize("form", ["cos", "sign"])
+def test_stiffness_is_not_known_where_squares_of_gradients_underflow(form):
+    net = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(30 * torch.eye(2))
+    problem = le.Problem.of(net, "cross_entropy")
+    sources = torch.tensor([[2.2, 0.44], [0.1, 0.05], [0.05, 0.1]]), torch.tensor([0, 0, 1])
+    found = le.stiffness(problem, sources, form=form)
+    exact = le.stiffness(problem.to(torch.float64), sources, form=form).float()
+    assert found.isnan().tolist() == [[True] * 3, [True, False, False], [True, False, False]]
+    assert exact.isfinite().all()
+    assert torch.allclose(found[1:, 1:], exact[1:, 1:])
+
+
 def test_activation_counts_the_units_that_are_on():
     net = le.models.FullyConnectedResNet(4, width=12).double()
     x, x2 = torch.randn(6, 4).double(), torch.randn(3, 4).double()

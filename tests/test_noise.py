@@ -576,6 +576,60 @@ def test_probabilities_of_a_sure_network_do_not_cancel(gap, dtype):
     assert found.tolist() == pytest.approx(true, rel=1e-4 if dtype == torch.float32 else 1e-9)
 
 
+@pytest.mark.parametrize("size", [10.0**e for e in range(-9, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_changes_of_probabilities_do_not_cancel_at_any_size(size, dtype):
+    """Down to 1e-30, and where another class becomes the likeliest."""
+    import mpmath
+
+    from local_elasticity.engine.response import sigmoid_change, softmax_change
+
+    torch.manual_seed(0)
+    eps = torch.finfo(dtype).eps
+    with mpmath.workdps(60):
+        for spread in (0.1, 3, 30, 70):
+            z, d = (scale * torch.randn(20, 3, dtype=dtype) for scale in (spread, size))
+            rounding = 10 * eps * (1 + z.abs().amax() + d.abs().amax())
+            for found, start, move in zip(softmax_change(z, d).tolist(), z.tolist(), d.tolist(), strict=True):
+                before = [mpmath.exp(a) for a in start]
+                after = [mpmath.exp(mpmath.mpf(a) + b) for a, b in zip(start, move, strict=True)]
+                true = [float(b / sum(after) - a / sum(before)) for a, b in zip(before, after, strict=True)]
+                off = sum(abs(a - b) for a, b in zip(found, true, strict=True))
+                assert off <= rounding * sum(map(abs, true)) + 1e-30
+            logistic = [mpmath.exp(a) / (1 + mpmath.exp(a)) for a in z.flatten().tolist()]
+            moved = [mpmath.mpf(a) + b for a, b in zip(z.flatten().tolist(), d.flatten().tolist(), strict=True)]
+            true = [float(mpmath.exp(b) / (1 + mpmath.exp(b)) - a) for a, b in zip(logistic, moved, strict=True)]
+            assert sigmoid_change(z, d).flatten().tolist() == pytest.approx(true, rel=float(rounding), abs=1e-30)
+
+
+def test_probabilities_of_large_changes_of_logits():
+    net = nn.Linear(4, 3)
+    with torch.no_grad():
+        net.weight.copy_(9 * torch.eye(3, 4))
+        net.bias.zero_()
+    x, y = torch.tensor([[2.0, 0, 0, 1], [0, 1, 0, 1], [0.1, 0.2, 0.3, 1]]), torch.tensor([1, 1, 2])
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(0.3)
+    S, exact = (
+        le.relative(le.respond(one, (x, y), update=update).as_probabilities(), le.manhattan)
+        for one in (problem, problem.to(torch.float64))
+    )
+    assert ((S - exact).abs() / exact.clamp_min(1)).max() < RESOLVED_ERROR
+
+
+@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.Tanh()], ids=str)
+def test_saturated_outputs_that_move_far(end):
+    """From near 1 to nearer, which differences of two outputs would lose."""
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), end)
+    nn.init.constant_(net[0].weight, 6.0)
+    x, y = torch.tensor([[0.1], [1.0], [2.0]]), torch.full((3, 1), 2.0)
+    problem, update = le.Problem.of(net, "half_mse"), le.SGD(20.0)
+    found, exact = (
+        le.respond(one, (x, y), update=update, engine="structured").target_change[0]
+        for one in (problem, problem.to(torch.float64))
+    )
+    assert ((found - exact).abs() / exact.abs()).max() < 1e-4
+
+
 def test_many_sources_are_read_together_where_targets_are_few():
     batches = []
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -687,6 +741,44 @@ def test_probabilities_of_logits_far_from_zero(offset, shared):
         S, truth = measured(found).double(), measured(exact)
         assert S.isfinite().all()
         assert bool(((S - truth).abs() / truth.clamp_min(1) < RESOLVED_ERROR).all())
+
+
+def confident():
+    """A linear classifier of two classes that is sure of its examples, of which some are labelled wrongly."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 2)
+    x = torch.randn(24, 6) * torch.linspace(1, 20, 24)[:, None]
+    y = (net(x).detach() > 0).float()
+    y[::4] = 1 - y[::4]
+    return net, x, y
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("engine", ["auto", "looped", "structured"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_probabilities_near_one(engine, shared, dtype):
+    """They are what their logits make of them. 1 − f keeps no digits in float32."""
+    net, x, y = confident()
+    columns, update = slice(0 if shared else 12, None), le.SGD(1e-4)
+    exact = le.respond(le.Problem.of(net, "bce_logits").to(torch.float64), (x, y), update=update)
+    problem = le.Problem.of(nn.Sequential(net, nn.Sigmoid()), "bce").to(dtype)
+    targets = None if shared else (x[columns], y[columns])
+    found = le.respond(problem, (x, y), targets, update=update, engine=engine)
+    for measured in (lambda r: le.relative(r, le.kl), le.loss_change, lambda r: le.relative(r.as_probabilities())):
+        S, truth = measured(found).double(), measured(exact)
+        size = torch.maximum(truth.abs(), truth.diagonal().abs()[:, None])[:, columns]
+        error = ((S - truth[:, columns]).abs() / size)[S.isfinite()]
+        assert bool((error < RESOLVED_ERROR).all())
+        assert len(error) > (0.9 if engine == "auto" else 0) * S.numel()
+
+
+def test_saturated_probabilities_have_changes_without_divergence():
+    """Of 1 − f at a logit of 35, float64 has one digit: a change of f is known, and its divergence is not."""
+    net, x = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Sigmoid()).double(), torch.tensor([[1.0], [2.0], [35.0]])
+    nn.init.ones_(net[0].weight)
+    found = le.respond(net, (x.double(), torch.ones(3, 1).double()), loss="bce", update=le.SGD(1e-2))
+    assert le.relative(found).isfinite().all()
+    assert le.relative(found, le.kl).isfinite().tolist() == [[True] * 3, [True] * 3, [False] * 3]
 
 
 def test_logits_far_from_zero_are_stored(tmp_path):

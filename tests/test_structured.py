@@ -480,3 +480,39 @@ def test_prelu_at_its_kink_takes_the_gradient_that_torch_takes():
         for engine in ("structured", "looped")
     )
     assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-14)
+
+
+def weighted():
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    return lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, weight=weight)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), weighted()])
+@pytest.mark.parametrize("size", [1, 5, 20])
+@pytest.mark.parametrize("step_size", [1e-2, 1e-6])
+def test_a_loss_in_float32_of_a_two_layer_net(loss, size, step_size):
+    """Its gradient cannot be computed at predictions in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    with torch.no_grad():
+        net[2].weight.mul_(size)
+    x = torch.randn(20, 4)
+    y = (net(x).argmax(1) + (torch.arange(20) % 5 == 0)) % 3
+    problem, update = le.Problem.of(net, loss), le.SGD(step_size)
+    exact = le.relative(le.respond(problem.to(torch.float64), (x, y), update=update, engine="looped"))
+    for engine in ("auto", "structured"):
+        S = le.relative(le.respond(problem, (x, y), update=update, engine=engine))
+        known = S.isfinite()
+        assert known.double().mean() > 0.5
+        assert (((S - exact).abs() / exact.clamp_min(1))[known] < RESOLVED_ERROR).all()
+
+
+def test_vmap_is_checked_for_each_loss_of_the_users():
+    net, x, y = nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
+
+    def from_one_hot(outputs, labels):
+        return -(outputs.log_softmax(1) * nn.functional.one_hot(labels, 3)).sum(1).mean()
+
+    le.respond(net, (x, y), loss=nn.CrossEntropyLoss(label_smoothing=0.1), engine="vmapped")
+    with pytest.raises(ValueError, match="engine: Vmapped could not be checked"):
+        le.respond(net, (x, y), loss=from_one_hot, engine="vmapped")

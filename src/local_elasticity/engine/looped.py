@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner, predictions
-from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of
+from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.progress import now
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -29,7 +31,8 @@ class Looped:
 
     Args:
         at_once: how many targets go through the network in a pass, at most. It changes the speed alone.
-        channels_last: keep the weights of convolutions in that layout. It changes the speed alone.
+        channels_last: keep the weights of convolutions in that layout. It changes the speed alone; a network whose
+            gradients depend on the layout is refused.
         gradients_at_once: of how many sources one backward pass computes the gradients, in networks whose layers allow
             that. It changes the speed alone.
     """
@@ -209,7 +212,42 @@ def _same_gradient(found: Params, expected: Params) -> bool:
 
 
 def _with_channels_last(job: Job) -> Job:
-    """The same job with its images and filters in that layout, in which kernels may round otherwise."""
+    """The same job with its images and filters in that layout, in which kernels may round otherwise; an
+    UnsupportedModelError if its gradients are others there."""
+    other = _laid_out_job(job)
+    if not _gradients_are_the_same(job, other):
+        raise UnsupportedModelError(
+            "engine: the gradients of this network depend on the layout of images in memory, as torch's instance norm "
+            "computes them on CPUs; use engine='auto' or Looped() without channels_last"
+        )
+    return other
+
+
+_the_same: ModelCache[bool] = ModelCache()
+"""Whether gradients are the same with channels last, for the same weights and shapes."""
+
+
+def _gradients_are_the_same(job: Job, other: Job) -> bool:
+    """Whether some source has the same gradient in both layouts. Another one may differ: rounding decides it where a
+    ReLU reads nearly 0. Gradients that are 0 or not finite are not compared."""
+    shapes = tuple(leaf.shape[1:] for leaf in tree_leaves(job.source_inputs))
+    what = job.bound.dtype, job.bound.device, shapes, *job.bound.sizes
+    found = _the_same.get(job.bound, what)
+    if found is None:
+        pairs = ((_gradient(other, row), _gradient(job, row)) for row in sorted({0, job.n // 2, job.n - 1}))
+        compared = ((one, exact) for one, exact in pairs if 0 < math.hypot(*sizes_of(exact.values())) < math.inf)
+        first = next(compared, None)
+        found = first is None or _same_gradient(*first) or any(_same_gradient(*pair) for pair in compared)
+        _the_same.put(job.bound, what, found)
+    return found
+
+
+def _gradient(job: Job, row: int) -> Params:
+    return job.bound.step_gradient(leaves_of(job.bound.params), *job.source(row))[2]
+
+
+def _laid_out_job(job: Job) -> Job:
+    """The job with images and filters place by place."""
 
     def sources(leaf: Tensor) -> Tensor:
         return _laid_out(leaf.flatten(0, 1)).unflatten(0, leaf.shape[:2])

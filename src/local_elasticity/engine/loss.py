@@ -8,7 +8,7 @@ its own is a batch of one.
 | `mse`           | mean over outputs of (f − y)²               | numbers                |
 | `half_mse`      | ½ ‖f − y‖², the squared loss of He & Su     | numbers                |
 | `cross_entropy` | −log softmax(f)_y                           | logits                 |
-| `nll`           | −f_y, the same where f = log softmax        | log-probabilities      |
+| `nll`           | −f_y; as `cross_entropy` if f = log softmax | log-probabilities      |
 | `bce`           | −y log f − (1 − y) log(1 − f)               | binary probabilities   |
 | `bce_logits`    | the same at f = sigmoid(z)                  | binary logits          |
 
@@ -57,6 +57,13 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return -torch.where(known, F.logsigmoid(own - others), 0).sum() / known.sum()
 
 
+def nll(outputs: Tensor, labels: Tensor) -> Tensor:
+    """−f_y itself, for log-probabilities that do not stay normalized, as clamped ones."""
+    if labels.is_floating_point():
+        return -(labels * outputs).sum() / (outputs.numel() // outputs.shape[1])
+    return F.nll_loss(outputs, labels.long(), ignore_index=IGNORED)
+
+
 def bce(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy(outputs, _like(labels, outputs))
 
@@ -90,7 +97,7 @@ TORCH: dict[Any, str] = {
 }
 """Torch's own losses, as classes and as functions → the name they have here."""
 
-NAMED = tuple(function for function, _ in LOSSES.values())
+NAMED = (*(function for function, _ in LOSSES.values()), nll)
 """Losses whose value on a batch is the mean over its examples, and whose gradient is known in closed form."""
 
 
@@ -119,14 +126,16 @@ def check_probabilities(outputs: Tensor) -> None:
 
 def gradient_of(loss: LossFunction, outputs: Tensor, labels: Tensor) -> Tensor | None:
     """∂ℓ/∂f of every example on its own, [b, …], for the losses above; None for any other, or with places left out."""
-    if loss is cross_entropy:
+    if has_classes_first(loss) and loss in NAMED:
         p, places = outputs.softmax(1), outputs[0, 0].numel()
         if labels.is_floating_point():
-            return (p * labels.sum(1, keepdim=True) - labels) / places
+            return ((p * labels.sum(1, keepdim=True) if loss is cross_entropy else 0) - labels) / places
         labels = labels.long()
         if outputs.ndim > 2 and bool((labels == IGNORED).any()):
             return None
         own = _is_own(outputs, labels)
+        if loss is nll:
+            return -own.to(outputs.dtype) / places
         others = p.masked_fill(own, 0)
         return torch.where(own, -others.sum(1, keepdim=True), others) / places
     if loss not in NAMED:
@@ -176,7 +185,7 @@ def resolve_loss(loss: str | LossFunction, kind: Kind | None) -> tuple[str, Loss
 def has_classes_first(loss: LossFunction | None) -> bool:
     """Whether a loss is a cross-entropy, ours or torch's, so that outputs [b, k, …] have their classes on axis 1."""
     known = _name_of_torch(loss)
-    return loss is cross_entropy or known in ("cross_entropy", "nll")
+    return loss in (cross_entropy, nll) or known in ("cross_entropy", "nll")
 
 
 def no_distribution(kind: Kind) -> str:

@@ -57,7 +57,7 @@ ROUNDING = 8
 
 
 LOGIT_ROUNDING = 1e-3
-"""The rounding of logits, and so of probabilities, that is accepted."""
+"""The rounding of logits, and so of probabilities, that is accepted; and that of 1 − f, where f is a probability."""
 
 HUGE = 1e8
 """Outputs from here on without a gradient are those that a mask puts out of the loss, and are not rounded with it."""
@@ -119,7 +119,7 @@ class Noise:
             source_before,
             source,
             torch.zeros_like(target_before) if target is None else target,
-            gradient_cancels(job.bound.problem.loss, job.source_labels),
+            gradient_cancels(job.bound.loss_function, job.source_labels),
             job.bound.replica.coarsest,
             0.0 if runner.subtracts else _drift_noise(job, runner),
             _step_rounding(job),
@@ -275,9 +275,10 @@ def resolved_rows(
     vector may still be hidden there.
     """
     clear = _stands_clear(source_change, source_noise, target_noise, subtracted)
+    if kind in ("logits", "binary_probabilities"):
+        clear &= not_rounded(kind, source_before).all(-1) & not_rounded(kind, target_before).all()
     if kind == "logits":
         p = source_before.softmax(-1)
-        clear &= not_rounded(source_before).all(-1) & not_rounded(target_before).all()
         seen = p.sqrt() * (source_change - (p * source_change).sum(-1, keepdim=True))
         clear &= _stands_clear(
             seen,
@@ -288,11 +289,19 @@ def resolved_rows(
     return clear & (source_change != 0).flatten(1).any(1)
 
 
-def not_rounded(logits: Float[Tensor, "... k"]) -> Bool[Tensor, "..."]:
-    """Whether logits have the digits that their probabilities need: the rounding of a logit is a share of it, and it
-    makes as large a share of the probability."""
-    typical = (logits.softmax(-1) * logits.abs().clamp_max(HUGE)).sum(-1)
-    return torch.finfo(logits.dtype).eps * typical < LOGIT_ROUNDING
+def not_rounded(kind: Kind, outputs: Float[Tensor, "... k"]) -> Bool[Tensor, "..."]:
+    """Whether outputs have the digits that the distribution needs, or float64 would not have more of them.
+
+    The rounding of a logit is a share of it, and it makes as large a share of the probability. The rounding of a
+    probability f is a share of f, and makes a larger one of 1 − f where f is nearly 1.
+    """
+    eps = torch.finfo(outputs.dtype).eps
+    if kind == "logits":
+        typical = (outputs.softmax(-1) * outputs.abs().clamp_max(HUGE)).sum(-1)
+        return eps * typical < LOGIT_ROUNDING
+    if kind == "binary_probabilities" and outputs.dtype == torch.float32:
+        return ~(eps * outputs > LOGIT_ROUNDING * (1 - outputs).abs()).any(-1)
+    return torch.ones(outputs.shape[:-1], dtype=torch.bool, device=outputs.device)
 
 
 def _stands_clear(change: Tensor, noise: Tensor, at_targets: Tensor, subtracted: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from local_elasticity.engine.copying import unwrapped
 from local_elasticity.engine.guard import interruption, isolated, notes_on_autocast
 from local_elasticity.engine.half_stored import HalfStored, keeps_half
-from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, resolve_loss
+from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, nll, resolve_loss
 from local_elasticity.engine.model_cache import stand_in, traits
 from local_elasticity.engine.replica import Params, Reads, Replica
 from local_elasticity.engine.supported import only_device, refuse_random, refuse_unsupported
@@ -29,6 +29,11 @@ tuple as positional ones."""
 
 Selector = str | Callable[[str, Tensor], bool] | Mapping[str, Tensor]
 Mode = Literal["eval", "train"]
+
+NOT_NORMALIZED = (
+    "loss: the outputs do not come straight from a log_softmax, so that nll is computed as −f_y; learned examples have "
+    "fewer digits than with nn.LogSoftmax"
+)
 
 REQUIRED_FIELDS = 5
 """The fields of a Problem without a default."""
@@ -338,6 +343,7 @@ class BoundProblem:
         problem = replace(self.problem, stepped=tuple(params))
         hooks = {name: found for name, found in self.hooks.items() if name in names}
         replica = self.replica.having({**self.constants, **stay})
+        replica.effects = self.replica.effects
         return replace(self, problem=problem, params=params, replica=replica, hooks=hooks)
 
     def outputs(self, params: Params, inputs: Inputs) -> Tensor:
@@ -408,8 +414,20 @@ class BoundProblem:
         along = self.loss_gradients(outputs, labels[None])[0]
         return outputs.detach(), along, gradient(outputs, leaves, along.view_as(outputs), reached=reached)
 
+    @property
+    def loss_function(self) -> LossFunction:
+        """The loss of the problem. That is −f_y itself where `nll` reads what no log_softmax gave: the sum of clamped
+        probabilities changes with a step, and the cross-entropy would see it."""
+        problem, effects = self.problem, self.replica.effects
+        log_softmax = effects is None or effects.normalized
+        return nll if problem.loss_name == "nll" and problem.classifies and not log_softmax else problem.loss
+
+    def notes(self) -> list[str]:
+        """Notes about how the loss is read."""
+        return [NOT_NORMALIZED] if self.loss_function is not self.problem.loss else []
+
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self.problem.loss(outputs, labels if self.problem.loss_is_named else labels.clone())
+        return self.loss_function(outputs, labels if self.problem.loss_is_named else labels.clone())
 
     def watched_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss; a ValueError if it reads parameters, whose gradient would not be seen."""
@@ -422,7 +440,7 @@ class BoundProblem:
     def loss_gradients(self, outputs: Tensor, labels: Tensor) -> Float[Tensor, "c batch k"]:
         """∂ℓ/∂f for outputs [c·B, …] and labels [c, B, …], the loss being the mean over each B."""
         c, batch = labels.shape[:2]
-        each = gradient_of(self.problem.loss, outputs.detach(), labels.flatten(0, 1))
+        each = gradient_of(self.loss_function, outputs.detach(), labels.flatten(0, 1))
         if each is not None:
             return each.reshape(c, batch, -1) / batch
         with torch.enable_grad():

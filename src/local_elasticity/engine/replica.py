@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -42,13 +42,15 @@ COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse
 class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
     unit of the coarsest numbers that it computes with, where some are rounded to less than the model has. `reads` says
-    whether Python reads values, so that a batch may take another branch than each of its examples."""
+    whether Python reads values, so that a batch may take another branch than each of its examples. `normalized` says
+    whether its result is what a log_softmax gave."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
     attributes: bool = False
     coarsest: float = 0.0
     reads: bool = False
+    normalized: bool = field(default=True, compare=False)
 
     @property
     def writes(self) -> bool:
@@ -61,6 +63,7 @@ class Effects:
             self.attributes or other.attributes,
             max(self.coarsest, other.coarsest),
             self.reads or other.reads,
+            self.normalized and other.normalized,
         )
 
 
@@ -175,7 +178,8 @@ class Replica:
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
         written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
         in_inputs = not writes.seen.isdisjoint(of_inputs)
-        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads)
+        normalized = writes.normalized(result)
+        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads, normalized)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -263,6 +267,15 @@ class _Writes(TorchDispatchMode):
         self.kinds: set[torch.dtype] = set()
         self.cast: set[torch.dtype] = set()
         self.reads = False
+        self._log_softmax: tuple[Tensor, int] | None = None
+
+    def normalized(self, result: Any) -> bool:
+        """Whether a result is what the last log_softmax gave, in another shape at most and not written since."""
+        if self._log_softmax is None or not isinstance(result, Tensor):
+            return False
+        found, version = self._log_softmax
+        same = _storage(result) == _storage(found) and result.numel() == found.numel()
+        return same and found._version == version
 
     @property
     def coarsest(self) -> float:
@@ -287,6 +300,8 @@ class _Writes(TorchDispatchMode):
         found = func(*args, **kwargs)
         if isinstance(found, Tensor):
             self.kinds.add(found.dtype)
+            if func is torch.ops.aten._log_softmax.default:
+                self._log_softmax = found, found._version
             casts = func is torch.ops.aten._to_copy.default and found.is_floating_point()
             if casts and args[0].is_floating_point() and found.dtype.itemsize < args[0].dtype.itemsize:
                 self.cast.add(found.dtype)

@@ -173,7 +173,8 @@ def response_of(
             check_probabilities(response.source_before)
         chosen = _chosen_step(update, job.update)
         found = nonlinearity_of(job, response) if nonlinearity else math.nan
-    notes = (*problem.notes(), *chosen, *response.notes, *_overflows(response))
+        of_loss = bound.notes()
+    notes = (*problem.notes(), *of_loss, *chosen, *response.notes, *_overflows(response))
     return replace(response, notes=notes, nonlinearity=found)
 
 
@@ -230,7 +231,7 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
             with timed(job, choice):
                 return _refined(job, choice.engine, runner, cache(lambda: _noise(runner)), said, bar)
         except UNSUPPORTED as error:
-            if not may_be_passed_over(error) or isinstance(choice.engine, Looped):
+            if not may_be_passed_over(error) or _takes_any_network(choice.engine):
                 raise
             bar.done = 0
             if choice.rival is not None:
@@ -251,12 +252,17 @@ def _auto(job: Job, engine: Engine | None, bar: Progress) -> Response:
     try:
         return _refined(job, best.engine, best.runner, lambda: noise, notes, bar, rows=race.rows, chunk=best.chunk)
     except UNSUPPORTED as error:
-        if not may_be_passed_over(error) or isinstance(best.engine, Looped):
+        if not may_be_passed_over(error) or _takes_any_network(best.engine):
             raise
         notes.append(f"auto: {name_of(best.engine)} cannot take a later source ({first_line(error)}); looped instead")
     bar.done, looped = 0, Looped()
     remember(job, Choice(looped, notes[-1]))
     return _refined(job, looped, looped.runner(job), lambda: noise, notes, bar)
+
+
+def _takes_any_network(engine: Engine) -> bool:
+    """Whether no other engine takes what this one does not: the loop, but for its layout of images."""
+    return isinstance(engine, Looped) and not engine.channels_last
 
 
 def _known(job: Job, notes: list[str]) -> Choice | None:
@@ -360,7 +366,7 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
-        if job.kind == "logits" and not bool(not_rounded(noise.source_before).all()):
+        if not bool(not_rounded(job.kind, noise.source_before).all()):
             fitting = max(1, higher.memory // higher.footprint.forward())
             before = higher.predict(bound.params, higher.examples(), fitting)
             finer = replace(finer, source_before=before.reshape(finer.source_before.shape))
@@ -396,9 +402,10 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
 
 
 def _merged(response: Response, better: Response, rows: Tensor) -> Response:
-    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds logits so
-    much that their probabilities change, all is in float64."""
-    if response.kind == "logits" and not bool(not_rounded(response.target_before).all()):
+    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds outputs so
+    much that their distribution changes, all is in float64."""
+    before = response.target_before, response.source_before
+    if not all(bool(not_rounded(response.kind, one).all()) for one in before):
         response = _in_full(response, better, rows)
     assert response.loss_gradient is not None
     assert better.loss_gradient is not None
@@ -455,7 +462,7 @@ def as_response(
         notes=(*notes, *noise.notes),
         source_labels=job.source_labels if job.minibatches else job.source_labels.flatten(0, 1),
         target_labels=job.target_labels,
-        loss=job.bound.problem.loss,
+        loss=job.bound.loss_function,
         output_shape=job.output_shape,
         exact=exact,
     )

@@ -19,6 +19,9 @@ OF_SOURCES = (
 )
 """The fields of a response that have a row for every source, besides `target_change`."""
 
+HALF = 0.5
+"""Up to this size the logarithm of a sum of probabilities is taken as log1p; beyond it, nothing cancels."""
+
 
 @dataclass(frozen=True)
 class Response:
@@ -186,17 +189,21 @@ def repeated(response: Response, n: int, m: int) -> Response:
 
 
 def softmax_change(z: Tensor, d: Tensor) -> Tensor:
-    """p · expm1(d − L) with p = softmax(z), subtracted only where d is large. What the likeliest class changes by is
-    taken off first, which changes nothing but that L is then small where the network is sure.
+    """p · expm1(d − L) with p = softmax(z) and L = log Σ p e^d. What the likeliest class moves by is taken off d first:
+    then L is small where the network stays sure, and log1p of a sum that has its digits.
     """
     d = d.expand_as(z + d)
-    p = z.softmax(-1)
-    d = d - d.gather(-1, p.argmax(-1, keepdim=True).expand(*d.shape[:-1], 1))
-    small = d.abs().amax(-1, keepdim=True) < 1
-    bounded = torch.where(small, d, torch.zeros_like(d))
-    log_mean = torch.log1p((p * torch.expm1(bounded)).sum(-1, keepdim=True))
-    exact = p * torch.expm1(bounded - log_mean)
-    return torch.where(small, exact, (z + d).softmax(-1) - p)
+    log_p = z.log_softmax(-1)
+    d = d - d.gather(-1, log_p.argmax(-1, keepdim=True).expand(*d.shape[:-1], 1))
+    far = (log_p + d).logsumexp(-1, keepdim=True)
+    near = torch.log1p(_grown(log_p, d).sum(-1, keepdim=True))
+    return _grown(log_p, d - torch.where(far.abs() < HALF, near, far))
+
+
+def _grown(log_p: Tensor, u: Tensor) -> Tensor:
+    """p · expm1(u), where e^u may be too large for a number and p too small for one."""
+    p = log_p.exp()
+    return torch.where(u < 1, p * torch.expm1(u.clamp_max(1)), torch.exp(log_p + u) - p)
 
 
 def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
@@ -206,15 +213,8 @@ def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
 
 
 def sigmoid_change(z: Tensor, d: Tensor) -> Tensor:
-    """sigmoid(z + d) − sigmoid(z) = sinh(d/2) / (2 cosh(z/2) cosh((z + d)/2)), subtracted only where d is large."""
-    d = d.expand_as(z + d)
-    small = d.abs() < 1
-    bounded = torch.where(small, d, torch.zeros_like(d))
-    exact = torch.sinh(bounded / 2) / 2 * _sech_half(z) * _sech_half(z + bounded)
-    return torch.where(small, exact, torch.sigmoid(z + d) - torch.sigmoid(z))
-
-
-def _sech_half(z: Tensor) -> Tensor:
-    """1 / cosh(z/2), without overflow."""
-    decay = torch.exp(-z.abs() / 2)
-    return 2 * decay / (1 + decay.square())
+    """sigmoid(z + d) − sigmoid(z) = ± sigmoid(h) · sigmoid(−l) · (1 − e^(l − h)), where h is the higher of z and z + d
+    and l the lower; the sign is that of d."""
+    after = z + d
+    high, low = torch.maximum(z, after), torch.minimum(z, after)
+    return -d.sign() * torch.sigmoid(high) * torch.sigmoid(-low) * torch.expm1(-d.abs())

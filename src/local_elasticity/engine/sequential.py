@@ -227,7 +227,7 @@ def _response(
     before = torch.stack([step.source_before for step in steps])
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
     at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
-    cancels = gradient_cancels(job.bound.problem.loss, job.source_labels)
+    cancels = gradient_cancels(job.bound.loss_function, job.source_labels)
     turned = turned_by_rounding(job, before, job.source_labels[recorded.to(job.source_labels.device)])
     dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
     return Response(
@@ -247,7 +247,7 @@ def _response(
         targets_are_sources=False,
         source_labels=job.source_labels[recorded.to(job.source_labels.device), 0],
         target_labels=job.target_labels,
-        loss=job.bound.problem.loss,
+        loss=job.bound.loss_function,
         output_shape=job.output_shape,
     )
 

@@ -306,8 +306,9 @@ _not_two_layers: ModelCache[bool] = ModelCache()
 def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured") -> None:
     """Compare a few pairs with the loop, in float64 where that is possible. Raise an UnsupportedModelError if they
     differ."""
-    decay = getattr(job.update, "weight_decay", 0.0)
-    what = (kind, job.kind_of_targets, job.batch, bool(decay))
+    decay, problem = getattr(job.update, "weight_decay", 0.0), job.bound.problem
+    loss = None if problem.loss_is_named else getattr(problem.loss, "__code__", type(problem.loss))
+    what = (kind, job.kind_of_targets, job.batch, bool(decay), loss)
     at_its_own = (*what, job.update.step_size)
     try:
         if not (_proved.get(job.bound, what) or _proved.get(job.bound, at_its_own)):

@@ -198,7 +198,8 @@ class SGD:
             are tried, at themselves and at four targets, of which one in ten may deviate by more; changes that
             rounding hides do not count. It is looked for between 1e-12 and 1, once for each measurement, and results
             say what was found. A ValueError says where there is none, as where gradients are not derivatives.
-        weight_decay: λ, zero or positive.
+        weight_decay: λ, zero or positive. Every parameter decays, also one that the source does not reach, such as an
+            expert that is not chosen. torch.optim skips those; use `FromOptimizer` for its step.
 
     Raises:
         ValueError: if a number is not positive and finite.
@@ -250,7 +251,7 @@ class Adam:
     Args:
         step_size: η, positive.
         eps: ε, positive.
-        weight_decay: λ, zero or positive.
+        weight_decay: λ, zero or positive; every parameter decays, as for `SGD`.
 
     >>> import local_elasticity as le
     >>> le.Adam(1e-4, weight_decay=1e-4).plain

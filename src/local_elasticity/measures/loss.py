@@ -16,7 +16,7 @@ from torch import Tensor
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import notes_on_the_limit
-from local_elasticity.engine.loss import IGNORED, NAMED, LossFunction, cross_entropy
+from local_elasticity.engine.loss import IGNORED, NAMED, LossFunction, cross_entropy, nll
 from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
@@ -137,7 +137,7 @@ def _check_labels(response: Response) -> None:
     """Labels that a measure does not need are kept as they are, so that they may not fit the loss."""
     loss, labels = _loss_and_labels(response)
     outputs = response.target_before.reshape(-1, *response.output_shape)[: len(labels)]
-    if loss is cross_entropy and not labels.is_floating_point():
+    if loss in (cross_entropy, nll) and not labels.is_floating_point():
         fits = labels.shape == (len(outputs), *outputs.shape[2:])
         known = labels[labels != IGNORED] if outputs.ndim > 2 else labels
         if not fits or bool(((known < 0) | (known >= outputs.shape[1])).any()):

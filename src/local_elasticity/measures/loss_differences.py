@@ -7,6 +7,7 @@ For the named losses nothing cancels:
 | `mse`           | mean of d (2 (f − y) + d)                                                                   |
 | `half_mse`      | Σ d ((f − y) + d/2)                                                                         |
 | `cross_entropy` | log1p(Σ_{k≠y} p_k expm1(d_k − d_y)); labels q that are probabilities: `_of_soft_labels`     |
+| `nll`           | −d_y, where f is not normalized by a log_softmax; else as `cross_entropy`                   |
 | `bce_logits`    | the same for the two logits (z, 0) and q = (y, 1 − y), mean over outputs                    |
 | `bce`           | mean of −y log1p(d/f) − (1 − y) log1p(−d/(1 − f))                                           |
 
@@ -21,7 +22,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.loss import IGNORED, LossFunction, bce, bce_logits, cross_entropy, gradient_of, half_mse
+from local_elasticity.engine.loss import (
+    IGNORED,
+    LossFunction,
+    bce,
+    bce_logits,
+    cross_entropy,
+    gradient_of,
+    half_mse,
+    nll,
+)
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.measures.loss_gradients import rounded
 from local_elasticity.measures.relative import expm1_minus
@@ -51,21 +61,27 @@ class NamedLosses:
 
     def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         found = self._change(before, d, labels)
-        return found, torch.zeros_like(found)
+        if self.loss is not bce:
+            return found, torch.zeros_like(found)
+        below = (1 - torch.finfo(before.dtype).eps) * before  # 1 − f has few digits where f is nearly 1
+        return found, (self._change(below, d, labels) - found).abs()
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        if self.loss is not cross_entropy or labels.is_floating_point():
+        if self.loss not in (cross_entropy, nll) or labels.is_floating_point():
             found = gradient_of(self.loss, outputs, labels)
             assert found is not None
             return found
         p, own, known = _by_place(outputs, labels)
         others = p.masked_fill(own, 0)
-        slope = torch.where(own, -others.sum(-1, keepdim=True), others) * _share(known, p)[..., None]
+        slope = torch.where(own, -others.sum(-1, keepdim=True), others) if self.loss is cross_entropy else -own.to(p)
+        slope = slope * _share(known, p)[..., None]
         return slope.movedim(-1, 1).reshape(outputs.shape)
 
     def _change(self, before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
         if self.loss is cross_entropy:
             return _of_soft_labels(before, d, labels) if labels.is_floating_point() else _of_classes(before, d, labels)
+        if self.loss is nll:
+            return _of_log_probabilities(before, d, labels)
         y = labels.reshape(before.shape).to(before.dtype)
         if self.loss is half_mse:
             return total(d * (before - y + d / 2))
@@ -146,6 +162,15 @@ def _of_classes(before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
     far = torch.logsumexp(_classes_last(before).log_softmax(-1) + u, -1)
     each = torch.where(summed.abs() < HALF, torch.log1p(summed), far)
     return (torch.where(known, each, 0) * _share(known, p)).sum(-1)
+
+
+def _of_log_probabilities(before: Tensor, d: Tensor, labels: Tensor) -> Tensor:
+    """−f_y: minus the change of the label's log-probability, the mean over places that have a class."""
+    moved = _classes_last(d)
+    if labels.is_floating_point():
+        return -(_classes_last(labels.to(d.dtype)) * moved).sum(-1).mean(-1)
+    p, own, known = _by_place(before, labels)
+    return -(moved.masked_fill(~own, 0).sum(-1) * _share(known, p)).sum(-1)
 
 
 def _of_soft_labels(before: Tensor, d: Tensor, labels: Tensor) -> Tensor:

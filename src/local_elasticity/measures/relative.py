@@ -9,6 +9,7 @@ numbers. `before` and
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -151,6 +152,11 @@ SMALL = 1 << 18
 """The size of a response up to which the effect of noise is computed for every row."""
 
 
+ROUNDED = 5e-3
+"""The share by which the rounding of a probability may change a divergence; there is one at the source and one at the
+target."""
+
+
 def relative(response: Response, change: Change = euclidean) -> Float[Tensor, "n m"]:
     """How far the target moved, compared with the source itself:
 
@@ -240,7 +246,22 @@ def resolved(response: Response) -> Bool[Tensor, "n m"]:
 def _scores(response: Response, change: Change) -> Scores:
     own, moved, floor = source_change(response, change), _target_change(response, change), noise_floor(response, change)
     clear = _resolved(response, change, own, moved, floor)
+    if change is kl and response.kind == "binary_probabilities":
+        clear &= _keeps_digits(response, own, moved)
     return Scores(torch.where(clear, moved / own[:, None], torch.nan), own, floor)
+
+
+def _keeps_digits(response: Response, own: Float[Tensor, " n"], moved: Float[Tensor, "n m"]) -> Bool[Tensor, "n m"]:
+    """Which pairs have the same divergences of probabilities f, but for `ROUNDED`, where those are a unit in the last
+    place smaller: 1 − f, which the divergence reads, has few digits where f is nearly 1."""
+    below = 1 - torch.finfo(response.source_before.dtype).eps
+    other = replace(
+        response, source_before=below * response.source_before, target_before=below * response.target_before
+    )
+    at_source = (source_change(other, kl) - own).abs() <= ROUNDED * own
+    return at_source[:, None] & (
+        (_target_change(other, kl) - moved).abs() <= ROUNDED * torch.maximum(own[:, None], moved)
+    )
 
 
 def _of_probabilities(response: Response) -> Scores:

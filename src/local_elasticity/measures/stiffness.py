@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from local_elasticity.engine.guard import untouched
@@ -15,7 +16,7 @@ from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.measures.loss_gradients import gradient_products
 from local_elasticity.measures.measure import Measure
-from local_elasticity.shapes import Float
+from local_elasticity.shapes import Bool, Float
 
 
 @untouched
@@ -39,7 +40,7 @@ def stiffness(
         progress: as for `respond`, in rows.
 
     Returns:
-        Cosines between −1 and 1, or signs, [n, m].
+        Cosines between −1 and 1, or signs, [n, m]; NaN where the square of a gradient's norm underflows or overflows.
 
     Raises:
         ValueError, TypeError: what is wrong with an argument; the message begins with its name.
@@ -63,8 +64,15 @@ def stiffness(
         found = gradient_products(
             bound, left, None if targets is None else right, size, memory=memory, progress=progress
         )
+    known = _has_digits(found.sources.gradient)[:, None] & _has_digits(found.targets.gradient)
     cosine = found.products / found.sources.gradient[:, None] / found.targets.gradient
-    return cosine if form == "cos" else cosine.sign()
+    return torch.where(known, cosine if form == "cos" else cosine.sign(), torch.nan)
+
+
+def _has_digits(norms: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Which norms have squares that are far from underflow, and finite."""
+    numbers = torch.finfo(norms.dtype)
+    return (norms.square() >= numbers.tiny / numbers.eps) & norms.isfinite()
 
 
 _GRADIENTS: dict[str, Any] = {

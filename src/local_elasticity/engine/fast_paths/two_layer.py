@@ -31,6 +31,7 @@ from local_elasticity.engine.guard import FunctionMode
 from local_elasticity.engine.inputs import take
 from local_elasticity.engine.jacobian import symmetric_product
 from local_elasticity.engine.job import Job, Runner
+from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.problem import Inputs, as_predictions
 from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.rows import Rows, own_change
@@ -210,7 +211,8 @@ class TwoLayerRunner(Runner):
         return Pass(x, Z, H, top, outputs)
 
     def _gradients(self, source: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 if rounding would matter."""
+        """∂ℓ/∂f [c, 1, k] and g = ∂ℓ/∂(V H + c) [c, k], from predictions in float64 if rounding would matter. It counts
+        as noise where a loss of the user's, such as one with weights in float32, does not take those."""
         loss_gradient, g = self._gradients_at(source.top, labels)
         if g.dtype == torch.float64 or g.device.type == "mps":
             return loss_gradient, g
@@ -220,7 +222,12 @@ class TwoLayerRunner(Runner):
         small = ~(rounding < RIGHT * g.norm(dim=1))
         rows = torch.nonzero(small if self.job.bound.problem.loss_is_named else torch.ones_like(small)).flatten()
         if len(rows):
-            precise = self._gradients_at(self._precise_top(source.x[rows]), labels[rows])
+            try:
+                precise = self._gradients_at(self._precise_top(source.x[rows]), labels[rows])
+            except Exception as error:  # any error of a loss that was written for one precision
+                if self.job.bound.problem.loss_is_named or not may_be_passed_over(error):
+                    raise
+                return loss_gradient, g
             loss_gradient, g = (
                 rough.index_copy(0, rows, part.to(g.dtype))
                 for rough, part in zip((loss_gradient, g), precise, strict=True)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from local_elasticity.engine import response
 from local_elasticity.engine.difference import IN_PLACE, Difference, Pair, aligned, base_of, delta_of, pending_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.supported import UnsupportedModelError
@@ -104,16 +105,8 @@ def tanh(x: Any) -> Pair:
 
 @on_gpu("tanh")
 def tanh_change(h: Tensor, d: Tensor) -> Tensor:
-    """sinh(d) / (cosh(h) cosh(h + d)), subtracted where d is large."""
-    small = d.clamp(-1, 1)
-    exact = torch.sinh(small) * _sech(h) * _sech(h + small)
-    return torch.where(d.abs() < 1, exact, torch.tanh(h + d) - torch.tanh(h))
-
-
-def _sech(x: Tensor) -> Tensor:
-    """1 / cosh(x), without overflow."""
-    decay = torch.exp(-x.abs())
-    return 2 * decay / (1 + decay.square())
+    """tanh(h + d) − tanh(h) = 2 (sigmoid(2h + 2d) − sigmoid(2h))."""
+    return 2 * response.sigmoid_change(2 * h, 2 * d)
 
 
 @rule(torch.sigmoid, Tensor.sigmoid, F.sigmoid)
@@ -124,8 +117,7 @@ def sigmoid(x: Any) -> Pair:
 
 @on_gpu("sigmoid")
 def sigmoid_change(h: Tensor, d: Tensor) -> Tensor:
-    """sigmoid(h + d) − sigmoid(h) = sinh(d/2) / (2 cosh(h/2) cosh((h + d)/2)) = ½ (tanh((h + d)/2) − tanh(h/2))."""
-    return tanh_change(h / 2, d / 2) / 2
+    return response.sigmoid_change(h, d)
 
 
 @rule(F.silu)
