@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from local_elasticity.engine.copying import without_finalizer
 from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.object_parts import without_finalizer
 from local_elasticity.engine.problem import as_real
 from local_elasticity.engine.replica import Params
 
