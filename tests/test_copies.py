@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import local_elasticity as le
-from tests.tolerances import SAME_IN_FLOAT32
+from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
 
@@ -533,3 +533,29 @@ def test_layers_in_namespaces_are_measured_by_all_engines(hold, engine):
             return self.body(x) + layer(x)
 
     torch.testing.assert_close(measured(Beside(), engine), measured(Beside()), **CLOSE)
+
+
+class Guarded(torch.optim.SGD):
+    """An optimizer with what `copy.deepcopy` does not copy."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.lock, self.steps = threading.Lock(), SimpleNamespace(n=0)
+        self.scale = torch.ones((), requires_grad=True) * 0.5
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with self.lock:
+            self.steps.n += 1
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad * self.scale, alpha=-0.1)
+
+
+def test_optimizers_with_locks_and_graphs_are_copied():
+    net = nn.Linear(4, 3).double()
+    optimizer = Guarded(net.parameters())
+    problem, sources = le.Problem.of(net, "cross_entropy"), (X.double(), Y)
+    found = le.respond(problem, sources, update=le.FromOptimizer(optimizer), engine="looped").target_change
+    expected = le.respond(problem, sources, update=le.SGD(0.05), engine="looped").target_change
+    torch.testing.assert_close(found, expected, rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
+    assert optimizer.steps.n == 0
