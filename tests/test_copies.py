@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import functools
+import math
 import queue
 import signal
 import threading
@@ -452,6 +453,20 @@ def test_what_a_signal_handler_raises_while_objects_are_copied_ends_the_call(one
     with pytest.raises(Told, match="^told$"):
         measured(net)
     assert net.held.n == 0
+
+
+@pytest.mark.usefixtures("told")
+def test_what_a_signal_handler_raises_ends_the_search_for_a_step_size(monkeypatch):
+    place = "local_elasticity.measurement.Measurement.with_step_size"
+
+    def ringing(self):
+        if math.isnan(self.update.step_size):  # "auto"
+            signal.raise_signal(signal.SIGUSR1)
+        return self
+
+    monkeypatch.setattr(place, ringing)
+    with pytest.raises(Told, match="^told$"):
+        le.check_step(nn.Linear(4, 3), (X, Y), loss="cross_entropy", update=le.SGD(0.1))
 
 
 class Turned(nn.Module):
