@@ -6,6 +6,7 @@ import functools
 import math
 import queue
 import signal
+import sys
 import threading
 import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
@@ -452,6 +453,48 @@ def test_what_a_signal_handler_raises_while_objects_are_copied_ends_the_call(one
     net = Net(lambda net: one, lambda held: held.up())
     with pytest.raises(Told, match="^told$"):
         measured(net)
+    assert net.held.n == 0
+
+
+class Rings(Count):
+    """An object with an attribute that a signal interrupts, whose handler raises what an empty slot raises."""
+
+    __slots__ = ("empty",)
+
+
+LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "_tried")
+
+
+@pytest.mark.parametrize("what", [AttributeError, ValueError, TypeError, ReferenceError])
+def test_what_a_signal_handler_raises_is_no_missing_part(what):
+    """While an object's parts are looked at, where such errors are expected."""
+    told = type("Told", (what,), {})
+
+    def stop(number, frame):
+        raise told("told")
+
+    def trace(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        if code.co_name not in LOOKING or not code.co_filename.endswith(("object_parts.py", "copier.py")):
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    net = Net(lambda net: Rings(), lambda held: held.up())
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        for moment in range(12):
+            left = moment
+            sys.settrace(trace)
+            with pytest.raises(told, match="^told$"):
+                measured(net)
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, before)
     assert net.held.n == 0
 
 

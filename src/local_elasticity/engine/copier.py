@@ -272,7 +272,8 @@ class Copier:
         copies = [self.of(part) for part in base.__iter__(value)]
         try:
             made = base.__new__(kind, copies)
-        except TypeError:  # what torch and Python make themselves, such as the result of max
+        except TypeError as error:  # what torch and Python make themselves, such as the result of max
+            raise_interruption(error)
             made = self._rebuilt(value, kind)
             return value if made is NOTHING else made
         if kind is not base:
@@ -387,7 +388,8 @@ class Copier:
         """An empty object with the attributes and slots of this one."""
         try:
             made = self._copies[id(value)] = base.__new__(kind)
-        except TypeError:  # files, threads: what Python itself makes
+        except TypeError as error:  # files: what Python itself makes
+            raise_interruption(error)
             return NOTHING
         self._fill(made, value)
         return made

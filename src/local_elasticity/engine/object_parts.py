@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import types
+from array import array
 from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.guard import raise_interruption
+
 ATOMS: frozenset[type] = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type, range, object}
-    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, types.ModuleType}
+    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+    | {types.ModuleType, types.CodeType, types.GeneratorType, memoryview}
+    | {type(threading.Lock()), type(threading.RLock())}
 )
-"""Classes whose objects are never written to."""
+"""Classes whose objects are never written to, or have no copy."""
+
+_IN_MEMORY = (bytearray, array, ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 
 NOTHING = object()
 
@@ -23,12 +31,10 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 def attributes_of(value: Any) -> Any:
     """The `__dict__` of an object; None if it has none."""
-    if issubclass(type(value), threading.local):  # a dict for each thread
+    kind = type(value)
+    if issubclass(kind, threading.local):  # a dict for each thread
         return value.__dict__
-    try:
-        return object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
+    return object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else None
 
 
 def members(kind: type) -> list[types.MemberDescriptorType]:
@@ -41,7 +47,8 @@ def slot(value: Any, member: types.MemberDescriptorType) -> Any:
     """What an object holds in a slot; `NOTHING` if the slot is empty."""
     try:
         return member.__get__(value, type(value))
-    except AttributeError:
+    except AttributeError as error:
+        raise_interruption(error)
         return NOTHING
 
 
@@ -49,7 +56,8 @@ def proxied(proxy: Any) -> Any:
     """What a weak proxy stands for; `NOTHING` if that is gone."""
     try:
         return proxy.__dir__.__self__
-    except ReferenceError:
+    except ReferenceError as error:
+        raise_interruption(error)
         return NOTHING
 
 
@@ -57,7 +65,8 @@ def cell_contents(cell: types.CellType) -> Any:
     """What a closure's cell holds; `NOTHING` where its name is not bound yet."""
     try:
         return cell.cell_contents
-    except ValueError:
+    except ValueError as error:
+        raise_interruption(error)
         return NOTHING
 
 
@@ -72,11 +81,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 def has_memory(value: Any) -> bool:
     """Whether an object is numbers in memory, such as a bytearray."""
-    try:
-        memoryview(value)
-    except (TypeError, ValueError, BufferError):
-        return False
-    return True
+    return issubclass(type(value), _IN_MEMORY)
 
 
 def parts(value: Any, most: float) -> list[Any]:
