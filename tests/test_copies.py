@@ -126,6 +126,7 @@ class Deep(Count):
     def __init__(self):
         super().__init__()
         self.last = torch.ones(2, requires_grad=True) * 2
+        self.gone = weakref.proxy(Count())
 
     def __deepcopy__(self, memo):
         made = Deep()

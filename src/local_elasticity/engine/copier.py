@@ -422,7 +422,7 @@ class Copier:
 
     def _deep_copy(self, value: Any) -> Any:
         """A copy by the object's own `__deepcopy__`, to which the copies of its tensors and modules are known."""
-        inside = [part for part in parts(value, self._most_parts) if isinstance(part, (Tensor, nn.Module))]
+        inside = [part for part in parts(value, self._most_parts) if issubclass(type(part), (Tensor, nn.Module))]
         copies = {id(part): self.of(part) for part in inside}
         known = {place: made for place, made in self._copies.items() if place != id(value)}
         made = _tried(copy.deepcopy, value, {**known, **copies})
