@@ -9,7 +9,7 @@ import types
 import warnings
 from collections import UserDict, namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -808,6 +808,17 @@ class Slotted:
     calls: int = 0
 
 
+@dataclass(slots=True)
+class Guarded:
+    calls: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+
+def with_graph():
+    """A namespace with an activation, which `copy.deepcopy` does not copy."""
+    return types.SimpleNamespace(calls=0, last=torch.ones(2, requires_grad=True) * 2)
+
+
 class AttributeDict(dict):
     def __init__(self, **entries):
         super().__init__(entries)
@@ -820,7 +831,9 @@ def count_up(held):
 
 HELD = {
     "a namespace": (lambda: types.SimpleNamespace(calls=0), count_up),
+    "a namespace with an activation": (with_graph, count_up),
     "an object with slots": (Slotted, count_up),
+    "an object with slots and a lock": (Guarded, count_up),
     "a user's dict": (lambda: UserDict(calls=0), lambda held: held.update(calls=held["calls"] + 1)),
     "a dict of attributes": (lambda: AttributeDict(log=[]), lambda held: held.log.append(1)),
     "an array": (lambda: np.zeros(3), lambda held: held.__iadd__(1)),
@@ -829,6 +842,43 @@ HELD = {
 }
 for held, (make_held, write_held) in HELD.items():
     kind(f"writes to {held}", lambda make_held=make_held, write_held=write_held: OnObject(make_held(), write_held))
+
+
+class Divides(nn.Module):
+    """Its outputs are divided by how often it was called, which it counts outside of torch."""
+
+    def __init__(self, state, count):
+        super().__init__()
+        self.net, self.state, self.count = between(nn.Tanh)(), state, count
+
+    def forward(self, x):
+        self.count(self.state)
+        return self.net(x) / float(self.state.calls if hasattr(self.state, "calls") else self.state[0])
+
+
+kind("divides by a count in a namespace", lambda: Divides(types.SimpleNamespace(calls=0), count_up))
+kind("divides by a count in an array", lambda: Divides(np.zeros(1), lambda held: held.__iadd__(1)))
+
+
+@kind("a conjugate that is no buffer", dtype=None, inputs=lambda: torch.randn(N, 4).double())
+class Conjugated(Complex):
+    def __init__(self):
+        super().__init__()
+        self.turn = torch.randn(3, dtype=torch.complex128).conj()
+
+    def forward(self, x):
+        return self.head(torch.tanh(((x.to(torch.complex128) @ self.w) * self.turn).real))
+
+
+@kind("a view of a weight in a namespace", refused="model: its forward pass")
+class Viewed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 2).double()
+        self.held = types.SimpleNamespace(flat=self.a.weight.detach().view(-1))
+
+    def forward(self, x):
+        return self.a(x) + x @ self.held.flat.view(2, 4).T
 
 
 @kind("rebinds a buffer and reads it")

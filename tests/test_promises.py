@@ -125,7 +125,8 @@ def _described(value, depth=6):
         return value.getstate()
     if isinstance(value, torch.optim.Optimizer):
         return _described(value.param_groups, depth), [_described(one, depth) for one in value.state.values()]
-    return [id(value), _described(vars(value), depth - 1)] if hasattr(value, "__dict__") else id(value)
+    slots = [_described(getattr(value, name), depth - 1) for name in getattr(type(value), "__slots__", ())]
+    return [id(value), _described(vars(value), depth - 1) if hasattr(value, "__dict__") else None, slots]
 
 
 def _of_tensor(tensor):

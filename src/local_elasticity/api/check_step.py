@@ -13,7 +13,7 @@ from torch import nn
 from local_elasticity.api.printed import Printed
 from local_elasticity.checks import check_count, check_share
 from local_elasticity.engine.causes import ROUNDING, cause_of_rest
-from local_elasticity.engine.guard import untouched
+from local_elasticity.engine.guard import raise_interruption, untouched
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.linearized import Linearized
 from local_elasticity.engine.loss import LossFunction
@@ -254,7 +254,8 @@ def _recommended(asked: Measurement, update: SGD) -> float | None:
     """The step size that `SGD("auto")` takes; None if it finds none."""
     try:
         return replace(asked, update=SGD("auto", update.weight_decay)).with_step_size().update.step_size
-    except ValueError:
+    except ValueError as error:
+        raise_interruption(error)
         return None
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from local_elasticity.engine.copying import cell_contents
 from local_elasticity.engine.guard import Access, random_states
+from local_elasticity.engine.object_parts import cell_contents
 
 T = TypeVar("T")
 

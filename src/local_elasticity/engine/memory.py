@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.guard import FunctionMode, interruption, raise_interruption
 from local_elasticity.engine.inputs import count
+from local_elasticity.engine.object_parts import storage_of
 from local_elasticity.engine.problem import BoundProblem, Inputs
-from local_elasticity.engine.replica import flatten_tree, storage_of
+from local_elasticity.engine.replica import flatten_tree
 
 UNLIMITED = 1 << 62
 """Bytes where nothing limits them."""

@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from local_elasticity.engine.object_parts import proxied
+
 if TYPE_CHECKING:
     from local_elasticity.engine.problem import BoundProblem
 
@@ -88,10 +90,12 @@ def stand_in(value: Any, depth: int = 4) -> Hashable:
     >>> stand_in([1, "a"]) == stand_in([1, "a"]), stand_in([1]) == stand_in([True])
     (True, False)
     """
+    if type(value) in weakref.ProxyTypes:
+        return type(value), stand_in(proxied(value), depth)
     if isinstance(value, _VALUES):
         return type(value), value
     if isinstance(value, Tensor):
-        return Tensor, tuple(value.shape), value.dtype
+        return Tensor, () if value.is_nested else tuple(value.shape), value.dtype
     if isinstance(value, (list, tuple, dict)):
         parts = list(value.items()) if isinstance(value, dict) else list(value)
         inside = parts if depth and len(parts) <= MOST_ENTRIES else []

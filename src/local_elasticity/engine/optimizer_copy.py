@@ -7,7 +7,7 @@ its weight is rounded to a few units in the last place. In float64 the rounding 
 
 from __future__ import annotations
 
-import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from local_elasticity.engine.copying import without_finalizer
+from local_elasticity.engine.copier import Copier
 from local_elasticity.engine.guard import interruption
+from local_elasticity.engine.object_parts import without_finalizer
 from local_elasticity.engine.problem import as_real
 from local_elasticity.engine.replica import Params
 
@@ -125,17 +126,17 @@ def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 
 
 def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer of its own with parameters of its own; `copy.deepcopy` loses what a class adds to its instances."""
+    """An optimizer of its own with parameters of its own."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    memo = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
-    for p in held:
-        memo[id(p)].__dict__.update(vars(p))
+    copies = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
     made: torch.optim.Optimizer = object.__new__(without_finalizer(type(optimizer)))
+    copier = Copier(known={**copies, id(optimizer): made}, most_parts=math.inf)
+    for p in held:
+        vars(copies[id(p)]).update({key: copier.of(value) for key, value in vars(p).items()})
     for key, value in vars(optimizer).items():
-        if key == "state":
-            made.state = defaultdict(dict, {memo[id(p)]: copy.deepcopy(of, memo) for p, of in value.items()})
-        elif key != "step":  # a scheduler's wrapper, which would step the user's
-            setattr(made, key, copy.deepcopy(value, memo))
+        if key != "step":  # a scheduler's wrapper, which would step the user's
+            vars(made)[key] = copier.of(value)
+    made.state = defaultdict(dict, made.state)
     for group in made.param_groups:
         _keep_precision(made, group)
     return made

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from local_elasticity.engine.copying import unwrapped
 from local_elasticity.engine.guard import interruption, isolated, notes_on_autocast
 from local_elasticity.engine.half_stored import HalfStored, keeps_half
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, nll, resolve_loss
 from local_elasticity.engine.model_cache import stand_in, traits
+from local_elasticity.engine.object_parts import unwrapped
 from local_elasticity.engine.replica import Params, Reads, Replica
 from local_elasticity.engine.supported import only_device, refuse_random, refuse_unsupported
 from local_elasticity.shapes import Float

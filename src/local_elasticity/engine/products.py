@@ -22,7 +22,7 @@ from torch import Tensor
 
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.half_stored import HalfStored
-from local_elasticity.engine.replica import storage_of
+from local_elasticity.engine.object_parts import storage_of
 from local_elasticity.engine.uses import each_axis, patches
 
 SPLIT_ROUNDING = 2e-5

@@ -6,7 +6,6 @@ it ends. Weights are shared with the model; a pass that writes weights, inputs o
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.copying import StructuralCopy
 from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.half_stored import HalfStored, cast
+from local_elasticity.engine.object_parts import storage_of
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -34,8 +34,6 @@ OUT_OF_REACH = (
 
 READING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero}
 """Operations that give Python a value, by which a forward pass may branch."""
-
-COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
@@ -222,15 +220,6 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """The storage of its values; for a sparse tensor, that of its nonzero values."""
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
-    elif tensor.layout in COMPRESSED:
-        tensor = tensor.values()
-    return tensor.untyped_storage()
-
-
 def _storage(tensor: Tensor) -> int:
     return int(storage_of(tensor)._cdata)
 
@@ -238,7 +227,11 @@ def _storage(tensor: Tensor) -> int:
 def _same(before: list[list[Any]], after: list[list[Any]]) -> bool:
     """Whether containers hold the very same things."""
     pairs = zip(before, after, strict=True)
-    return all(len(one) == len(other) and all(map(operator.is_, one, other)) for one, other in pairs)
+    return all(len(one) == len(other) and all(map(_is_same, one, other)) for one, other in pairs)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) is int and one == other)
 
 
 class Reads(FunctionMode):

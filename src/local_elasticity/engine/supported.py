@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from local_elasticity.engine.copying import unwrapped
+from local_elasticity.engine.object_parts import unwrapped
 
 
 def first_line(error: BaseException) -> str:

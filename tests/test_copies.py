@@ -1,0 +1,620 @@
+"""What models, losses and optimizers hold is copied part by part, so that a measurement writes to none of it."""
+
+import copy
+import ctypes
+import functools
+import math
+import queue
+import signal
+import sys
+import threading
+import weakref
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import local_elasticity as le
+from tests.tolerances import SAME_IN_FLOAT32, SAME_IN_FLOAT64
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # the checks of annotations draw random numbers
+
+CLOSE = {"rtol": SAME_IN_FLOAT32, "atol": SAME_IN_FLOAT32}
+
+X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+
+
+def measured(model, engine="looped", output=None, update=None):
+    problem = le.Problem.of(model, "cross_entropy", output=output)
+    return le.respond(problem, (X, Y), update=update or le.SGD(0.1), engine=engine).target_change
+
+
+class Net(nn.Linear):
+    """Holds something, and uses it in its forward pass; `made` counts its calls."""
+
+    def __init__(self, hold, use):
+        torch.manual_seed(0)
+        super().__init__(4, 3)
+        self.use, self.made_so_far = use, 0
+        self.held = hold(self)
+
+    def made(self, *args):
+        self.made_so_far += 1
+        return self.made_so_far
+
+    def forward(self, x):
+        self.use(self.held)
+        return super().forward(x)
+
+
+class Count:
+    def __init__(self):
+        self.n = 0
+
+    def up(self):
+        self.n += 1
+
+
+@dataclass(slots=True)
+class Slotted:
+    """Not copied by `copy.deepcopy`: a lock, and an activation that is part of a graph."""
+
+    n: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+    last: Any = field(default_factory=lambda: torch.ones(2, requires_grad=True) * 2)
+
+    def up(self):
+        self.n += 1
+
+
+class Loud:
+    """Containers that log what is written to them."""
+
+    def log(self, what):
+        self.seen.append(what)
+
+
+class Table(Loud, dict):
+    def __setitem__(self, key, value):
+        self.log(key)
+        super().__setitem__(key, value)
+
+
+class Row(Loud, list):
+    def append(self, value):
+        self.log(value)
+        super().append(value)
+
+    def extend(self, values):
+        self.log(values)
+        super().extend(values)
+
+
+class Turns(Loud, deque):
+    def append(self, value):
+        self.log(value)
+        super().append(value)
+
+
+class Values(weakref.WeakValueDictionary):
+    """A weak dict of a class of its own."""
+
+
+class Members(weakref.WeakSet):
+    """A weak set of a class of its own."""
+
+
+class Pair(namedtuple("Pair", ["a"])):
+    """A named tuple with attributes."""
+
+
+class Rebuilt(Count):
+    """Copied by its own `__reduce__`."""
+
+    def __reduce__(self):
+        return Rebuilt, (), {"n": self.n}
+
+
+class Deep(Count):
+    """Copied by its own `__deepcopy__`, which cannot copy the activation that it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.ones(2, requires_grad=True) * 2
+        self.gone = weakref.proxy(Count())
+
+    def __deepcopy__(self, memo):
+        made = Deep()
+        made.n, made.last = self.n, copy.deepcopy(self.last, memo)
+        return made
+
+
+class Refusing(Count):
+    """An object that says that it cannot be copied."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("not to be pickled")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not to be copied")
+
+
+class InC(ctypes.Structure):
+    _fields_ = (("n", ctypes.c_int),)
+
+
+def with_attribute(value, **attributes):
+    vars(value).update(attributes)
+    return value
+
+
+def beside(**others):
+    """A counter that also holds something that has no copy."""
+    return lambda net: with_attribute(Count(), **others)
+
+
+def kept(net, holder, one):
+    """A holder that refers to something weakly, which the net keeps."""
+    net.kept = one
+    return holder(one)
+
+
+def local(net):
+    return with_attribute(threading.local(), n=0)
+
+
+def add(held):
+    held.n += 1
+
+
+def objects(net):
+    made = np.empty(2, object)
+    made[0], made[1] = net.weight, Count()
+    return made
+
+
+HELD = {
+    "a namespace with an activation": (
+        lambda net: SimpleNamespace(n=0, last=net.weight * 2),
+        add,
+        lambda net: (net.held.n, id(net.held.last)),
+    ),
+    "a namespace with a lock": (lambda net: SimpleNamespace(n=0, lock=threading.Lock()), add, lambda net: net.held.n),
+    "slots": (lambda net: Slotted(), Slotted.up, lambda net: net.held.n),
+    "a queue": (lambda net: queue.Queue(), lambda held: held.put(1), lambda net: net.held.qsize()),
+    "a user's dict": (
+        lambda net: UserDict(last=net.weight * 2),
+        lambda held: held.update(n=1),
+        lambda net: list(net.held),
+    ),
+    "a simple queue beside": (beside(other=queue.SimpleQueue()), Count.up, lambda net: net.held.n),
+    "a view of memory beside": (beside(other=memoryview(bytearray(2))), Count.up, lambda net: net.held.n),
+    "a thread's own": (local, add, lambda net: net.held.n),
+    "a structure of C": (lambda net: InC(), add, lambda net: net.held.n),
+    "a rebuilt object": (lambda net: Rebuilt(), Count.up, lambda net: net.held.n),
+    "a deep copy": (lambda net: Deep(), Count.up, lambda net: net.held.n),
+    "an object without copies": (lambda net: Refusing(), Count.up, lambda net: net.held.n),
+    "a cached method": (
+        lambda net: functools.lru_cache(4)(net.made),
+        lambda held: held(1),
+        lambda net: (net.made_so_far, net.held.cache_info().currsize),
+    ),
+    "a default that is made": (
+        lambda net: defaultdict(functools.partial(net.made, 0)),
+        lambda held: held["a"],
+        lambda net: (net.made_so_far, len(net.held)),
+    ),
+    "what max returns": (
+        lambda net: torch.ones(3, 4).max(0),
+        lambda held: held.values.mul_(2),
+        lambda net: net.held.values.tolist(),
+    ),
+    "a loud dict": (
+        lambda net: with_attribute(Table(a=1), seen=[]),
+        lambda held: held.update(b=2),
+        lambda net: (dict(net.held), vars(net.held)),
+    ),
+    "a loud list": (
+        lambda net: with_attribute(Row([1]), seen=[]),
+        lambda held: held.append(2),
+        lambda net: (list(net.held), vars(net.held)),
+    ),
+    "a loud deque": (
+        lambda net: with_attribute(Turns([1], 3), seen=[]),
+        lambda held: held.append(2),
+        lambda net: (list(net.held), vars(net.held)),
+    ),
+    "an ordered dict": (
+        lambda net: OrderedDict(a=[]),
+        lambda held: held["a"].append(1),
+        lambda net: dict(net.held),
+    ),
+    "a weak dict": (
+        lambda net: kept(net, lambda one: Values(a=one), Count()),
+        lambda held: held["a"].up(),
+        lambda net: net.kept.n,
+    ),
+    "a weak set": (
+        lambda net: kept(net, lambda one: Members([one]), Count()),
+        lambda held: next(iter(held)).up(),
+        lambda net: net.kept.n,
+    ),
+    "a large mapping": (
+        lambda net: MappingProxyType({**{i: [i] for i in range(300)}, "a": Count()}),
+        lambda held: held["a"].up(),
+        lambda net: net.held["a"].n,
+    ),
+    "a saved method": (
+        lambda net: kept(net, lambda one: one.append, []),
+        lambda held: held(1),
+        lambda net: net.kept,
+    ),
+    "a tuple's attribute": (
+        lambda net: with_attribute(Pair(1), seen=[]),
+        lambda held: held.seen.append(1),
+        lambda net: net.held.seen,
+    ),
+    "a tensor's attribute": (
+        lambda net: with_attribute(torch.ones(2), seen=[]),
+        lambda held: held.seen.append(1),
+        lambda net: net.held.seen,
+    ),
+    "an array of objects": (objects, lambda held: (held[0] + 1, held[1].up()), lambda net: net.held[1].n),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_model_holds_does_not_change(name):
+    hold, use, read = HELD[name]
+    net = Net(hold, use)
+    before = copy.deepcopy(read(net))
+    found = measured(net)
+    assert read(net) == before
+    assert torch.equal(found, measured(Net(lambda net: None, lambda held: None)))
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "jagged", "nested"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+def test_tensors_of_other_layouts_do_not_change(layout):
+    def hold(net):
+        if layout.startswith("to"):
+            return getattr(torch.eye(4), layout)()
+        options = {"layout": torch.jagged} if layout == "jagged" else {}
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **options)
+
+    net = Net(hold, lambda held: held.mul_(0.5))
+    measured(net)
+    parts = net.held.unbind() if net.held.is_nested else [net.held.to_dense()]
+    assert all(part.max() == 1 for part in parts)
+
+
+def hooked(state):
+    """A net whose hook writes to a state."""
+    net = Net(lambda net: None, lambda held: None)
+
+    def note(module, given, out):
+        state.n += 1
+        state.last = out
+
+    net.register_forward_hook(note)
+    return net
+
+
+@pytest.mark.parametrize("make", [Slotted, lambda: SimpleNamespace(n=0, last=torch.ones(2, requires_grad=True) * 2)])
+def test_what_hooks_and_outputs_write_does_not_change(make):
+    state = make()
+    last = state.last
+    measured(hooked(state))
+    net = Net(lambda net: None, lambda held: None)
+
+    def read(out):
+        state.n += 1
+        state.last = out
+        return out
+
+    measured(net, output=read)
+    assert state.n == 0
+    assert state.last is last
+
+
+def test_a_method_that_is_a_hook_writes_to_a_copy():
+    class Store:
+        __slots__ = ("seen",)
+
+        def __init__(self):
+            self.seen = [torch.ones(2, requires_grad=True) * 2]
+
+        def note(self, module, given, out):
+            self.seen.append(out)
+
+    store, net = Store(), Net(lambda net: None, lambda held: None)
+    net.register_forward_hook(store.note)
+    measured(net)
+    assert len(store.seen) == 1
+
+
+def test_what_functions_and_weights_carry_does_not_change():
+    net = Net(lambda net: None, lambda held: None)
+    old = net.forward
+
+    def forward(x):
+        forward.log.append(1)
+        return old(x)
+
+    forward.log = []
+    net.forward = forward
+    net.weight.seen = {"x": []}
+    net.register_forward_hook(lambda module, given, out: module.weight.seen["x"].append(1))
+    net.register_buffer("scale", with_attribute(torch.ones(1), seen=[]))
+    net.register_forward_hook(lambda module, given, out: module.scale.seen.append(1))
+    measured(net)
+    assert (forward.log, net.weight.seen, net.scale.seen) == ([], {"x": []}, [])
+
+
+class Stateful(nn.Module):
+    """Its outputs are divided by how often it was called."""
+
+    def __init__(self, state, count):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.state, self.count = nn.Linear(4, 3), state, count
+
+    def forward(self, x):
+        return self.body(x) / self.count(self.state)
+
+
+def counted(state):
+    state.n += 1
+    return state.n
+
+
+def counted_in(state):
+    state += 1
+    return int(state[0])
+
+
+STATES = {
+    "a namespace": (lambda: SimpleNamespace(n=0), counted),
+    "slots": (Slotted, counted),
+    "an object": (Count, counted),
+    "a rebuilt object": (Rebuilt, counted),
+    "an array": (lambda: np.zeros(2), counted_in),
+    "a structure of C": (InC, counted),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_that_outputs_read_are_measured_as_they_are(name):
+    """Each forward pass of a measurement starts from the state at that moment."""
+    make, count = STATES[name]
+    for calls in (0, 60):
+        net = Stateful(make(), count)
+        for _ in range(calls):
+            count(net.state)
+        expected = Stateful(Count(), lambda state, calls=calls: calls + 1)
+        assert torch.equal(measured(net, "auto"), measured(expected, "auto"))
+        assert count(net.state) == calls + 1
+
+
+def test_a_watched_run_is_the_run():
+    def trained(watched):
+        torch.manual_seed(0)
+        net = Stateful(SimpleNamespace(n=0, last=None), counted)
+        net.register_forward_hook(lambda module, given, out: setattr(module.state, "last", out))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(X)
+        monitor = le.Monitor(net, (X, Y), loss="cross_entropy", every=5, budget=None) if watched else None
+        for step in range(30):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(X), Y).backward()
+            optimizer.step()
+            if monitor is not None:
+                monitor.step(step)
+        return net.body.weight.detach(), net.state.n
+
+    alone, watched = trained(False), trained(True)
+    assert torch.equal(alone[0], watched[0])
+    assert alone[1] == watched[1]
+
+
+class Told(ValueError):  # noqa: N818
+    """What a signal handler of the user's raises."""
+
+
+@pytest.fixture
+def told():
+    def stop(number, frame):
+        raise Told("told")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def ringing(method, again):
+    """An object during whose copying a signal arrives."""
+
+    def copied(self, *args):
+        signal.raise_signal(signal.SIGUSR1)
+        return again(self)
+
+    return type("Ringing", (Count,), {method: copied})()
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    "one", [ringing("__reduce__", lambda one: (Count, ())), ringing("__deepcopy__", lambda one: Count())]
+)
+def test_what_a_signal_handler_raises_while_objects_are_copied_ends_the_call(one):
+    net = Net(lambda net: one, lambda held: held.up())
+    with pytest.raises(Told, match="^told$"):
+        measured(net)
+    assert net.held.n == 0
+
+
+class Rings(Count):
+    """An object with an attribute that a signal interrupts, whose handler raises what an empty slot raises."""
+
+    __slots__ = ("empty",)
+
+
+LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "_tried")
+
+
+@pytest.mark.parametrize("what", [AttributeError, ValueError, TypeError, ReferenceError])
+def test_what_a_signal_handler_raises_is_no_missing_part(what):
+    """While an object's parts are looked at, where such errors are expected."""
+    told = type("Told", (what,), {})
+
+    def stop(number, frame):
+        raise told("told")
+
+    def trace(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        if code.co_name not in LOOKING or not code.co_filename.endswith(("object_parts.py", "copier.py")):
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    net = Net(lambda net: Rings(), lambda held: held.up())
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        for moment in range(12):
+            left = moment
+            sys.settrace(trace)
+            with pytest.raises(told, match="^told$"):
+                measured(net)
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, before)
+    assert net.held.n == 0
+
+
+@pytest.mark.usefixtures("told")
+def test_what_a_signal_handler_raises_ends_the_search_for_a_step_size(monkeypatch):
+    place = "local_elasticity.measurement.Measurement.with_step_size"
+
+    def ringing(self):
+        if math.isnan(self.update.step_size):  # "auto"
+            signal.raise_signal(signal.SIGUSR1)
+        return self
+
+    monkeypatch.setattr(place, ringing)
+    with pytest.raises(Told, match="^told$"):
+        le.check_step(nn.Linear(4, 3), (X, Y), loss="cross_entropy", update=le.SGD(0.1))
+
+
+class Turned(nn.Module):
+    """Reads a complex matrix whose values torch keeps as the conjugate or the negative of what is in memory."""
+
+    def __init__(self, turn, buffer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(4, 3)
+        turned = turn(torch.randn(4, 4, dtype=torch.complex64))
+        if buffer:
+            self.register_buffer("turned", turned)
+        else:
+            self.turned = turned
+
+    def forward(self, x):
+        return self.head(torch.view_as_real(x.to(self.turned.dtype) @ self.turned).sum(-1))
+
+
+class Negative(Turned):
+    def forward(self, x):
+        return self.head(x @ self.turned)
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn"), [(Turned, lambda w: w.conj()), (Negative, lambda w: w.conj().imag)], ids=["conj", "neg"]
+)
+def test_conjugates_and_negatives_are_read_as_they_are(kind, turn):
+    expected = measured(kind(turn, buffer=True))
+    torch.testing.assert_close(measured(kind(turn, buffer=False)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("hold", [dict, SimpleNamespace, lambda flat: Slotted(last=flat), lambda flat: Deeper(flat)])
+def test_a_view_of_a_weight_is_refused_wherever_it_is_held(hold):
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 3)
+            self.held = hold(flat=self.body.weight.detach().view(-1))
+
+        def forward(self, x):
+            held = self.held
+            flat = held["flat"] if isinstance(held, dict) else getattr(held, "flat", getattr(held, "last", None))
+            return self.body(x) + x @ flat.view(3, 4).T
+
+    with pytest.raises(ValueError, match="model: its forward pass, or output=, reads body.weight from"):
+        measured(Viewing())
+
+
+class Deeper:
+    """Copied by its own `__deepcopy__`."""
+
+    def __init__(self, flat):
+        self.flat = flat
+
+    def __deepcopy__(self, memo):
+        return Deeper(copy.deepcopy(self.flat, memo))
+
+
+def test_a_dead_proxy_is_left_alone():
+    net = nn.Linear(4, 3)
+    one = Count()
+    net.held = weakref.proxy(one)
+    del one
+    assert measured(net, "auto").isfinite().all()
+
+
+@pytest.mark.parametrize("engine", ["auto", "structured", "vmapped"])
+@pytest.mark.parametrize("hold", [lambda layer: SimpleNamespace(layer=layer), lambda layer: Slotted(last=layer)])
+def test_layers_in_namespaces_are_measured_by_all_engines(hold, engine):
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.held = nn.Linear(4, 3), hold(nn.Linear(4, 3))
+
+        def forward(self, x):
+            layer = self.held.layer if isinstance(self.held, SimpleNamespace) else self.held.last
+            return self.body(x) + layer(x)
+
+    torch.testing.assert_close(measured(Beside(), engine), measured(Beside()), **CLOSE)
+
+
+class Guarded(torch.optim.SGD):
+    """An optimizer with what `copy.deepcopy` does not copy."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.lock, self.steps = threading.Lock(), SimpleNamespace(n=0)
+        self.scale = torch.ones((), requires_grad=True) * 0.5
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with self.lock:
+            self.steps.n += 1
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad * self.scale, alpha=-0.1)
+
+
+def test_optimizers_with_locks_and_graphs_are_copied():
+    net = nn.Linear(4, 3).double()
+    optimizer = Guarded(net.parameters())
+    problem, sources = le.Problem.of(net, "cross_entropy"), (X.double(), Y)
+    found = le.respond(problem, sources, update=le.FromOptimizer(optimizer), engine="looped").target_change
+    expected = le.respond(problem, sources, update=le.SGD(0.05), engine="looped").target_change
+    torch.testing.assert_close(found, expected, rtol=SAME_IN_FLOAT64, atol=SAME_IN_FLOAT64)
+    assert optimizer.steps.n == 0
