@@ -334,11 +334,25 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
 
 def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: float, of_largest: float) -> bool:
     """Whether a few pairs differ from the loop's by less than these shares of the row's norm and of the largest
-    prediction, in float64 where that is possible.
+    prediction, in float64 where the device and a loss of the user's take that.
     """
+    if job.bound.device.type == "mps":
+        return _agrees_in(torch.float32, job, kind, update, of_norm, of_largest)
+    try:
+        return _agrees_in(torch.float64, job, kind, update, of_norm, of_largest)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # a loss that creates tensors in float32 may raise anything
+        if job.bound.problem.loss_is_named or not may_be_passed_over(error):
+            raise
+        return _agrees_in(job.bound.dtype, job, kind, update, of_norm, of_largest)
+
+
+def _agrees_in(
+    dtype: torch.dtype, job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: float, of_largest: float
+) -> bool:
     device = job.bound.device
     rows, some = spread(job.n, PROOF_SOURCES, device), spread(job.m, PROOF_TARGETS, device)
-    dtype = torch.float32 if job.bound.device.type == "mps" else torch.float64
     with job.bound.problem.to(dtype).bound() as bound:
         few = job.few(bound, update, rows, some)
         unit = max(torch.finfo(dtype).eps, few.rounding_inside())
