@@ -602,6 +602,51 @@ def test_changes_of_probabilities_do_not_cancel_at_any_size(size, dtype):
             assert sigmoid_change(z, d).flatten().tolist() == pytest.approx(true, rel=float(rounding), abs=1e-30)
 
 
+@pytest.mark.parametrize("spread", [0.1, 3, 30])
+@pytest.mark.parametrize("kind", ["logits", "binary_logits"])
+def test_the_noise_of_probabilities_keeps_its_digits(spread, kind):
+    """It is ‖J σ‖ with the Jacobian of the softmax or the sigmoid, also where a probability is rounded to 1."""
+    torch.manual_seed(0)
+    z, noise = spread * torch.randn(40, 5), 1e-6 * torch.rand(40, 5) + 1e-8
+    response = le.respond(nn.Linear(2, 5), (torch.randn(40, 2), torch.arange(40) % 5), loss="cross_entropy")
+    given = dict.fromkeys(("source_noise", "target_noise"), noise) | dict.fromkeys(
+        ("source_before", "target_before"), z
+    )
+    soft = replace(response, kind=kind, **given).as_probabilities()
+    z, noise = z.double(), noise.double()
+    if kind == "logits":
+        jacobian = torch.func.vmap(torch.func.jacrev(lambda one: one.softmax(-1)))(z)
+        sums = torch.exp(z.unsqueeze(-2) - z.unsqueeze(-1)).masked_fill(torch.eye(5, dtype=torch.bool), 0).sum(-1)
+        p = z.softmax(-1)
+        jacobian = jacobian.masked_fill(torch.eye(5, dtype=torch.bool), 0) + torch.diag_embed(p * sums / (1 + sums))
+        wanted = (jacobian * noise.unsqueeze(-2)).square().sum(-1).sqrt()
+    else:
+        wanted = z.sigmoid() * (-z).sigmoid() * noise
+    assert soft.source_noise.flatten().tolist() == pytest.approx(wanted.flatten().tolist(), rel=1e-4, abs=1e-30)
+    assert soft.target_noise.equal(soft.source_noise)
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "structured"])
+def test_probabilities_that_are_rounded_to_one(engine):
+    """Their changes are not resolved where those of their logits are rounding."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    torch.manual_seed(0)
+    x = torch.randn(10, 6)
+    with torch.no_grad():
+        net[-1].bias += 20 - net(x).mean()
+    exact, S = (
+        le.respond(problem, (x, torch.ones(10, 1)), update=le.SGD(300), engine=way).as_probabilities()
+        for problem, way in (
+            (le.Problem.of(copy.deepcopy(net).double(), "bce_logits"), "structured"),
+            (le.Problem.of(net, "bce_logits"), engine),
+        )
+    )
+    truth, found = le.relative(exact, le.manhattan), le.relative(S, le.manhattan).double()
+    known = found.isfinite()
+    assert bool((((found - truth).abs() / truth.clamp_min(1))[known] < RESOLVED_ERROR).all())
+    assert bool(known.all()) or engine == "looped"
+
+
 def test_probabilities_of_large_changes_of_logits():
     net = nn.Linear(4, 3)
     with torch.no_grad():

@@ -152,18 +152,17 @@ class Response:
         )
 
     def _sigmoid(self) -> Response:
-        source, target = self.source_before.sigmoid(), self.target_before.sigmoid()
-        slope = source * (1 - source)
+        slope, slope_at_targets = _sigmoid_slope(self.source_before), _sigmoid_slope(self.target_before)
         return replace(
             self,
-            source_before=source,
-            target_before=target,
+            source_before=self.source_before.sigmoid(),
+            target_before=self.target_before.sigmoid(),
             source_change=sigmoid_change(self.source_before, self.source_change),
             target_change=sigmoid_change(self.target_before, self.target_change),
             loss_gradient=None if self.loss_gradient is None else self.loss_gradient / slope,
             loss=None,
             source_noise=slope * self.source_noise,
-            target_noise=target * (1 - target) * self.target_noise,
+            target_noise=slope_at_targets * self.target_noise,
             kind="binary_probabilities",
         )
 
@@ -207,9 +206,26 @@ def _grown(log_p: Tensor, u: Tensor) -> Tensor:
 
 
 def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
-    """First order, errors of different outputs independent: σ² = p_i² (σ_i² (1 − 2 p_i) + Σ_j p_j² σ_j²)."""
-    variance = noise.square() * (1 - 2 * p) + (p * noise).square().sum(-1, keepdim=True)
-    return p * variance.clamp_min(0).sqrt()
+    """First order, errors of different outputs independent: σ² = p_i² ((1 − p_i)² σ_i² + Σ_{j≠i} p_j² σ_j²). For the
+    likeliest class, 1 − p_i is the sum of the others, which keeps its digits where p_i is nearly 1."""
+    likeliest = torch.zeros_like(p, dtype=torch.bool).scatter(-1, p.argmax(-1, keepdim=True), True)
+    rest = p.masked_fill(likeliest, 0)
+    own = torch.where(likeliest, rest.sum(-1, keepdim=True), 1 - p) * noise
+    of_rest, of_likeliest = _size(rest * noise), _size((p - rest) * noise)
+    share = rest * noise / of_rest.clamp_min(torch.finfo(p.dtype).tiny)
+    of_rest = of_rest * (1 - share.square()).clamp_min(0).sqrt()
+    return p * torch.hypot(own, torch.where(likeliest, of_rest, torch.hypot(of_rest, of_likeliest)))
+
+
+def _size(parts: Tensor) -> Tensor:
+    """‖parts‖₂ along the last axis, which is kept, without squares that underflow."""
+    largest = parts.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(parts.dtype).tiny)
+    return largest * torch.linalg.vector_norm(parts / largest, dim=-1, keepdim=True)
+
+
+def _sigmoid_slope(z: Tensor) -> Tensor:
+    """The derivative of the sigmoid, which keeps its digits where the sigmoid is nearly 1."""
+    return torch.sigmoid(z) * torch.sigmoid(-z)
 
 
 def sigmoid_change(z: Tensor, d: Tensor) -> Tensor:
