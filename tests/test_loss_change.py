@@ -1,5 +1,6 @@
 """The measure `loss`: copy, step, loss, subtract; and the digits that a subtraction would lose."""
 
+import copy
 import warnings
 
 import mpmath
@@ -351,6 +352,53 @@ def test_its_rounding_counts():
     assert S.attrs["unresolved"] == 1
     assert le.similarity(net, (x, y), loss=coarse, measure="loss", update=le.SGD(1e-1)).attrs["unresolved"] == 0
     assert OwnLosses(coarse).change(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))[1] > 0
+
+
+def regression_of_cancelling_units():
+    """Predictions near 0 as sums of large terms, whose labels are 1e-5 to 1e-3 from them."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)).double(), torch.randn(20, 8).double()
+    hidden, v = torch.tanh(net[0](x)).detach(), torch.randn(64, 1).double()
+    v = 30 * (v - torch.linalg.pinv(hidden) @ hidden @ v)
+    with torch.no_grad():
+        net[2].weight.copy_((v + torch.linalg.pinv(hidden) @ (1e-3 * torch.randn(20, 1).double())).T)
+        net[2].bias.zero_()
+        net.float()
+        y = copy.deepcopy(net).double()(x.float().double()) - torch.logspace(-5, -3, 20).double()[:, None]
+    return net, x.float(), y.float()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured"])
+def test_the_rounding_of_predictions_counts(engine, shared):
+    """A residual f − y is known no better than f, of which rounding may be more than a unit in its last place."""
+    net, x, y = regression_of_cancelling_units()
+    targets = (x, y) if shared else (x[5:], y[5:])
+    options = {"loss": "half_mse", "measure": "loss", "update": le.SGD(1e-6)}
+    S = le.similarity(net, (x, y), None if shared else targets, **options, engine=engine)
+    double = copy.deepcopy(net).double(), (x.double(), y.double()), tuple(part.double() for part in targets)
+    exact = le.similarity(*double, **options, engine="looped").values
+    own = np.abs(le.similarity(*double[:2], **options, engine="looped").values.diagonal())[:, None]
+    known = np.isfinite(S.values)
+    assert (np.abs(S.values - exact) / np.maximum(np.abs(exact), own))[known].max(initial=0) < RESOLVED_ERROR
+    assert known.mean() > 0.5 or engine != "auto"
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "structured"])
+def test_noise_of_confident_examples_does_not_underflow(engine):
+    """Their slopes are about 1e-20, and the squares of what rounding makes of them are no float32."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)), torch.randn(12, 8)
+    with torch.no_grad():
+        net[2].weight.mul_(60)
+    y = net(x).argmax(1)
+    update, found = le.SGD(1e-3), {}
+    problem = le.Problem.of(net, "cross_entropy")
+    for name, one, way in (("exact", problem.to(torch.float64), "structured"), ("found", problem, engine)):
+        found[name] = le.loss_change(le.respond(one, (x, y), update=update, engine=way)).double()
+    exact, known = found["exact"], found["found"].isfinite()
+    size = torch.maximum(exact.abs(), exact.diagonal().abs()[:, None])
+    assert bool((((found["found"] - exact).abs() / size)[known] < RESOLVED_ERROR).all())
 
 
 def test_minibatches_move_the_loss_as_one_step():

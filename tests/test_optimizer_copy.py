@@ -86,6 +86,22 @@ def test_small_steps_of_every_optimizer_keep_their_digits(name, rate, clip_norm)
     assert ((S.double() - truth).abs() <= RESOLVED_ERROR * truth)[known].all()
 
 
+@pytest.mark.parametrize("rate", [1e-14, 1e-17, 1e-18])
+def test_the_rounding_of_the_copys_weights_counts(rate):
+    """A step of 1e-17 is a unit in the last place of weights of 0.1 in float64."""
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3)), torch.randn(6, 8), torch.arange(6) % 3
+
+    def measured(rate):
+        update = le.FromOptimizer(optim.RMSprop(net.parameters(), lr=rate))
+        return le.relative(le.respond(net, (x, y), loss="cross_entropy", update=update)).double()
+
+    truth, found = measured(1e-8), measured(rate)  # ratios of small steps are those of the limit
+    known = found.isfinite()
+    assert ((found - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all()
+    assert known.all() or rate < 1e-14
+
+
 class InFloat32(optim.Optimizer):
     """Refuses other precisions, or accepts them and computes in float32."""
 

@@ -10,7 +10,7 @@ product, only the rounding of the logits counts. For a loss of the user's it is 
 
 An engine that does not subtract has a few units of relative rounding; more where activations have lost digits, which
 null steps show; and the rounding of the drift by decay and momentum, which is measured against float64. An optimizer
-whose code rounds weights to float32 also rounds its displacements; the bound is taken from a few of its steps.
+that steps on a copy of the weights also rounds its displacements; the bound is taken from a few of its steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DRIFT_TARGETS = 16
 """Targets at which the rounding of the drift, which all steps share, is measured."""
 
 STEPS_LOOKED_AT = 4
-"""Sources whose steps are used to bound the rounding of displacements, if an optimizer rounds."""
+"""Sources whose steps are used to bound the rounding of displacements, if an optimizer steps on a copy."""
 
 CERTAIN = 5e-3
 """A share of predictions that rounding moves above which changes count as wrong by it, though a few were not."""
@@ -390,7 +390,7 @@ def _drift_error(job: Job, runner: Runner) -> float:
 def _step_rounding(job: Job) -> float:
     """The largest share that rounding may be of ⟨g, Δ⟩ for a few sources, if it has the same sign everywhere."""
     unit = job.update.rounding(job.bound.problem) if isinstance(job.update, FromOptimizer) else 0.0
-    if unit <= torch.finfo(torch.float64).eps:
+    if not unit:
         return 0.0
     params = job.bound.params
     shares = []

@@ -366,10 +366,10 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
         runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
-        if not bool(not_rounded(job.kind, noise.source_before).all()):
-            fitting = max(1, higher.memory // higher.footprint.forward())
-            before = higher.predict(bound.params, higher.examples(), fitting)
-            finer = replace(finer, source_before=before.reshape(finer.source_before.shape))
+        fitting = max(1, higher.memory // higher.footprint.forward())
+        before = higher.predict(bound.params, higher.examples(), fitting).reshape(finer.source_before.shape)
+        before = before + runner.at_sources if isinstance(runner, DriftlessRunner) else before
+        finer = replace(finer, source_before=before)
         found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
@@ -402,11 +402,11 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
 
 
 def _merged(response: Response, better: Response, rows: Tensor) -> Response:
-    """The rows of `better` put in place; the tensors are still this measurement's own. Where float32 rounds outputs so
-    much that their distribution changes, all is in float64."""
-    before = response.target_before, response.source_before
-    if not all(bool(not_rounded(response.kind, one).all()) for one in before):
-        response = _in_full(response, better, rows)
+    """The rows of `better` put in place, and its predictions before the step; the tensors are still this measurement's
+    own. Where float32 rounds outputs so much that their distribution changes, all is in float64."""
+    predictions = response.target_before, response.source_before
+    if not all(bool(not_rounded(response.kind, one).all()) for one in predictions):
+        response = _in_float64_throughout(response)
     assert response.loss_gradient is not None
     assert better.loss_gradient is not None
     quieter = better.target_noise.norm() / response.target_noise.norm().clamp_min(torch.finfo(torch.float32).tiny)
@@ -418,21 +418,22 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     response.loss_gradient[rows] = better.loss_gradient.to(dtype)
     response.source_noise[rows] = better.source_noise.to(dtype).clamp_min(torch.finfo(dtype).tiny ** 0.5 / RESOLVED)
     response.noise_scale[rows] = (quieter * better.noise_scale).to(dtype)
-    return replace(response, notes=(*response.notes, *better.notes))
+    before, rounding = better.target_before.to(dtype), better.target_rounding.to(dtype)
+    response = replace(response, target_before=before, target_rounding=rounding, notes=(*response.notes, *better.notes))
+    if response.targets_are_sources:
+        return replace(response, source_before=before, source_rounding=rounding)
+    response.source_before[rows] = better.source_before.to(dtype)
+    response.source_rounding[rows] = better.source_rounding.to(dtype)
+    return response
 
 
-def _in_full(response: Response, better: Response, rows: Tensor) -> Response:
-    """The same numbers in float64, with the predictions before the step that `better` has."""
+def _in_float64_throughout(response: Response) -> Response:
     floats: dict[str, Any] = {
         field.name: value.double()
         for field in fields(response)
         if isinstance(value := getattr(response, field.name), Tensor) and value.is_floating_point()
     }
-    response = replace(response, **{**floats, "target_before": better.target_before})
-    if response.targets_are_sources:
-        return replace(response, source_before=better.target_before)
-    response.source_before[rows] = better.source_before.to(torch.float64)
-    return response
+    return replace(response, **floats)
 
 
 def as_response(
@@ -454,6 +455,8 @@ def as_response(
         source_noise=shaped(noise.of_rows(rows)),
         target_noise=noise.target.to(dtype),
         noise_scale=rows.subtracted.to(dtype),
+        source_rounding=shaped(noise.source.clamp_min(noise.outputs)),
+        target_rounding=noise.target.clamp_min(noise.outputs).to(dtype),
         kind=job.kind,
         update=job.update,
         engine=name,

@@ -14,7 +14,7 @@ from local_elasticity.engine.update import Update
 from local_elasticity.shapes import Float
 
 OF_SOURCES = (
-    *("source_before", "source_change", "source_noise", "source_labels"),
+    *("source_before", "source_change", "source_noise", "source_rounding", "source_labels"),
     *("loss_gradient", "step_size", "noise_scale"),
 )
 """The fields of a response that have a row for every source, besides `target_change`."""
@@ -40,6 +40,7 @@ class Response:
         source_noise, target_noise: standard deviation of the rounding error in a change, [n, k] and [m, k].
         noise_scale: the share of `target_noise` that row i carries, [n]: 1 for differences taken in the model's
             precision, less for rows computed in a higher one, 0 if nothing was subtracted.
+        source_rounding, target_rounding: how far rounding moves a prediction before the step, [n, k] and [m, k].
         kind: what the k outputs are; `update`: the rule; `engine`: what computed it; `policy`: how the model was run.
         targets_are_sources: whether column j is the example of row j.
         notes: decisions that were made during the measurement, in words.
@@ -59,6 +60,8 @@ class Response:
     source_noise: Float[Tensor, "n *batch k"]
     target_noise: Float[Tensor, "... m k"]
     noise_scale: Float[Tensor, " n"]
+    source_rounding: Float[Tensor, "n *batch k"]
+    target_rounding: Float[Tensor, "m k"]
     kind: Kind
     update: Update
     engine: str
@@ -181,7 +184,7 @@ def repeated(response: Response, n: int, m: int) -> Response:
     device = response.step_size.device
     rows = torch.arange(n, device=device) % len(response.step_size)
     columns = torch.arange(m, device=device) % response.target_change.shape[1]
-    of_targets = ("target_before", "target_noise", "target_labels")
+    of_targets = ("target_before", "target_noise", "target_rounding", "target_labels")
     places = {**dict.fromkeys(OF_SOURCES, rows), **dict.fromkeys(of_targets, columns)}
     parts = {name: getattr(response, name)[at] for name, at in places.items() if getattr(response, name) is not None}
     return replace(response, target_change=response.target_change[rows][:, columns], **parts)
@@ -211,13 +214,13 @@ def _softmax_noise(p: Tensor, noise: Tensor) -> Tensor:
     likeliest = torch.zeros_like(p, dtype=torch.bool).scatter(-1, p.argmax(-1, keepdim=True), True)
     rest = p.masked_fill(likeliest, 0)
     own = torch.where(likeliest, rest.sum(-1, keepdim=True), 1 - p) * noise
-    of_rest, of_likeliest = _size(rest * noise), _size((p - rest) * noise)
+    of_rest, of_likeliest = norm_of(rest * noise), norm_of((p - rest) * noise)
     share = rest * noise / of_rest.clamp_min(torch.finfo(p.dtype).tiny)
     of_rest = of_rest * (1 - share.square()).clamp_min(0).sqrt()
     return p * torch.hypot(own, torch.where(likeliest, of_rest, torch.hypot(of_rest, of_likeliest)))
 
 
-def _size(parts: Tensor) -> Tensor:
+def norm_of(parts: Float[Tensor, "*b k"]) -> Float[Tensor, "*b 1"]:
     """‖parts‖₂ along the last axis, which is kept, without squares that underflow."""
     largest = parts.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(parts.dtype).tiny)
     return largest * torch.linalg.vector_norm(parts / largest, dim=-1, keepdim=True)

@@ -240,6 +240,8 @@ def _response(
         source_noise=Noise(before, at_sources, at_targets, cancels, turned=turned).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
+        source_rounding=at_sources[:, 0].to(dtype),
+        target_rounding=at_targets.to(dtype),
         kind=job.kind,
         update=job.update,
         engine=name,

@@ -20,7 +20,7 @@ from local_elasticity.engine.loss import IGNORED, NAMED, LossFunction, cross_ent
 from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
-from local_elasticity.engine.response import Response
+from local_elasticity.engine.response import Response, norm_of
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.loss_differences import Losses, NamedLosses, OwnLosses, total
 from local_elasticity.measures.loss_gradients import gradient_products, rounded
@@ -36,7 +36,7 @@ STANDARD_DEVIATIONS = 10
 NUMBERS_AT_ONCE = 1 << 22
 """Outputs of pairs that are worked on at a time."""
 
-Moments = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Moments = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def loss_change(response: Response) -> Float[Tensor, "n m"]:
@@ -119,7 +119,8 @@ def _limits(
 def _at_sources(response: Response, size: Moments) -> tuple[Tensor, Tensor]:
     """The change of each source's own loss, [n], and its noise; the means over a minibatch that was stepped on."""
     assert response.source_labels is not None
-    change, noise = size(response.source_before, response.source_change, response.source_labels, response.source_noise)
+    rounding = response.source_noise, response.source_rounding
+    change, noise = size(response.source_before, response.source_change, response.source_labels, *rounding)
     return (change.mean(1), noise.square().mean(1).sqrt()) if response.minibatches else (change, noise)
 
 
@@ -152,9 +153,9 @@ def _check_labels(response: Response) -> None:
         )
 
 
-def _strips(response: Response, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Some rows at a time: predictions before, changes, labels and noise of their pairs. What rounding turned in the
-    step of a source turns the changes at the targets by the same share."""
+def _strips(response: Response, labels: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some rows at a time: predictions before, changes, labels, noise of the changes and rounding of the predictions.
+    What rounding turned in the step of a source turns the changes at the targets by the same share."""
     n, m, k = response.target_change.shape
     noise, change = (part.reshape(n, -1).norm(dim=1) for part in (response.source_noise, response.source_change))
     share = torch.where(change > 0, noise / change, 0)
@@ -166,27 +167,27 @@ def _strips(response: Response, labels: Tensor) -> Iterator[tuple[Tensor, Tensor
         noise = response.noise_scale[part, None, None] * response.target_noise
         noise = torch.hypot(noise, share[part, None, None] * d.norm(dim=2, keepdim=True) / k**0.5)
         each = labels.expand(len(d), *labels.shape)
-        yield before.expand_as(d), d, each, noise.expand_as(d)
+        yield before.expand_as(d), d, each, noise.expand_as(d), response.target_rounding.expand_as(d)
 
 
 def _moments(response: Response, losses: Losses) -> Moments:
-    """(before, change, labels, noise), each [..., k], → the change of the loss and the standard deviation of its
-    rounding, [...]."""
+    """(before, change, labels, noise, rounding), each [..., k], → the change of the loss and the standard deviation of
+    its rounding, [...]."""
 
-    def moments(before: Tensor, d: Tensor, labels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(before: Tensor, d: Tensor, labels: Tensor, noise: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
         lead = d.shape[:-1]
         shaped = (-1, *response.output_shape)
-        before, d, noise = (part.reshape(shaped) for part in (before, d, noise))
+        before, d, noise, rounding = (part.reshape(shaped) for part in (before, d, noise, rounding))
         labels = labels.reshape(-1, *labels.shape[len(lead) :])
         slope = losses.gradient(before, labels)
-        turned = losses.gradient(rounded(before), labels) - slope
+        turned = losses.gradient(rounded(before, rounding=rounding), labels) - slope
         if response.exact:
-            change, rounding = losses.change(before, d, labels)
+            change, formula = losses.change(before, d, labels)
             steepest = torch.maximum(slope.abs(), losses.gradient(before + d, labels).abs())
         else:
-            change, rounding = total(slope * d), torch.zeros((), dtype=d.dtype, device=d.device)
+            change, formula = total(slope * d), torch.zeros((), dtype=d.dtype, device=d.device)
             steepest = slope.abs()
-        sigma = torch.sqrt(total((steepest * noise).square()) + rounding.square())
+        sigma = torch.hypot(norm_of((steepest * noise).reshape(len(d), -1))[:, 0], formula)
         return change.reshape(lead), (sigma + total((turned * d).abs())).reshape(lead)
 
     return moments

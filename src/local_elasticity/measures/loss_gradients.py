@@ -111,7 +111,10 @@ def _block(
     return found, GradientNorms(norm, scaled, turned, tape.predictions.detach())
 
 
-def rounded(outputs: Tensor, pattern: int = 0) -> Tensor:
-    """Outputs that differ by one unit in the last place of the largest, up or down."""
+def rounded(outputs: Tensor, pattern: int = 0, rounding: Tensor | None = None) -> Tensor:
+    """Outputs that differ by one unit in the last place of the largest, up or down, or by their `rounding` if that is
+    more."""
     largest = outputs.reshape(len(outputs), -1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs + torch.finfo(outputs.dtype).eps * largest * alternating_signs(outputs[0], pattern)
+    unit = torch.finfo(outputs.dtype).eps * largest
+    unit = unit if rounding is None else torch.maximum(unit, rounding.nan_to_num(0.0))
+    return outputs + unit * alternating_signs(outputs[0], pattern)
