@@ -10,7 +10,7 @@ product, only the rounding of the logits counts. For a loss of the user's it is 
 
 An engine that does not subtract has a few units of relative rounding; more where activations have lost digits, which
 null steps show; and the rounding of the drift by decay and momentum, which is measured against float64. An optimizer
-that steps on a copy of the weights also rounds its displacements; the bound is taken from a few of its steps.
+that steps on a copy of the weights also rounds its displacements; by how much is taken from a few of its steps.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Noise:
     drift: float = 0.0
     """The rounding of the drift, if changes are not differences of predictions."""
     step: float = 0.0
-    """A bound of the rounding of a displacement, as a share of it."""
+    """The rounding of a displacement, as a share of it."""
     turned: Float[Tensor, " n"] | None = None
     forward: float = 0.0
     """The share of changes by which the rounding of activations moves them."""
@@ -388,7 +388,7 @@ def _drift_error(job: Job, runner: Runner) -> float:
 
 
 def _step_rounding(job: Job) -> float:
-    """The largest share that rounding may be of ⟨g, Δ⟩ for a few sources, if it has the same sign everywhere."""
+    """The largest share that the rounding of weights, with signs at random, is of ⟨g, Δ⟩ for a few sources."""
     unit = job.update.rounding(job.bound.problem) if isinstance(job.update, FromOptimizer) else 0.0
     if not unit:
         return 0.0
@@ -397,7 +397,7 @@ def _step_rounding(job: Job) -> float:
     for row in spread(job.n, STEPS_LOOKED_AT, job.bound.device).tolist():
         _, _, gradient = job.bound.step_gradient(leaves_of(params), *job.source(row), reached=True)
         moved = job.rule(params, gradient)
-        rounded = sum(float((g * params[name]).abs().sum()) for name, g in gradient.items())
+        rounded = math.hypot(*(float((g * params[name]).norm()) for name, g in gradient.items()))
         whole = abs(sum(float((g * moved[name]).sum()) for name, g in gradient.items()))
         shares.append(unit / 2 * rounded / whole if whole else 0.0)
     return max(shares)

@@ -42,6 +42,9 @@ HALF = 0.5
 PATTERNS = 4
 """How often the rounding of a user's loss is sampled."""
 
+FEW_DIGITS = 1000
+"""A sum that is below this many roundings of its parts is known to less than a thousandth."""
+
 
 class Losses(Protocol):
     """The losses of single examples, [N, …] each."""
@@ -63,8 +66,12 @@ class NamedLosses:
         found = self._change(before, d, labels)
         if self.loss is not bce:
             return found, torch.zeros_like(found)
-        below = (1 - torch.finfo(before.dtype).eps) * before  # 1 − f has few digits where f is nearly 1
-        return found, (self._change(below, d, labels) - found).abs()
+        eps = torch.finfo(before.dtype).eps
+        below = (1 - eps) * before  # 1 − f has few digits where f is nearly 1
+        y, after = labels.reshape(before.shape), before + d
+        cancelled = ((y != 0) & (after < FEW_DIGITS * eps * before)) | ((y != 1) & (1 - after < FEW_DIGITS * eps))
+        unknown = total(torch.where(cancelled, torch.inf, torch.zeros_like(after)))
+        return found, (self._change(below, d, labels) - found).abs() + unknown
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         if self.loss not in (cross_entropy, nll) or labels.is_floating_point():
