@@ -156,6 +156,14 @@ def raise_interruption(error: BaseException) -> None:
         raise stopped
 
 
+def raise_of_handler(error: BaseException) -> None:
+    """Raise what a signal handler raised, if an error follows from that. A timeout of a disk or a server, which a run
+    may go on after, is not meant."""
+    for seen in _followed(error):
+        if isinstance(seen, (KeyboardInterrupt, SystemExit)) or raised_by_a_handler(seen):
+            raise seen
+
+
 def raised_by_a_handler(error: BaseException) -> bool:
     """Whether a signal handler that is installed now was running."""
     trace = error.__traceback__

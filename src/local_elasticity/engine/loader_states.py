@@ -10,7 +10,7 @@ import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from local_elasticity.engine.guard import Access, random_states
+from local_elasticity.engine.guard import Access, raise_interruption, random_states
 from local_elasticity.engine.object_parts import cell_contents
 
 T = TypeVar("T")
@@ -225,8 +225,10 @@ def _slots_of(value: Any) -> list[str]:
 def _attributes(owner: Any, slots: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     in_slots = {}
     for name in slots:
-        with suppress(Exception):  # empty, or hidden by a property that raises
+        try:
             in_slots[name] = getattr(owner, name)
+        except Exception as error:  # empty, or hidden by a property that raises
+            raise_interruption(error)
     return dict(getattr(owner, "__dict__", {})), in_slots
 
 

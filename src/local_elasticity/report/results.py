@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from local_elasticity.engine.guard import raise_of_handler
 from local_elasticity.measures.loss import LOSS
 from local_elasticity.report.distance import distances
 from local_elasticity.report.examples import as_given, kept_examples
@@ -125,6 +126,7 @@ def _guarded(name: str, read_one: Callable[[Path], Run | Paper], path: Path) -> 
     try:
         return read_one(path)
     except (ValueError, KeyError, OSError, TypeError, AttributeError, RuntimeError) as error:
+        raise_of_handler(error)
         return Unshown(name, f"it cannot be read ({error})")
 
 

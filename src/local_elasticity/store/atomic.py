@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from local_elasticity.engine.guard import raise_of_handler
+
 LONGEST_NAME = 40
 """Characters of a file's name that its unfinished copy repeats, so that the copy's name is never too long."""
 
@@ -133,7 +135,8 @@ def not_written(path: Path, argument: str, error: OSError) -> OSError:
 
 
 def plainly(error: OSError, sentence: str) -> OSError:
-    """An error of the same kind and number whose text is the sentence alone."""
+    """An error of the same kind and number whose text is the sentence alone. What a signal handler raised is raised."""
+    raise_of_handler(error)
     made = type(error)(sentence)
     made.errno = error.errno
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from local_elasticity.engine.guard import raised_by_a_handler
+from local_elasticity.engine.guard import raise_of_handler
 from local_elasticity.training.failures import first_line, tell
 
 Log = Callable[[Mapping[str, float], int], Any]
@@ -41,8 +41,7 @@ class Loggers:
             try:
                 log(dict(values), step)
             except Exception as error:
-                if raised_by_a_handler(error):
-                    raise
+                raise_of_handler(error)
                 self._logs.remove(one)
                 tell(
                     f"loggers: {name} failed at step {step} ({first_line(error)}). It is left out from now on; "

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from local_elasticity.engine.guard import raised_by_a_handler
+from local_elasticity.engine.guard import raise_of_handler
 from local_elasticity.store.history import HistoryStore, OtherWriterError
 from local_elasticity.training.failures import first_line, tell
 
@@ -58,8 +58,7 @@ class OnDisk:
         except OtherWriterError as error:
             self._give_up("another monitor writes to it", error)
         except Exception as error:
-            if raised_by_a_handler(error):
-                raise
+            raise_of_handler(error)
             if isinstance(error, OSError):
                 self._tell(f"cannot be written ({first_line(error)})", "every later probe tries the store again", error)
             else:

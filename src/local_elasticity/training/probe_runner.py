@@ -16,7 +16,7 @@ from torch import Tensor
 
 from local_elasticity.engine.causes import MOSTLY, ROUNDING, UnresolvedWarning, unresolved_in_words
 from local_elasticity.engine.fast_paths.replay import Launched
-from local_elasticity.engine.guard import interruption, notes_on_autocast
+from local_elasticity.engine.guard import interruption, notes_on_autocast, raise_interruption
 from local_elasticity.engine.nonlinearity import LargeStepWarning, in_words
 from local_elasticity.engine.progress import wait_for
 from local_elasticity.engine.update import step_sizes_of
@@ -239,6 +239,7 @@ class ProbeRunner:
         try:
             values = logged_values(self.history.measured(self.history[-1]))
         except Exception as error:
+            raise_interruption(error)
             message = f"loggers: nothing to log at step {step} ({first_line(error)}); training continues"
             self.failures.tell_once("loggers", message, error)
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from local_elasticity.engine.guard import raise_of_handler
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.update import DEFAULT_UPDATE, Update
 from local_elasticity.training.callbacks import monitor_of
@@ -102,6 +103,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         try:
             torch.save(self.monitor.state_dict(), file)
         except (OSError, RuntimeError) as error:  # torch raises a RuntimeError if the disk is full
+            raise_of_handler(error)
             if not self._lost:
                 self._lost = True
                 tell(f"monitor: {file} cannot be written ({first_line(error)}); training continues", error)
