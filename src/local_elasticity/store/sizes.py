@@ -138,6 +138,8 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except RecursionError as error:
         raise ValueError(f"{file.name} is nested too deeply") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"{file.name} is a folder") from error
 
 
 def check_readable(file: Path) -> None:
