@@ -40,8 +40,15 @@ SUBJECTS, RELATIONS, GROUPS, VALUES = 130, 4, 10, 30
 FACTS, NEW, REPLAYED, TRIALS = 480, 8, 16, 2
 VOCABULARY = SUBJECTS + RELATIONS + VALUES
 VIRTUAL = (0, 1, 3, 5)
-FORECAST = ("auroc", "rank correlation", "forecast lost", "seconds")
-"""What is kept of a forecast."""
+FORECAST = (
+    "auroc",
+    "rank correlation",
+    "forecast lost",
+    "lost where forecast",
+    "gradient cosine where forecast",
+    "seconds",
+)
+"""What is kept of a forecast; and of the draws that were not refused, what is lost and the AUROC of the gradients."""
 
 Facts = tuple[dict[str, Tensor], Tensor]
 """Inputs and labels, as `token_sources` makes them."""
@@ -208,6 +215,8 @@ def one_trial(net: GPT, new: Tensor, old: Tensor) -> dict[str, dict[str, float]]
                 f"auroc, virtual={virtual}": auroc(-told.old.margin_after, lost),
                 f"rank correlation, virtual={virtual}": check.rank_correlation,
                 f"forecast lost, virtual={virtual}": float(told.old.lost.sum()),
+                f"lost where forecast, virtual={virtual}": row["lost"],
+                f"gradient cosine where forecast, virtual={virtual}": row["gradient cosine"],
                 f"seconds, virtual={virtual}": told.seconds,
                 f"refused, virtual={virtual}": 0.0,
             }

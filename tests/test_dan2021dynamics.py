@@ -183,6 +183,40 @@ def test_the_mean_of_definition_3_is_judged_apart_from_medians():
     assert (found["intra_constant"], found["intra_constant_definition_3"]) == ("supported", "contradicted")
 
 
+def test_norms_are_compared_to_the_end_of_the_arm():
+    """Norms that part in the longer arm alone."""
+    runs = [run_of(FALLS, FLAT, seed=seed) for seed in range(5)]
+    for seed, run in enumerate(runs):
+        probe = run["probes"]["training"]["sgd"]["similarity"]["l2"]
+        for reduction in ("mean", "median apart"):
+            table = np.array(probe[reduction]) * (1.01 + 0.002 * seed)
+            table[11:] *= 1.5
+            probe[reduction] = table.tolist()
+    values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
+    found = [{claim.id: claim.verdict for claim in judge(claims_of(arms), values)} for arms in (["epochs"], ARMS)]
+    assert [one["norms_alike"] for one in found] == ["supported", "contradicted"]
+
+
+def test_the_papers_sentences_do_not_read_medians():
+    """They are about Definition 3, a mean with self-pairs."""
+
+    def judged(runs):
+        values = Values([cell.as_json() for cell in cells(Runs(runs))], seeds=5)
+        return [claim for claim in judge(claims_of(ARMS), values) if not claim.ours]
+
+    runs = [run_of(FALLS, RISES, l1=RISES, logits=FLAT, seed=seed) for seed in range(5)]
+    before = judged(runs)
+    for run in runs:
+        for points in run["probes"].values():
+            for step in points.values():
+                for probe in step["similarity"].values():
+                    probe["median apart"] = (3 * np.array(probe["median apart"]) ** 2).tolist()
+                    probe["between"] = (3 * np.array(probe["between"]) ** 2).tolist()
+    assert [(one.id, one.p_for, one.p_against) for one in judged(runs)] == [
+        (one.id, one.p_for, one.p_against) for one in before
+    ]
+
+
 @pytest.fixture(scope="module")
 def bare_units(tmp_path_factory):
     """Units of an experiment at smoke scale, by part and seed, measured where torch, NumPy and scikit-learn (for the

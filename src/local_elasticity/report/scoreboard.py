@@ -113,7 +113,7 @@ POWER = (
     "inside the range itself",
     "expected inside, if the paper's seed were one of ours",
     "agree because of the two points alone",
-    "agree, and are not K-means itself",
+    "agree, and are neither K-means nor PCA + K-means",
     "of those: the widened range contains K-means too",
     "of those: the widened range contains chance (50 %) too",
 )

@@ -39,6 +39,9 @@ REMARKS = """## Read fairly
 
 * Hypotheses 1.1 and 1.2 of Dan et al. begin "there exist learning situations". The counterexamples above refute
   only the general reading, for all pairs and models. They do not refute the existence of such situations.
+* "At all times S_rel decreases as x gets farther away from x′" (Fig. 11) and "For all (x, x′)" (Fig. 12) are headings.
+  The paragraphs below them say that there is a t̃ after which S_rel decreases, and "for certain pairs". Late times do
+  not mend Fig. 11: as t grows S_rel tends to 1.0505 at z = 1 and to 1.0545 at z = 2.
 * He & Su offer eq. 2.4 as intuition (§2.3), under conditions of Li & Liang that they cite but do not print.
 
 ## Smaller slips, without a certificate

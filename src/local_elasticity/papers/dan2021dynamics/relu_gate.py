@@ -2,8 +2,9 @@
 
 The text: w* = (1, …, 1) in 10 dimensions, x = (10, …, 10), minibatch SGD on the squared risk, averaged over runs, a
 plot that fluctuates about 1.4. x′ is lost from the text. 1.4 is what Theorem 4.3 gives for any x′ whose entries sum to
-140, and (1.43) for x′ = (1, …, 10) where source and target are exchanged: both are run. Inputs are N(0, I), for which
-M = I/2. The text gives neither batch nor step: 16 inputs, 0.02; the probing step is 1e-4.
+140, and (1.43) for x′ = (1, …, 10) where source and target are exchanged: both are run. So the 1.4 is put in, and our
+S_rel at the end has no published value to agree with; what is tested is that it comes close to the bound. Inputs are
+N(0, I), for which M = I/2. The text gives neither batch nor step: 16 inputs, 0.02; the probing step is 1e-4.
 """
 
 from __future__ import annotations
@@ -42,9 +43,6 @@ PAIRS = {
 }
 """Source and target."""
 
-PUBLISHED = 1.4
-"""What the published plot fluctuates about."""
-
 WAYS = ("closed form", "minibatch SGD", "Algorithm 1")
 FLUCTUATION = "largest relative distance of the mean S_rel of SGD from |⟨x, x′⟩|/‖x‖², second half of training"
 LEAST = "least S_rel over the runs of SGD over |⟨x, x′⟩|/‖x‖², second half of training"
@@ -58,7 +56,7 @@ def _both(row: str) -> Callable[[Values], Alternatives]:
 CLAIMS = (
     Claim(
         "settles",
-        "Along minibatch SGD, S_rel fluctuates about a value very close to the late bound of Theorem 4.3, ∼ 1.4",
+        "Along minibatch SGD, S_rel comes very close to the late bound of Theorem 4.3",
         "Fig. 10",
         FLUCTUATION,
         _both(FLUCTUATION),
@@ -124,9 +122,7 @@ class ReluGateFigure(Experiment):
 
     def find(self, measured: Mapping[Unit, Measured]) -> Findings:
         cells = [
-            Cell(part, f"S_rel at the end, {way}", PUBLISHED, _ends(measured, part, way), tolerance=0.05)
-            for part in PAIRS
-            for way in WAYS
+            Cell(part, f"S_rel at the end, {way}", None, _ends(measured, part, way)) for part in PAIRS for way in WAYS
         ]
         curves = [_band(measured, part, way) for part in PAIRS for way in WAYS]
         cells += [cell for part in PAIRS for cell in _claim_cells(measured, part)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of
+from local_elasticity.papers.emergence2024.judging import band, draw_band, mean_of, rise_gap
 from local_elasticity.papers.emergence2024.sweep import (
     Variant,
     columns,
@@ -135,7 +135,7 @@ class Emergence(Experiment):
 
 def _gap(run: Measured) -> float:
     """max over s of |u_A − u_LE|."""
-    return float(np.abs(em.rise_curve(run["alignment"]) - em.rise_curve(run["elasticity"])).max())
+    return rise_gap(run["alignment"], run["elasticity"])
 
 
 def _half_gap(run: Measured) -> float:

@@ -6,13 +6,13 @@ the first run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import local_elasticity.emergence as em
-from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds
+from local_elasticity.papers.emergence2024.judging import band, draw_band, over_seeds, rise_gap
 from local_elasticity.papers.emergence2024.sweep import (
     Row,
     Trained,
@@ -196,7 +196,8 @@ def _cells(measured: Mapping[Unit, Measured]) -> list[Cell]:
                 )
                 rises = tuple(run[name][place][-1] - run[name][place][0] for run in runs)
                 cells.append(Cell(f"{part}: {RISE}, {name}", column, None, rises))
-            cells.append(Cell(f"{part}: {GAP}", column, None, tuple(_gap(run, place) for run in runs)))
+            gaps = tuple(_gap(run, place) for run in runs)
+            cells.append(Cell(f"{part}: {GAP}", column, None, gaps, reason=_unresolved(gaps)))
             cells.append(Cell(f"{part}: {LOSS}", column, None, tuple(run[LOSS][place] for run in runs)))
         for name in WATCHED:
             cells.append(Cell(f"{part}: {GAIN}", name, None, tuple(_gain(run, name) for run in runs)))
@@ -209,7 +210,12 @@ def _cells(measured: Mapping[Unit, Measured]) -> list[Cell]:
 
 def _gap(run: Measured, place: int) -> float:
     """max over s of |u_A − u_LE| after one of the steps."""
-    return float(np.abs(em.rise_curve(run["alignment"][place]) - em.rise_curve(run["elasticity"][place])).max())
+    return rise_gap(run["alignment"][place], run["elasticity"][place])
+
+
+def _unresolved(gaps: Sequence[float]) -> str:
+    number = int(np.isnan(gaps).sum())
+    return f"not resolved at {number} of {len(gaps)} seeds: the rise is near 0" if number else ""
 
 
 def _gain(run: Measured, name: str) -> float:

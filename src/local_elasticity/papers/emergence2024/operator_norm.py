@@ -55,6 +55,7 @@ CLAIMS = (
         AT_MOST_ONE,
         "below",
         "log",
+        ours=True,
     ),
     Claim(
         "bound_of_ones",

@@ -48,6 +48,7 @@ CLAIMS = (
         lambda values: [{"relu": values.of(f"relu: {EXPONENT_OF_D}", "operator") + 0.5}],
         EXPONENT,
         "within",
+        ours=True,
     ),
     Claim(
         "frobenius",
