@@ -135,6 +135,23 @@ def check_failures(rank):
     assert monitor.history.steps == [0, 1, 2, 3, 11]
 
 
+def check_precision():
+    """Sources of one rank alone have logits that need float64."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    with torch.no_grad():
+        net.weight[:, 3] = 1
+        x[:, 3] = 1e6 * (torch.arange(8) >= 4)
+    options = {"loss": "cross_entropy", "measure": "kl", "update": le.SGD(1e-2), "every": 1, "budget": None}
+    monitor = le.Monitor(net, (x, y), targets=(x[:4], y[:4]), **options)
+    assert monitor.step(0)
+    problem = le.Problem.of(net, "cross_entropy").to(torch.float64)
+    exact = le.relative(le.respond(problem, (x, y), (x[:4], y[:4]), update=le.SGD(1e-2)), le.kl)
+    assert np.allclose(monitor.history[0].similarity["kl"], exact, rtol=1e-2, equal_nan=True)
+    assert np.isfinite(exact).all()
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # one that waits for another fails
     folder = sys.argv[1]
@@ -142,6 +159,7 @@ if __name__ == "__main__":
     tight = train(None, budget=1e-9, distract=True)
     few = train(None, sources=1)
     assert train(None, schedule=Moody()).history.steps == [0, 3]  # what rank 0 says
+    check_precision()
     with out_of_memory_once(rank=1):
         lucky = train(None)
     assert (lucky.history.steps, lucky.skipped) == ([0, 4], [2])  # training went on, on both

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -406,7 +406,7 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     own. Where float32 rounds outputs so much that their distribution changes, all is in float64."""
     predictions = response.target_before, response.source_before
     if not all(bool(not_rounded(response.kind, one).all()) for one in predictions):
-        response = _in_float64_throughout(response)
+        response = response.double()
     assert response.loss_gradient is not None
     assert better.loss_gradient is not None
     quieter = better.target_noise.norm() / response.target_noise.norm().clamp_min(torch.finfo(torch.float32).tiny)
@@ -425,15 +425,6 @@ def _merged(response: Response, better: Response, rows: Tensor) -> Response:
     response.source_before[rows] = better.source_before.to(dtype)
     response.source_rounding[rows] = better.source_rounding.to(dtype)
     return response
-
-
-def _in_float64_throughout(response: Response) -> Response:
-    floats: dict[str, Any] = {
-        field.name: value.double()
-        for field in fields(response)
-        if isinstance(value := getattr(response, field.name), Tensor) and value.is_floating_point()
-    }
-    return replace(response, **floats)
 
 
 def as_response(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from html import escape
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +103,21 @@ class Response:
         """How many classes every place has, where the outputs are logits [k, …] of many places; None elsewhere."""
         known = self.kind == "logits_by_place" and has_classes_first(self.loss)
         return self.output_shape[0] if known else None
+
+    def double(self) -> Response:
+        """The same numbers in float64.
+
+        Returns:
+            A new response.
+
+        >>> import torch, local_elasticity as le
+        >>> response = le.respond(torch.nn.Linear(2, 1), (torch.eye(2), torch.ones(2)), loss="mse")
+        >>> response.double().target_change.dtype
+        torch.float64
+        """
+        each: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        floats = {name: part for name, part in each.items() if isinstance(part, Tensor) and part.is_floating_point()}
+        return replace(self, **{name: part.double() for name, part in floats.items()})  # type: ignore[arg-type]
 
     def as_probabilities(self) -> Response:
         """The same response after the softmax (or the sigmoid of binary logits), without subtracting. Logits of many

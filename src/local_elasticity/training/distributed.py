@@ -86,12 +86,21 @@ def share(n: int) -> slice:
 
 
 def gathered_response(mine: Response, n: int, *, square: bool) -> Response:
-    """The response of all n sources from the shares of the ranks; `square` where the targets are all sources."""
+    """The response of all n sources from the shares of the ranks; `square` where the targets are all sources. It is in
+    float64 if that of any rank is, which rounding decides from the predictions for its sources."""
     if not shared(n):
         return mine
+    mine = mine.double() if _anywhere(mine.target_change.dtype == torch.float64) else mine
     names = ("target_change", *OF_SOURCES)
     whole = dict(zip(names, gathered_rows([getattr(mine, name) for name in names], n), strict=True))
     return replace(mine, **whole, targets_are_sources=square)  # type: ignore[arg-type]
+
+
+def _anywhere(mine: bool) -> bool:
+    """Whether something holds on any rank."""
+    told = torch.tensor([mine], dtype=torch.int32, device=_device())
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return bool(told.item())
 
 
 def gathered_rows(mine: Sequence[Tensor], n: int) -> list[Tensor]:
