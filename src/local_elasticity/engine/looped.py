@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner, predictions
+from local_elasticity.engine.layouts import batches_with_channels_last, channels_last, crashes
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.progress import now
@@ -215,6 +217,12 @@ def _with_channels_last(job: Job) -> Job:
     """The same job with its images and filters in that layout, in which kernels may round otherwise; an
     UnsupportedModelError if its gradients are others there."""
     other = _laid_out_job(job)
+    if crashes(partial(other.bound.outputs, leaves_of(other.bound.params)), other.examples()):
+        raise UnsupportedModelError(
+            "engine: torch's group norm ends the process in the backward pass on CPUs if its input has channels last "
+            "and needs no gradient, as in the first layer or behind frozen layers; use engine='auto' or Looped() "
+            "without channels_last"
+        )
     if not _gradients_are_the_same(job, other):
         raise UnsupportedModelError(
             "engine: the gradients of this network depend on the layout of images in memory, as torch's instance norm "
@@ -248,19 +256,9 @@ def _gradient(job: Job, row: int) -> Params:
 
 def _laid_out_job(job: Job) -> Job:
     """The job with images and filters place by place."""
-
-    def sources(leaf: Tensor) -> Tensor:
-        return _laid_out(leaf.flatten(0, 1)).unflatten(0, leaf.shape[:2])
-
-    bound = replace(job.bound, params={name: _laid_out(p) for name, p in job.bound.params.items()})
-    targets = tree_map(_laid_out, job.target_inputs)
-    return replace(job, bound=bound, source_inputs=tree_map(sources, job.source_inputs), target_inputs=targets)
-
-
-def _laid_out(tensor: Tensor) -> Tensor:
-    """Images and filters place by place instead of channel by channel; with one channel only the strides tell which."""
-    if tensor.ndim != 4:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=torch.channels_last).copy_(
-        tensor
+    bound = replace(job.bound, params={name: channels_last(p) for name, p in job.bound.params.items()})
+    sources, targets = (
+        tree_map(batches_with_channels_last, job.source_inputs),
+        tree_map(channels_last, job.target_inputs),
     )
+    return replace(job, bound=bound, source_inputs=sources, target_inputs=targets)
