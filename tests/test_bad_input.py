@@ -535,3 +535,20 @@ def test_what_a_forward_pass_does_not_find_is_no_matter_of_the_copy(read, error)
 def test_parts_that_are_looked_up_by_identity_are_told():
     with pytest.raises(ValueError, match="^model: its forward pass fails on a private copy .* not by their identity"):
         le.respond(Reads(lambda net: net.known[id(net.layer)]), (x, y), loss="mse")
+
+
+class Unreached(nn.Module):
+    """No parameter reaches the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
+def test_a_model_that_no_parameter_reaches_is_told_by_every_engine(engine):
+    with pytest.raises(ValueError, match="^model: none of the parameters that step"):
+        le.respond(Unreached(), (x, torch.arange(6) % 3), loss="cross_entropy", engine=engine)

@@ -524,7 +524,7 @@ def gradient(
     left out where only those `reached` are asked for.
     """
     if not outputs.requires_grad:
-        raise ValueError(
+        raise NoGradientError(
             f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
             "so a step moves nothing; select others with params="
         )
@@ -533,7 +533,7 @@ def gradient(
     except RuntimeError as error:
         if "use_reentrant" not in str(error) or interruption(error):
             raise
-        raise ValueError(
+        raise NoGradientError(
             "model: checkpoint(..., use_reentrant=True) has no gradient with respect to single tensors; use "
             "use_reentrant=False"
         ) from error
@@ -542,6 +542,10 @@ def gradient(
         for (name, leaf), g in zip(leaves.items(), found, strict=True)
         if g is not None or not reached
     }
+
+
+class NoGradientError(ValueError):
+    """The outputs have no gradient with respect to the parameters that step, whatever the engine."""
 
 
 class ParametersChangedError(ValueError):
