@@ -506,6 +506,7 @@ def test_a_short_job_settles_its_engine_by_whole_calls(faster, monkeypatch):
     responses = [le.respond(problem, sources) for _ in range(5)]
     assert [response.engine for response in responses] == ["looped", "structured", "looped", faster, faster]
     assert "structured is timed in this call" in responses[1].notes[-1]
+    assert "looped is timed in this call against structured, which took" in responses[2].notes[-1]
     assert "in whole calls" in responses[-1].notes[-1]
     for response in responses[1:]:
         assert_same_rows(response.target_change, responses[0].target_change)

@@ -154,7 +154,8 @@ class Race:
             self.say(f"auto: {self._words(self.best)}{f' against {against}' if against else ''}")
             remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds, rival=rival))
             if rival is not None:
-                self.say(f"auto: {name_of(rival)} is not tried in so short a job, but timed in the next one")
+                later = ", but timed in the next one" if self.rows is not None else ""
+                self.say(f"auto: {name_of(rival)} is not tried in so short a job{later}")
         return self.best
 
     def _cost(self, trial: Trial) -> float:
@@ -355,8 +356,13 @@ def known(job: Job, notes: list[str]) -> Choice | None:
 
 def turn(choice: Choice) -> Choice:
     """The choice for a whole call. A rival is timed in one call, and the chosen engine in the next."""
-    if choice.rival is None or choice.whole is not None:
+    if choice.rival is None:
         return choice
+    if choice.whole is not None:
+        against = f"{name_of(choice.rival)}, which took {seconds_in_words(choice.whole)}"
+        return replace(
+            choice, reason=f"{choice.reason}; {name_of(choice.engine)} is timed in this call against {against}"
+        )
     reason = f"{choice.reason}; {name_of(choice.rival)} is timed in this call"
     return replace(choice, engine=choice.rival, rival=choice.engine, reason=reason)
 
