@@ -474,14 +474,15 @@ def test_compiled_code_is_not_compiled_again(how):
 def test_the_users_own_contexts_stay(context, engine):
     net, (x, y) = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
     problem = le.Problem.of(net, "cross_entropy")
-    le.respond(problem, (x, y), engine=engine)  # from here on, auto has settled
-    expected = le.respond(problem, (x, y), engine=engine).target_change
+    expected = le.respond(problem, (x, y), engine="structured").target_change
     with context():
         watched = Watched(net, x, y)
         found = le.respond(problem, (x, y), engine=engine)
         watched.check()
         autocast = torch.is_autocast_enabled("cpu")
-    assert torch.equal(found.target_change, expected)
+    if engine == "structured":
+        assert torch.equal(found.target_change, expected)
+    assert close(found.target_change, expected, 1e-3)  # in bfloat16, which autocast is for, it would be near 1e-2
     assert any("autocast was on" in note for note in found.notes) == autocast
 
 
