@@ -209,6 +209,37 @@ def test_a_prompt_is_read_and_not_predicted():
     assert token_sources(sources[0])[1].tolist() == [[-100, 3, 4], [6, 1, 2]]
 
 
+@pytest.mark.parametrize("key", ["completion_mask", "assistant_masks", "loss_mask", "prompt_mask"])
+def test_masks_of_trainers_say_what_is_predicted(key):
+    """Alone, and together with labels."""
+    ids, answer = torch.tensor([[1, 2, 3, 4], [5, 6, 1, 0]]), torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
+    seen = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    mask = (1 - answer) * seen if key == "prompt_mask" else answer
+    batch = {"input_ids": ids, "attention_mask": seen, key: mask}
+    inputs, counts = sequences(batch)
+    assert inputs["predicted"].tolist() == answer.tolist()
+    assert counts.tolist() == [2, 2]
+    assert token_sources(batch)[1].tolist() == [[-100, 3, 4], [6, 1, -100]]
+    labels = torch.tensor([[1, 2, 3, -100], [5, 6, 1, -100]])
+    assert sequences({**batch, "labels": labels})[1].tolist() == [1, 2]
+    with pytest.raises(ValueError, match=f"^{key}: expected a tensor of 0 and 1 in the shape of input_ids"):
+        sequences({**batch, key: mask[:, :2]})
+
+
+def test_a_mask_that_is_not_known_is_refused():
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match=r"^labels_mask: expected completion_mask, .* leave it out of the batch"):
+        sequences({"input_ids": ids, "labels_mask": torch.ones_like(ids)})
+
+
+def test_padding_may_be_a_token_outside_of_the_vocabulary():
+    ids, mask = torch.tensor([[1, 2, 3], [4, 5, -100]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    inputs, _ = sequences(ids, mask)
+    assert inputs["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    with pytest.raises(ValueError, match="^sources: the model does not take example 1, .*out of range"):
+        le.respond(sequence_problem(Bigrams()), sequences(ids))
+
+
 def test_batches_of_several_lengths_are_padded_to_one():
     batches = [
         {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[-100, 2, 3]])},

@@ -46,6 +46,14 @@ def test_sketches_are_unbiased_and_as_near_as_said(name):
     assert fine.std() < 3 / 1024**0.5
 
 
+@pytest.mark.parametrize("function", [le.gradient_sketch, le.landmark_features])
+def test_a_bare_model_needs_no_loss(function):
+    net, x = torch.nn.Linear(4, 3), torch.randn(6, 4)
+    assert torch.equal(function(net, x), function(le.Problem.of(net, "cross_entropy"), x))
+    with pytest.raises(TypeError, match=r"^problem: expected le.Problem.of"):
+        function(x, net)
+
+
 def test_a_sketch_is_linear_and_kept_by_its_seed():
     problem, x = problem_and_points("two layers")
     with problem.bound() as bound:

@@ -506,6 +506,7 @@ def test_a_short_job_settles_its_engine_by_whole_calls(faster, monkeypatch):
     responses = [le.respond(problem, sources) for _ in range(5)]
     assert [response.engine for response in responses] == ["looped", "structured", "looped", faster, faster]
     assert "structured is timed in this call" in responses[1].notes[-1]
+    assert "looped is timed in this call against structured, which took" in responses[2].notes[-1]
     assert "in whole calls" in responses[-1].notes[-1]
     for response in responses[1:]:
         assert_same_rows(response.target_change, responses[0].target_change)
@@ -521,6 +522,52 @@ def test_a_rival_that_cannot_take_the_model_is_named_on_every_call(monkeypatch):
     assert {response.engine for response in responses} == {"looped"}
     for response in responses[1:]:
         assert any("auto: not structured" in note and "sinc" in note for note in response.notes)
+
+
+def test_a_job_that_the_loops_nearly_finish_tries_differences_later(monkeypatch):
+    """All of it is worth a race, what the loops leave is not."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    problem, sources = le.Problem.of(net, "cross_entropy"), problem_and_sources(20)[1]
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_LOOP", 1e9)
+    clocked(monkeypatch, {LoopedRunner: 0.0105, StructuredRunner: 0.001})
+    responses = [le.respond(problem, sources) for _ in range(4)]
+    assert [response.engine for response in responses] == ["looped", "structured", "looped", "structured"]
+    assert "structured is not tried in so short a job, but timed in the next one" in responses[0].notes[-1]
+
+
+@pytest.mark.usefixtures("racing")
+def test_every_call_says_why_it_goes_on_without_structured(monkeypatch):
+    """Also if another engine lost after it, in a call of another size, and if the job is too short."""
+    problem, sources = problem_and_sources()
+    clocked(monkeypatch, {LoopedRunner: 1, StructuredRunner: 20, VmappedRunner: 10})
+    for _ in range(2):
+        notes = " ".join(le.respond(problem, sources).notes)
+        assert "structured (20 s a row) and vmapped in chunks of 1 (10 s a row)" in notes
+    odd = le.Problem.of(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), Sinc(), nn.Linear(8, 2)).double(), "cross_entropy")
+    few = sources[0][:5], sources[1][:5]
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 1e9)
+    clocked(monkeypatch, {LoopedRunner: 1e-9})
+    assert "auto: not structured (the job is too short to try it)" in le.respond(odd, few).notes
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 0)
+    assert any("auto: not structured" in note and "sinc" in note for note in le.respond(odd, sources).notes)
+    fewer = sources[0][:4], sources[1][:4]
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 1e9)
+    assert any("auto: not structured" in note and "sinc" in note for note in le.respond(odd, fewer).notes)
+
+
+def test_steps_without_their_drift_do_not_wait_for_a_call_of_differences(monkeypatch):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    sources = problem_and_sources(20)[1]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    nn.functional.cross_entropy(net(sources[0]), sources[1]).backward()
+    optimizer.step()
+    monkeypatch.setattr("local_elasticity.engine.choose.SECONDS_WORTH_A_RACE", 1e9)
+    clocked(monkeypatch, {LoopedRunner: 0.01})
+    update = le.FromOptimizer(optimizer, drift="remove")
+    responses = [le.respond(net, sources, loss="cross_entropy", update=update) for _ in range(4)]
+    for response in responses:
+        assert "timed in the next" not in " ".join(response.notes)
+        assert "in whole calls" not in " ".join(response.notes)
 
 
 class Sinc(nn.Module):

@@ -446,3 +446,109 @@ def test_probabilities_in_place_of_logits_are_warned_of():
     le.respond(logits, (x, classes), loss="cross_entropy")
     with pytest.warns(UserWarning, match="model: its outputs are probabilities, which sum to 1, but the loss takes"):
         le.respond(nn.Sequential(logits, nn.Softmax(1)), (x, classes), loss="cross_entropy")
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).mean(1))
+
+
+tokens, kinds_of_tokens = torch.arange(100).reshape(20, 5) % 10, torch.arange(20) % 3
+WITH_ONE_EXAMPLE_THAT_IS_NOT_TAKEN = {
+    "respond": ("sources", lambda net, ids: le.respond(net, (ids, kinds_of_tokens), loss="cross_entropy")),
+    "structured": (
+        "sources",
+        lambda net, ids: le.respond(net, (ids, kinds_of_tokens), loss="cross_entropy", engine="structured"),
+    ),
+    "targets": ("targets", lambda net, ids: le.respond(net, (tokens, kinds_of_tokens), ids, loss="cross_entropy")),
+    "similarity": ("sources", lambda net, ids: le.similarity(net, (ids, kinds_of_tokens), loss="cross_entropy")),
+    "ntk": ("x", lambda net, ids: le.ntk(net, ids)),
+    "ntk of two": ("x2", lambda net, ids: le.ntk(net, tokens, ids)),
+    "estimate": ("sources", lambda net, ids: le.estimate(net, (ids, kinds_of_tokens), loss="cross_entropy")),
+    "Monitor": ("sources", lambda net, ids: le.Monitor(net, (ids, kinds_of_tokens), loss="cross_entropy", every=1)),
+    "forecast": (
+        "old",
+        lambda net, ids: le.forecast(
+            net, (tokens, kinds_of_tokens), (ids, kinds_of_tokens), loss="cross_entropy", update=le.SGD(0.1), steps=1
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", [2, 7, 19])
+@pytest.mark.parametrize("name", WITH_ONE_EXAMPLE_THAT_IS_NOT_TAKEN)
+def test_an_example_that_the_model_does_not_take_is_named(name, place):
+    """Also one that is not among the few that are tried first."""
+    argument, call = WITH_ONE_EXAMPLE_THAT_IS_NOT_TAKEN[name]
+    ids = tokens.clone()
+    ids[place, 1] = 11
+    with pytest.raises(ValueError, match=f"^{argument}: the model does not take example {place}, .*out of range"):
+        call(Tokens(), ids)
+
+
+def test_an_example_that_the_model_does_not_take_is_named_among_those_of_all_blocks(tmp_path):
+    ids = tokens.clone()
+    ids[13, 1] = 11
+    with pytest.raises(ValueError, match="^sources: the model does not take example 13, "):
+        le.similarity(Tokens(), (ids, kinds_of_tokens), loss="cross_entropy", store=tmp_path / "blocks.zarr", block=4)
+
+
+def test_an_error_that_no_example_causes_stays():
+    """It comes from the user's code, and all examples are taken."""
+
+    def fails(done, total):
+        raise ZeroDivisionError("of the callback")
+
+    with pytest.raises(ZeroDivisionError, match="of the callback"):
+        le.respond(Tokens(), (tokens, kinds_of_tokens), loss="cross_entropy", progress=fails)
+
+
+class Reads(nn.Module):
+    """A forward pass that raises what `read` raises."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.layer, self.read = nn.Linear(3, 1), read
+        self.known = {id(self.layer): 2.0}
+
+    def forward(self, x):
+        return self.layer(x) * self.read(self)
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        (lambda net: {"a": 1.0}["mask"], "KeyError: 'mask'"),
+        (lambda net: net.linear, "AttributeError: 'Reads' object has no attribute 'linear'"),
+        (lambda net: not_there, "NameError: name 'not_there' is not defined"),  # noqa: F821
+    ],
+)
+def test_what_a_forward_pass_does_not_find_is_no_matter_of_the_copy(read, error):
+    with pytest.raises(ValueError, match=f"^model: its forward pass raises {error}"):
+        le.respond(Reads(read), (x, y), loss="mse")
+
+
+def test_parts_that_are_looked_up_by_identity_are_told():
+    with pytest.raises(ValueError, match="^model: its forward pass fails on a private copy .* not by their identity"):
+        le.respond(Reads(lambda net: net.known[id(net.layer)]), (x, y), loss="mse")
+
+
+class Unreached(nn.Module):
+    """No parameter reaches the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
+def test_a_model_that_no_parameter_reaches_is_told_by_every_engine(engine):
+    with pytest.raises(ValueError, match="^model: none of the parameters that step"):
+        le.respond(Unreached(), (x, torch.arange(6) % 3), loss="cross_entropy", engine=engine)

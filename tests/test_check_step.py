@@ -65,6 +65,23 @@ def test_verdicts(measure):
     assert f"takes {far.recommended:g}" in str(far)
 
 
+@pytest.mark.parametrize("layer", [nn.ReLU, nn.Tanh])
+def test_a_step_whose_changes_overflow_is_large(layer, tmp_path):
+    """Also if a few rows do not overflow, as where units die."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), layer(), nn.Linear(8, 8), layer(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight *= 30
+    sources = torch.randn(30, 4), torch.arange(30) % 3
+    found = le.check_step(model, sources, loss="cross_entropy", update=le.SGD(1e37))
+    assert found.verdict == "large"
+    assert "overflow; take a smaller step" in str(found)
+    assert found.asked.deviation == np.inf
+    found.plot().savefig(tmp_path / "steps.png")
+    assert "inf" not in found.frame()["verdict"].tolist()
+    assert "overflow" in le.write_report({"step": found}, tmp_path / "page.html").read_text()
+
+
 def test_the_step_that_is_recommended_is_that_of_auto():
     found = le.check_step(net(), examples(), loss="cross_entropy", update=le.SGD(0.3))
     S = le.similarity(net(), examples(), loss="cross_entropy", update=le.SGD("auto"))

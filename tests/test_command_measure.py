@@ -1,6 +1,8 @@
 """`local-elasticity measure` and `compare`: the user's own model, weights and data."""
 
 import json
+import os
+import pickle
 import re
 import sys
 
@@ -147,6 +149,12 @@ def test_step_says_whether_a_step_is_small(project, command):
     found = json.loads(command(*asked, "1000", "--json")[1])
     assert found["verdict"] == "large"
     assert 1000.0 in [trial["step_size"] for trial in found["trials"]]
+    status, out, err = command(*asked, "1e38")
+    assert (status, err) == (0, "")
+    assert out.startswith(
+        "step size 1e+38 is large: the step changes predictions so much that they or their squares ov"
+    )
+    assert "unknown" not in out
 
 
 def test_measure_help_has_an_example(project, command):
@@ -382,3 +390,66 @@ def test_errors_of_functions_name_the_options(project, command):
     status, _, err = command(*measure("points.npz", "--step-size", "-1"))
     assert status == 2
     assert err.startswith("error: --step-size: ")
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("owned",)
+
+
+def saved_as_pickle(path):
+    path.write_bytes(pickle.dumps(Evil(), protocol=4))
+
+
+def saved_by_torch(path):
+    torch.save({"1.weight": Evil()}, path)
+
+
+def saved_by_numpy(path):
+    np.savez(path, x=np.array([Evil()], dtype=object), y=np.array([0]))
+
+
+WITH_OBJECTS = {
+    "weights": (("evil.pt", saved_as_pickle), measure("points.npz", "--weights", "evil.pt"), "--weights: "),
+    "weights of torch": (("evil.pt", saved_by_torch), measure("points.npz", "--weights", "evil.pt"), "--weights: "),
+    "safetensors": (
+        ("evil.safetensors", saved_as_pickle),
+        measure("points.npz", "--weights", "evil.safetensors"),
+        "--weights: ",
+    ),
+    "data": (("evil.npz", saved_by_numpy), measure("evil.npz"), "--data: "),
+    "data that is a pickle": (("evil.npy", saved_as_pickle), measure("evil.npy"), "--data: "),
+    "a result": (("evil.npz", saved_by_numpy), ("report", "evil.npz", "--out", "page.html"), ""),
+    "a result that is a pickle": (("evil.npz", saved_as_pickle), ("report", "evil.npz", "--out", "page.html"), ""),
+}
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("name", WITH_OBJECTS)
+def test_files_are_never_unpickled(name, project, command, recwarn):
+    """The error is all that is said, without a warning of torch before it."""
+    (file, save), arguments, words = WITH_OBJECTS[name]
+    save(project / file)
+    status, out, err = command(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith(f"error: {words}")
+    assert not recwarn.list
+    assert not (project / "owned").exists()
+
+
+@pytest.mark.parametrize("at", ["similarity", "block_digest", "source"])
+def test_stores_are_never_unpickled(at, tmp_path, monkeypatch):
+    """Also if an array in one names a codec that unpickles."""
+    monkeypatch.chdir(tmp_path)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    le.similarity(torch.nn.Linear(4, 3), (x, y), loss="cross_entropy", store="own.zarr")
+    description = tmp_path / "own.zarr" / at / "zarr.json"
+    about = json.loads(description.read_text())
+    about["codecs"] = [{"name": "numcodecs.pickle", "configuration": {"protocol": 4}}]
+    description.write_text(json.dumps(about))
+    for chunk in (tmp_path / "own.zarr" / at / "c").rglob("*"):
+        if chunk.is_file():
+            saved_as_pickle(chunk)
+    with pytest.raises(ValueError, match=r"^path: .*own\.zarr"):
+        le.load("own.zarr").load()
+    assert not (tmp_path / "owned").exists()

@@ -469,16 +469,21 @@ def test_compiled_code_is_not_compiled_again(how):
     assert len(ran) == before + 1
 
 
+@pytest.mark.parametrize("engine", ["auto", "structured"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
-def test_the_users_own_contexts_stay(context):
+def test_the_users_own_contexts_stay(context, engine):
     net, (x, y) = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
     problem = le.Problem.of(net, "cross_entropy")
     expected = le.respond(problem, (x, y), engine="structured").target_change
     with context():
         watched = Watched(net, x, y)
-        found = le.respond(problem, (x, y), engine="structured").target_change
+        found = le.respond(problem, (x, y), engine=engine)
         watched.check()
-    assert torch.equal(found, expected)
+        autocast = torch.is_autocast_enabled("cpu")
+    if engine == "structured":
+        assert torch.equal(found.target_change, expected)
+    assert close(found.target_change, expected, 1e-3)  # in bfloat16, which autocast is for, it would be near 1e-2
+    assert any("autocast was on" in note for note in found.notes) == autocast
 
 
 def test_a_forward_that_changes_is_found_out():
@@ -503,19 +508,46 @@ def test_a_forward_that_changes_is_found_out():
     assert monitor.step(1)
 
 
+class Counted(nn.Sequential):
+    """A model whose copies can be counted."""
+
+
 def test_nothing_of_a_call_is_kept():
-    """An `output` made for one call, and what it closes over, goes when the call is over."""
-    net, (x, y) = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(6, 4), torch.arange(6) % 3)
-    kept = []
+    """The data, an `output` made for one call with what it closes over, and the copies go when the call is over."""
+    net, kept = Counted(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), []
     for engine in ENGINES:
-        large = torch.ones(1000)
-        kept.append(weakref.ref(large))
+        large, x, y = torch.ones(1000), torch.randn(6, 4), torch.arange(6) % 3
         problem = le.Problem.of(net, "cross_entropy", output=lambda out, large=large: out * large[0])
         le.respond(problem, (x, y), engine=engine)
+        le.similarity(problem, (x, y), engine=engine)
+        le.ntk(problem, x)
+        le.stiffness(problem, (x, y))
         le.Monitor(problem, (x, y), every=1, budget=None).step(0)
-        del large, problem
+        kept += [weakref.ref(one) for one in (large, x, y)]
+        del large, x, y, problem
     gc.collect()
     assert not any(reference() is not None for reference in kept)
+    assert [one for one in gc.get_objects() if type(one) is Counted] == [net]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_how_small_an_effect_of_the_batch_is_detected(dtype):
+    """About the root of the rounding unit of the largest prediction."""
+
+    class Company(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + (effect if len(x) > 1 else 0))
+
+    net = Company(4, 2, dtype=dtype)
+    sources = torch.ones(6, 4, dtype=dtype), torch.ones(6, 2, dtype=dtype)
+    share = 3e-4 if dtype == torch.float32 else 1e-8
+    effect = share
+    le.respond(net, sources, loss="mse", engine="looped")
+    effect = 2 * share
+    with pytest.raises(
+        ValueError, match="model: the prediction for one of the sources changes with the other examples"
+    ):
+        le.respond(net, sources, loss="mse", engine="looped")
 
 
 def test_modes_that_are_switched_otherwise_are_noted():

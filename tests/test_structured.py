@@ -516,3 +516,39 @@ def test_vmap_is_checked_for_each_loss_of_the_users():
     le.respond(net, (x, y), loss=nn.CrossEntropyLoss(label_smoothing=0.1), engine="vmapped")
     with pytest.raises(ValueError, match="engine: Vmapped could not be checked"):
         le.respond(net, (x, y), loss=from_one_hot, engine="vmapped")
+
+
+@pytest.mark.parametrize("written", ["net", "transformer", "convolutions"])
+def test_split_products_are_computed_on_a_cpu_too(written):
+    """With the rounding that they have on tensor cores; the default is float32."""
+    torch.manual_seed(0)
+    nets = {
+        "net": lambda: (nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3)), 6),
+        "transformer": lambda: (
+            nn.Sequential(
+                nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, activation=F.gelu),
+                nn.Flatten(),
+                nn.Linear(40, 3),
+            ),
+            (5, 8),
+        ),
+        "convolutions": lambda: (
+            nn.Sequential(
+                nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3)
+            ),
+            (2, 8, 8),
+        ),
+    }
+    net, shape = nets[written]()
+    sources = torch.randn(10, *((shape,) if isinstance(shape, int) else shape)), torch.arange(10) % 3
+    problem, update = le.Problem.of(net, "cross_entropy"), le.SGD(0.01)
+    truth = le.respond(problem.to(torch.float64), sources, update=update, engine="structured").target_change
+    engines = {name: le.Structured(name) for name in ("split_bf16", "float32")} | {"default": "structured"}
+    found = {
+        name: le.respond(problem, sources, update=update, engine=engine).target_change
+        for name, engine in engines.items()
+    }
+    errors = {name: float((one - truth).norm() / truth.norm()) for name, one in found.items()}
+    assert 1e-7 < errors["split_bf16"] < 1e-4
+    assert errors["split_bf16"] > 3 * errors["float32"]
+    assert torch.equal(found["default"], found["float32"])

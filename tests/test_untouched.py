@@ -80,7 +80,7 @@ class Fragile(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "linearized"])
+@pytest.mark.parametrize("engine", ["auto", "looped", "vmapped", "structured", "linearized"])
 def test_nothing_is_changed_when_something_breaks(engine):
     model = Fragile().train()
     problem = le.Problem.of(model, "mse")

@@ -12,7 +12,7 @@ from torch import nn
 
 from local_elasticity.api.printed import Printed
 from local_elasticity.checks import check_count, check_share
-from local_elasticity.engine.causes import ROUNDING, cause_of_rest
+from local_elasticity.engine.causes import ROUNDING, TOO_LARGE, cause_of_rest
 from local_elasticity.engine.guard import raise_interruption, untouched
 from local_elasticity.engine.inputs import spread, take
 from local_elasticity.engine.linearized import Linearized
@@ -63,7 +63,7 @@ class StepTrial:
 
     Attributes:
         step_size: η of the update; the largest of an optimizer's parameter groups.
-        deviation: ‖R − JΔ‖ / ‖JΔ‖ of the outputs, the median over sources.
+        deviation: ‖R − JΔ‖ / ‖JΔ‖ of the outputs, the median over sources; infinite where changes overflow.
         deviation_low, deviation_high: its interval; sources are resampled.
         rank_correlation: of the similarities with those of small steps, over pairs.
         rank_low, rank_high: its interval; sources and targets are resampled.
@@ -157,6 +157,8 @@ class StepCheck(Printed):
         if self.verdict == "unknown":
             return [f"{step}: no verdict, {self.cause}"]
         verb = "is" if len(self.step_sizes) == 1 else "are"
+        if np.isinf(at.deviation):
+            return [f"{step} {verb} {self.verdict}: {TOO_LARGE}", *self._advice()]
         told = [f"{step} {verb} {self.verdict}: {MEANINGS[self.verdict]}"]
         told.append(
             f"changes deviate by {100 * at.deviation:.2g} % from those of small steps (median of {self.sources} "
@@ -296,7 +298,10 @@ def _trial(measurement: Measurement, limit: Response, intervals: dict[str, Any])
     found = apart.where(are_clear(response.target_change, noise), torch.nan).double().cpu().numpy()
     values, small = (measurement.score(measure, one).values.cpu().numpy() for one in (response, _tiny(limit)))
     ranked = spearman_of_pairs(values, small, square=measurement.square, **intervals)
-    return StepTrial(size, *median_interval(found, **intervals), *ranked, unresolved_share(values))
+    apart_by = median_interval(found, **intervals)
+    if not apart_by[1] > LARGE and cause_of_rest(response) == TOO_LARGE:  # few changes, if any, have digits
+        apart_by = (np.inf, np.inf, np.inf)
+    return StepTrial(size, *apart_by, *ranked, unresolved_share(values))
 
 
 def _tiny(limit: Response) -> Response:

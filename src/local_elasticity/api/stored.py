@@ -16,6 +16,7 @@ from local_elasticity.api.labels import Coordinates, about, as_array, circumstan
 from local_elasticity.api.plan import LARGEST_SIDE, Plan
 from local_elasticity.engine.causes import MOSTLY
 from local_elasticity.engine.choose import name_of
+from local_elasticity.engine.job import ExampleError
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.measurement import Measured, Measurement
 from local_elasticity.measures.measure import Measure
@@ -171,8 +172,14 @@ class BlockWork:
         part = self.measurement.part(rows, columns)
         values: dict[str, np.ndarray] = {}
         own: dict[str, np.ndarray] = {}
-        with threads_set(self.threads):
-            found = part.run()
+        try:
+            with threads_set(self.threads):
+                found = part.run()
+        except ExampleError as error:
+            at_targets = error.name in ("targets", "x2")
+            first = columns.start if at_targets else rows.start * (part.source_batch_size or 1)
+            name = "sources" if at_targets and self.measurement.square else error.name
+            raise ExampleError(name, first + error.place, error.why) from error
         for measure in part.measures:
             scores, suffix = found.scores[measure.name], own_suffix(measure, self.several)
             if measure.normalize is not None and not part.square:

@@ -25,8 +25,12 @@ ROUNDING = (
 )
 """Why pairs are unresolved, where no other cause is known."""
 
-TOO_LARGE = "the step changes predictions so much that their squares overflow; take a smaller step"
+TOO_LARGE = "the step changes predictions so much that they or their squares overflow; take a smaller step"
 """Why pairs are unresolved, where changes have no finite norm."""
+
+NOT_FINITE = (
+    "predictions before the step are NaN or infinite at {} of {} {}; look for NaN and infinity in the model's weights"
+)
 
 SURE = 1e-6
 """The probability of all other classes, below which a prediction is called saturated."""
@@ -73,8 +77,12 @@ def cause_of_rest(response: Response) -> str | None:
     """Why most sources did not move at all, and what to do; None if they moved."""
     if takes_no_step(response.update):
         return NO_STEP
+    for name, before in (("sources", response.source_before), ("targets", response.target_before)):
+        count = int((~before.isfinite()).flatten(1).any(1).sum())
+        if count > MOSTLY * len(before):
+            return NOT_FINITE.format(count, len(before), name)
     largest = response.source_change.flatten(1).abs().amax(1)
-    if int((largest >= torch.finfo(largest.dtype).max ** 0.5).sum()) > MOSTLY * len(largest):
+    if int((~(largest < torch.finfo(largest.dtype).max ** 0.5)).sum()) > MOSTLY * len(largest):
         return TOO_LARGE
     if response.loss_gradient is None:
         return None

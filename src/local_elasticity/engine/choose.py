@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +84,8 @@ class Choice:
 
 
 _choices: ModelCache[Choice] = ModelCache()
+_unread: ModelCache[str] = ModelCache()
+"""Why `Structured` cannot take a model."""
 
 
 @dataclass
@@ -108,10 +110,11 @@ class Race:
         self.job, self.advance = job, advance
         self.notes: list[str] = []
         self.best = self._trial(Looped())
-        self.loser: Trial | None = None
+        self.losers: dict[str, Trial] = {}
         self.rows = Rows.empty(job, self.best.runner.target_before.shape[1]) if keep else None
         self._counted = Counted()
         self._price = 1.0
+        self._tried_differences = False
 
     @property
     def left(self) -> int:
@@ -146,9 +149,13 @@ class Race:
         elif self.best.name == "looped" and self.job.vectorizes and self._pays(worth):
             self._vmapped()
         if self.best.seconds < float("inf"):
-            against = f" against {self._words(self.loser)}" if self.loser is not None else ""
-            self.say(f"auto: {self._words(self.best)}{against}")
-            remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds, rival=self._rival()))
+            rival = self._rival()
+            against = listed(map(self._words, self.losers.values()))
+            self.say(f"auto: {self._words(self.best)}{f' against {against}' if against else ''}")
+            remember(self.job, Choice(self.best.engine, "; ".join(self.notes), self.best.seconds, rival=rival))
+            if rival is not None:
+                later = ", but timed in the next one" if self.rows is not None else ""
+                self.say(f"auto: {name_of(rival)} is not tried in so short a job{later}")
         return self.best
 
     def _cost(self, trial: Trial) -> float:
@@ -160,10 +167,15 @@ class Race:
         return f"{in_words(trial.engine)} ({seconds_in_words(self._cost(trial))} a row{again})"
 
     def _rival(self) -> Engine | None:
-        """Differences, if the job was too short to try them."""
-        short = SECONDS_WORTH_A_RIVAL <= self.job.n * self._cost(self.best) < SECONDS_WORTH_A_RACE
-        loops = isinstance(self.best.engine, Looped)
-        return Structured() if short and loops and self.job.bound.device.type == "cpu" else None
+        """Differences, if the job was too short to try them. Says why it goes on without them."""
+        if self._tried_differences:
+            return None
+        why = _unread.get(self.job.bound, _pair(self.job))
+        worth = self.job.n * self._cost(self.best) >= SECONDS_WORTH_A_RIVAL
+        worth = worth and self.job.bound.device.type == "cpu" and not self.job.removes_drift
+        if why is not None or not worth:
+            self.say(f"auto: not structured ({why or 'the job is too short to try it'})")
+        return Structured() if worth and why is None else None
 
     def say(self, note: str) -> None:
         self.notes.append(note)
@@ -227,6 +239,7 @@ class Race:
         return float(apart.norm()) <= rounding_at_few(self.job, before).typical * apart.numel() ** 0.5
 
     def _differences(self) -> None:
+        self._tried_differences = True
         try:
             runner = StructuredRunner(self.job)
             if runner.chunk == 1 and self._far_slower(runner):
@@ -234,6 +247,7 @@ class Race:
             spot_check(self.job, StructuredRunner)
         except UNSUPPORTED as error:
             self._pass_over("structured", error)
+            _unread.put(self.job.bound, _pair(self.job), first_line(error))
             return
         trial = Trial(Structured(), runner, min(runner.chunk, max(1, self.left // 2)))
         if self._timed(trial):
@@ -278,7 +292,8 @@ class Race:
                 one.seconds = (one.seconds + (self._seconds(one) or one.seconds)) / 2
         better = self._cost(trial) < (1.0 if loops else WORTHWHILE) * self._cost(self.best)
         if trial is not self.best:
-            self.loser, self.best = (self.best, trial) if better else (trial, self.best)
+            loser, self.best = (self.best, trial) if better else (trial, self.best)
+            self.losers[loser.name] = loser
         return better
 
     def _seconds(self, trial: Trial, rows: int | None = None) -> float | None:
@@ -341,8 +356,13 @@ def known(job: Job, notes: list[str]) -> Choice | None:
 
 def turn(choice: Choice) -> Choice:
     """The choice for a whole call. A rival is timed in one call, and the chosen engine in the next."""
-    if choice.rival is None or choice.whole is not None:
+    if choice.rival is None:
         return choice
+    if choice.whole is not None:
+        against = f"{name_of(choice.rival)}, which took {seconds_in_words(choice.whole)}"
+        return replace(
+            choice, reason=f"{choice.reason}; {name_of(choice.engine)} is timed in this call against {against}"
+        )
     reason = f"{choice.reason}; {name_of(choice.rival)} is timed in this call"
     return replace(choice, engine=choice.rival, rival=choice.engine, reason=reason)
 
@@ -375,6 +395,8 @@ def dismiss(job: Job, choice: Choice, error: BaseException) -> None:
     reason = f"auto: not {name_of(choice.engine)} ({first_line(error)})"
     if before is not None:
         remember(job, replace(before, reason=f"{reason}; {before.reason}", rival=None))
+    if isinstance(choice.engine, Structured):
+        _unread.put(job.bound, _pair(job), first_line(error))
 
 
 def short(job: Job) -> Engine | None:
@@ -399,6 +421,20 @@ def remember(job: Job, choice: Choice) -> None:
 
 def _key(job: Job) -> Any:
     return job.n, job.m, job.batch, job.bound.dtype, job.bound.device, type(job.update), job.plain
+
+
+def _pair(job: Job) -> Any:
+    return job.kind_of_targets, job.batch, job.bound.dtype, type(job.update), job.plain
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Parts of a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *first, last = list(parts) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def name_of(engine: Engine) -> str:

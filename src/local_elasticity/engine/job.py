@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -33,6 +34,9 @@ DEPENDS_ON_BATCH = (
 
 SUM_OF_PROBABILITIES = 1e-4
 """How close to 1 outputs sum that are probabilities."""
+
+AT_ONCE = 256
+"""Examples predicted at a time to find one that the model does not take."""
 
 COMPANY = 4
 """Examples among which a prediction is compared with the one alone."""
@@ -392,6 +396,7 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
     """The outputs of the first example, which must be the same among others, what its forward pass took, and the
     predictions of the first and the last example by themselves."""
     n = count(inputs)
+    bound.examples[name] = inputs
     some = torch.linspace(0, n - 1, min(n, COMPANY), device=bound.device).round().long()
     one = take(inputs, slice(0, 1))
     try:
@@ -417,10 +422,7 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
     try:
         outputs, size = footprint(bound, one)
     except (KeyError, AttributeError, NameError) as error:
-        raise ValueError(
-            f"model: its forward pass fails on a private copy of it ({type(error).__name__}: {error}); "
-            "it must find its parts by attribute, not by their identity"
-        ) from error
+        raise ValueError(_why_it_fails(bound, error)) from error
     except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
         if not may_be_passed_over(error) or str(error).startswith(("model: ", "loss: ", "output: ")):
             raise
@@ -437,6 +439,56 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
     if not outputs.is_floating_point():
         raise TypeError(f"model: its outputs are {outputs.dtype}; expected real floating-point numbers")
     return outputs, size
+
+
+def _why_it_fails(bound: BoundProblem, error: Exception) -> str:
+    """What to say where the forward pass does not find something. A key that is a part of the copy, or its id, says
+    that it looks for its parts by their identity."""
+    said = f"{type(error).__name__}: {error}"
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(key, (nn.Module, Tensor)) or key in bound.replica.identities():
+        return (
+            f"model: its forward pass fails on a private copy of it ({said}); "
+            "it must find its parts by attribute, not by their identity"
+        )
+    return f"model: its forward pass raises {said}; check that the model takes these inputs and has what it reads"
+
+
+class ExampleError(ValueError):
+    """The model does not take one of the examples, though it takes others."""
+
+    def __init__(self, name: str, place: int, why: str) -> None:
+        super().__init__(f"{name}: the model does not take example {place}, counted from 0 ({why})")
+        self.name, self.place, self.why = name, place, why
+
+
+def name_example(bound: BoundProblem, error: Exception) -> None:
+    """Raise an ExampleError if the model does not take one of its examples, in place of an error that does not name an
+    argument. Predicts all examples for this, half of those that fail at a time."""
+    named = isinstance(error, (ValueError, TypeError)) and re.match(r"\w+: ", str(error)) is not None
+    if not bound.examples or not may_be_passed_over(error) or (named and not isinstance(error, UnsupportedModelError)):
+        return
+    for name, inputs in bound.examples.items():
+        for start in range(0, count(inputs), AT_ONCE):
+            place, why = start, _refused(bound, take(inputs, slice(start, start + AT_ONCE)))
+            few = min(AT_ONCE, count(inputs) - start)
+            while why is not None and few > 1:
+                half = few // 2
+                first = _refused(bound, take(inputs, slice(place, place + half)))
+                place, few = (place, half) if first is not None else (place + half, few - half)
+                why = first or _refused(bound, take(inputs, slice(place, place + few)))
+            if why is not None:
+                raise ExampleError(name, place, str(why) or type(why).__name__) from error
+
+
+def _refused(bound: BoundProblem, inputs: Inputs) -> Exception | None:
+    """The error of a forward pass of examples; None if there is none, or if it says nothing about them."""
+    try:
+        with torch.no_grad():
+            bound.outputs(bound.params, inputs)
+    except Exception as error:  # whatever a forward pass raises
+        return error if may_be_passed_over(error) else None
+    return None
 
 
 def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception) -> str:

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -273,9 +273,15 @@ class Problem:
             pairs = frozenset(name for name in self.stepped if own[name].is_complex())
             loss, output = replica.copies_of(None if self.loss_is_named else self.loss, self.output)
             problem = problem if loss is None else replace(problem, loss=loss)
-            yield BoundProblem(
-                problem, params, replica, device, next(iter(params.values())).dtype, hooks, pairs, output
-            )
+            dtype = next(iter(params.values())).dtype
+            bound = BoundProblem(problem, params, replica, device, dtype, hooks, pairs, output)
+            try:
+                yield bound
+            except Exception as error:
+                from local_elasticity.engine.job import name_example
+
+                name_example(bound, error)
+                raise
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """A parameter that does not step: a layer's weight in half precision stays so in memory."""
@@ -310,6 +316,8 @@ class BoundProblem:
     pairs: frozenset[str]
     output: Callable[[Any], Tensor] | None = None
     """The problem's, as a copy where it has a state of its own."""
+    examples: dict[str, Inputs] = field(default_factory=dict)
+    """The examples that it was checked with, by the name of the argument, to name one that the model does not take."""
 
     @cached_property
     def made_of(self) -> Any:
@@ -518,7 +526,7 @@ def gradient(
     left out where only those `reached` are asked for.
     """
     if not outputs.requires_grad:
-        raise ValueError(
+        raise NoGradientError(
             f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
             "so a step moves nothing; select others with params="
         )
@@ -527,7 +535,7 @@ def gradient(
     except RuntimeError as error:
         if "use_reentrant" not in str(error) or interruption(error):
             raise
-        raise ValueError(
+        raise NoGradientError(
             "model: checkpoint(..., use_reentrant=True) has no gradient with respect to single tensors; use "
             "use_reentrant=False"
         ) from error
@@ -536,6 +544,10 @@ def gradient(
         for (name, leaf), g in zip(leaves.items(), found, strict=True)
         if g is not None or not reached
     }
+
+
+class NoGradientError(ValueError):
+    """The outputs have no gradient with respect to the parameters that step, whatever the engine."""
 
 
 class ParametersChangedError(ValueError):

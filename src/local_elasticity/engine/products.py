@@ -40,9 +40,11 @@ FEW_ROWS = 1024
 
 class Splits:
     """Shared weights as right-hand sides, by where they are in memory. Only those that stay there are kept: where a
-    weight is computed in every pass, another one may take its place in memory."""
+    weight is computed in every pass, another one may take its place in memory. Without tensor cores, the products of
+    parts are computed in plain float32."""
 
-    def __init__(self, lasting: Iterable[Tensor]) -> None:
+    def __init__(self, lasting: Iterable[Tensor], *, tensor_cores: bool = True) -> None:
+        self.tensor_cores = tensor_cores
         self._places = {storage_of(_numbers(tensor)).data_ptr() for tensor in lasting}
         self._kept: dict[tuple[int, ...], Tensor] = {}
 
@@ -150,6 +152,8 @@ class Term:
 def total_of(terms: list[Term], c: int, shift: Tensor | None = None) -> Tensor:
     """The sum of the terms, and of a `shift` [c, o] of each source: [c, p, o]."""
     splits = _splits.get()
+    if splits is not None and not splits.tensor_cores:
+        return _in_plain_products(terms, c, shift)
     if splits is not None and all(_wide(term, c) for term in terms):
         return _on_tensor_cores(terms, c, shift, splits)
     total: Tensor | None = None
@@ -177,6 +181,23 @@ def _wide(term: Term, c: int) -> bool:
     return (
         kernels is not None and min(*right.shape[-2:]) >= NARROW and rows >= FEW_ROWS and right.shape[-1] % ALIGNED == 0
     )
+
+
+def _in_plain_products(terms: list[Term], c: int, shift: Tensor | None) -> Tensor:
+    """The sum of the terms, with the rounding of tensor cores: three products of parts in bfloat16, added in
+    float32."""
+    parts = [] if shift is None else [shift[:, None]]
+    for term in terms:
+        left, right = term.whole, _numbers(term.right).to(term.right.dtype)
+        (high, low), (of_right, rest) = (_in_bfloat16(side) for side in (left.expand(c, *left.shape[-2:]), right))
+        parts += [high @ of_right.mT, high @ rest.mT, low @ of_right.mT]
+    return sum(parts[1:], parts[0])
+
+
+def _in_bfloat16(side: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low parts, as float32."""
+    high = side.bfloat16().to(side.dtype)
+    return high, (side - high).bfloat16().to(side.dtype)
 
 
 def _on_tensor_cores(terms: list[Term], c: int, shift: Tensor | None, splits: Splits) -> Tensor:

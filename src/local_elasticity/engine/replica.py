@@ -141,6 +141,11 @@ class Replica:
         modules = self._kept.model.named_modules() if self._kept is not None else ()
         return {id(module): name for name, module in modules}
 
+    def identities(self) -> set[int]:
+        """The ids of the modules and parameters of the copy that ran last."""
+        made = self._kept.model if self._kept is not None else nn.Module()
+        return {id(part) for part in (*made.modules(), *made.parameters(), *made.buffers())}
+
     def watch(self, params: Params, inputs: Any, read: Callable[[Any], Any] = lambda result: result) -> Any:
         """Run the model on these inputs with gradients on, and what reads its result, and note what they write. Nothing
         of it is written, so that the result is right only where `effects` is empty. Raises a ValueError if a

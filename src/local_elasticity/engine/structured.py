@@ -28,7 +28,7 @@ from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import Live, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
-from local_elasticity.engine.problem import Inputs
+from local_elasticity.engine.problem import Inputs, NoGradientError
 from local_elasticity.engine.products import SPLIT_ROUNDING, Splits, by_parts
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, layers, products, shapes
@@ -110,6 +110,8 @@ class Structured:
     Args:
         precision: of the products of differences in a float32 network: `"float32"`, or `"split_bf16"`, which a GPU
             computes on tensor cores, accurate to 2e-5. The default on a GPU is `"split_bf16"` for up to 256 outputs.
+            Elsewhere the same products are computed in plain float32, which takes longer. Two-layer nets have products
+            in float32.
     """
 
     precision: str | None = None
@@ -324,7 +326,7 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
                 rule = type(job.update).__name__
                 raise UnsupportedModelError(f"engine: {name} differs from the loop for steps of {rule} on this model")
             _proved.put(job.bound, by_rule, True)
-    except UnsupportedModelError:
+    except (UnsupportedModelError, NoGradientError):
         raise
     except Exception as reason:  # a forward pass may raise anything in float64
         if not may_be_passed_over(reason):
@@ -370,16 +372,16 @@ def _agrees_in(
 
 
 def _splits(job: Job, precision: str | None = None) -> Splits | None:
-    """The parts of weights for split products; None where products are computed in float32. Split products are
-    available on a GPU with tensor cores for bfloat16, except while a graph is recorded, because parts are cached."""
+    """The parts of weights for split products; None where products are computed in float32. The default is split
+    products on a GPU with tensor cores for bfloat16, except while a graph is recorded, because parts are cached."""
     bound = job.bound
-    if precision == "float32" or (precision is None and job.k > MOST_OUTPUTS):
+    if precision == "float32" or (precision is None and job.k > MOST_OUTPUTS) or bound.dtype != torch.float32:
         return None
-    if bound.dtype != torch.float32 or bound.device.type != "cuda" or torch.version.hip is not None:
+    tensor_cores = bound.device.type == "cuda" and torch.version.hip is None
+    tensor_cores = tensor_cores and torch.cuda.get_device_capability(bound.device) >= (8, 0)
+    if (precision is None and not tensor_cores) or (tensor_cores and torch.cuda.is_current_stream_capturing()):
         return None
-    if torch.cuda.get_device_capability(bound.device) < (8, 0) or torch.cuda.is_current_stream_capturing():
-        return None
-    return Splits([*bound.params.values(), *bound.constants.values()])
+    return Splits([*bound.params.values(), *bound.constants.values()], tensor_cores=tensor_cores)
 
 
 def _tile_bytes(job: Job) -> int:

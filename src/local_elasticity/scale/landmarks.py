@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from local_elasticity.checks import check_count
 from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.inputs import count, read_inputs, take
-from local_elasticity.engine.problem import Problem
+from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.measures.kernel import ntk
 from local_elasticity.shapes import Float
 
@@ -21,14 +21,14 @@ SMALLEST = 1e-6
 
 @untouched
 def landmark_features(
-    problem: Problem, x: Any, *, landmarks: int = LANDMARKS, seed: int = 0, memory: int | None = None
+    problem: Problem | nn.Module, x: Any, *, landmarks: int = LANDMARKS, seed: int = 0, memory: int | None = None
 ) -> Float[Tensor, "n r"]:
     """Features φ(x) with ⟨φ(x), φ(x′)⟩ ≈ Θ(x, x′), the trace of the neural tangent kernel, exact at the landmarks:
 
         φ(x) = W^{−1/2} k(x),   k(x) = Θ(x, landmarks),   W = Θ among the landmarks.
 
     Args:
-        problem, x: as for `ntk`.
+        problem, x: as for `ntk`; a bare model needs no loss.
         landmarks: how many of the points, drawn at random; the features are at most as many.
         seed: of the draw.
         memory: bytes to work in; by default half of what is free.
@@ -46,6 +46,7 @@ def landmark_features(
     (True, torch.Size([50, 4]))
     """
     check_count("landmarks", landmarks)
+    problem = problem if isinstance(problem, Problem) else as_problem(problem, "mse")
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
     few = take(inputs, drawn(count(inputs), landmarks, seed))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage, with_coverage
@@ -34,7 +34,7 @@ from local_elasticity.engine.jacobian import (
 )
 from local_elasticity.engine.job import check_labels, check_network
 from local_elasticity.engine.memory import examples_at_once
-from local_elasticity.engine.problem import Inputs, Problem
+from local_elasticity.engine.problem import Inputs, Problem, as_problem
 from local_elasticity.shapes import Float
 
 DIMENSION = 2048
@@ -45,12 +45,12 @@ AT_ONCE = 1 << 26
 
 @untouched
 def gradient_sketch(
-    problem: Problem, x: Any, *, dimension: int = DIMENSION, seed: int = 0, memory: int | None = None
+    problem: Problem | nn.Module, x: Any, *, dimension: int = DIMENSION, seed: int = 0, memory: int | None = None
 ) -> Float[Tensor, "n dimension"]:
     """Features φ(x) with ⟨φ(x), φ(x′)⟩ ≈ Θ(x, x′), the trace of the neural tangent kernel; the cost grows with n alone.
 
     Args:
-        problem, x: as for `ntk`.
+        problem, x: as for `ntk`; a bare model needs no loss.
         dimension: numbers for each example; the error falls with its root.
         seed: of the random signs and buckets. Sketches with the same seed and dimension belong together.
         memory: bytes to work in; by default half of what is free.
@@ -68,6 +68,7 @@ def gradient_sketch(
     True
     """
     check_count("dimension", dimension, least=2)
+    problem = problem if isinstance(problem, Problem) else as_problem(problem, "mse")
     with problem.bound() as bound:
         inputs = read_inputs(x, bound.device, bound.dtype, "x")
         outputs, size, _ = check_network(bound, inputs, None, ("x",))

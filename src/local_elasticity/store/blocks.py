@@ -234,9 +234,9 @@ class BlockStore:
     def write(self, at: At, block: Block) -> None:
         """One block, its sources' own values where they are kept with it, and last its digest."""
         rows, columns = self.grid.region(at)
-        values = {name: np.asarray(block[0][name], self._array(name).dtype) for name in self.matrices}
+        values = {name: _one_nan(np.asarray(block[0][name], self._array(name).dtype)) for name in self.matrices}
         own = self.own if self.grid.holds_own(at) else ()
-        kept = {name: np.asarray(block[1][name], self._array(name).dtype) for name in own}
+        kept = {name: _one_nan(np.asarray(block[1][name], self._array(name).dtype)) for name in own}
         with self._writing(f"block {at}"):
             for name, matrix in values.items():
                 self._array(name)[rows, columns] = matrix
@@ -343,6 +343,11 @@ def _check_names(names: Sequence[str], taken: Sequence[str]) -> None:
             raise ValueError(
                 f"measure: {name!r} cannot name a matrix in a store; give le.Measure(name, ...) another name"
             )
+
+
+def _one_nan(numbers: Array) -> Array:
+    """The same numbers with NaN of one sign: a chunk that is NaN throughout is not written, and read as that one."""
+    return np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
 
 
 def _digest(values: Mapping[str, Array], own: Mapping[str, Array]) -> bytes:

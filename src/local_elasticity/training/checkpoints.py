@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -133,7 +134,9 @@ def _content(file: Path, device: torch.device, argument: str) -> Any:
             from safetensors.torch import load_file
 
             return load_file(file, device=str(device))
-        return torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # the error says what is wrong
+            return torch.load(file, map_location=device, weights_only=True, mmap=is_zipfile(file))
     except FileNotFoundError:
         raise
     except ImportError as error:

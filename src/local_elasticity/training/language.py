@@ -2,7 +2,8 @@
 
 All problems here take a model that returns logits [b, T, V], or an object with `.logits`, as Hugging Face models do.
 Sources are made by `sequences(...)`: of tokens with a mask, of a batch as a tokenizer makes it, or of several. Padding,
-on either side, and tokens with the label −100, such as those of a prompt, count for nothing.
+on either side, and tokens with the label −100, such as those of a prompt, count for nothing. The masks that trainers
+give for this, such as `completion_mask`, are read too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from local_elasticity.engine.response import Response
 from local_elasticity.measures.relative import kl, relative
 
 Batch = Mapping[str, Tensor]
-"""`input_ids` [b, T], and perhaps `attention_mask` and `labels` of the same shape, as tokenizers make it."""
+"""`input_ids` [b, T], and perhaps `attention_mask`, `labels` and masks of answers of the same shape, as tokenizers and
+trainers make it."""
+
+ANSWERS = {"completion_mask": 1, "assistant_masks": 1, "assistant_mask": 1, "loss_mask": 1, "prompt_mask": 0}
+"""Names of masks in a batch, with their value at tokens that are to be predicted."""
 
 
 def sequences(
@@ -31,8 +36,10 @@ def sequences(
 
     Args:
         input_ids: tokens [b, T]; or a batch with `input_ids` and perhaps `attention_mask` and `labels`; or several
-            batches, such as a DataLoader of them, which are padded to one length.
-        attention_mask: 1 at tokens, 0 at padding, which is on the right or on the left.
+            batches, such as a DataLoader of them, which are padded to one length. In a batch, `completion_mask`,
+            `assistant_masks` and `loss_mask` (1 at tokens that are to be predicted) and `prompt_mask` (1 at others) are
+            read as well; any other mask is refused.
+        attention_mask: 1 at tokens, 0 at padding, which is on the right or on the left and may be −100.
         labels: −100 at tokens that are not to be predicted, such as those of a prompt; the tokens themselves elsewhere,
             not shifted.
 
@@ -158,14 +165,31 @@ def predicted_tokens(input_ids: Tensor, attention_mask: Tensor, predicted: Tenso
 def _read_batch(batch: Batch) -> dict[str, Tensor]:
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         raise TypeError(f"input_ids: expected tokens, or batches with input_ids, got {type(batch).__name__}")
-    return _read(batch["input_ids"], batch.get("attention_mask"), batch.get("labels"))
+    input_ids, labels = batch["input_ids"], batch.get("labels")
+    for key, mask in batch.items():
+        if key != "attention_mask" and key.endswith(("mask", "masks")) and mask is not None:
+            labels = _answers(key, mask, input_ids, labels)
+    return _read(input_ids, batch.get("attention_mask"), labels)
+
+
+def _answers(key: str, mask: Tensor, input_ids: Tensor, labels: Tensor | None) -> Tensor:
+    """The labels, with −100 where a mask by this name says that a token is not to be predicted."""
+    if key not in ANSWERS:
+        raise ValueError(
+            f"{key}: expected {', '.join(ANSWERS)} beside attention_mask; leave it out of the batch, or pass labels "
+            "that are -100 at the tokens that are not to be predicted"
+        )
+    if not isinstance(mask, Tensor) or mask.shape != input_ids.shape or bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"{key}: expected a tensor of 0 and 1 in the shape of input_ids, {list(input_ids.shape)}")
+    left_out = mask != ANSWERS[key]
+    return (input_ids if labels is None else labels).masked_fill(left_out, IGNORED)
 
 
 def _read(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> dict[str, Tensor]:
     """One batch, padded on the right; with what is predicted, where labels say that."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     _check(input_ids, mask, labels)
-    batch = {"input_ids": input_ids, "attention_mask": mask}
+    batch = {"input_ids": input_ids.masked_fill((mask == 0) & (input_ids < 0), 0), "attention_mask": mask}
     if labels is not None:
         batch["predicted"] = ((labels != IGNORED) & mask.bool()).to(mask.dtype)
     if bool(mask[:, -1].all()) and not bool(mask.all()):
