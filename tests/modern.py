@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
@@ -439,14 +440,31 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind, **options):
         super().__init__()
-        self.layer = kind(4, 5, batch_first=True, **options)
-        self.head = nn.Linear(10 if options.get("bidirectional") else 5, 2)
+        self.layer, size = kind(4, 5, batch_first=True, **options), options.get("proj_size", 5)
+        self.head = nn.Linear(10 if options.get("bidirectional") else size, 2)
         self.of_states = nn.Linear(5, 2)
 
     def forward(self, x):
         outputs, states = self.layer(x)
-        states = states[0] + states[1] if isinstance(states, tuple) else states
+        states = F.pad(states[0], (0, 5 - states[0].shape[-1])) + states[1] if isinstance(states, tuple) else states
         return self.head(outputs[:, -1]) + self.of_states(states[0])
+
+
+class Packed(nn.Module):
+    """A recurrent layer of sequences of several lengths: its outputs, and its last states."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = kind(4, 5, batch_first=True, **options)
+        self.head, self.of_states = nn.LazyLinear(2), nn.LazyLinear(2)
+        self(*_lengths(2))
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        outputs, states = self.layer(packed)
+        states = states[0] if isinstance(states, tuple) else states
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, padding_value=0.5, total_length=5)
+        return self.head(padded.mean(1)) + self.of_states(states[-1])
 
 
 class LearnedState(nn.Module):
@@ -615,15 +633,18 @@ class Tabular(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """A sum and a mean of embeddings, by nn.EmbeddingBag."""
+    """A sum and a mean of embeddings, by nn.EmbeddingBag; bags are rows, or parts of a list that begin at offsets."""
 
-    def __init__(self):
+    def __init__(self, offsets=False):
         super().__init__()
+        self.offsets = offsets
         self.mean, self.sum = nn.EmbeddingBag(11, 4), nn.EmbeddingBag(11, 4, mode="sum", padding_idx=2)
         self.head = nn.Linear(8, 3)
 
     def forward(self, tokens):
-        return self.head(torch.tanh(torch.cat([self.mean(tokens), self.sum(tokens)], 1)))
+        starts = torch.arange(0, tokens.numel(), tokens.shape[1]) if self.offsets else None
+        tokens = tokens.reshape(-1) if self.offsets else tokens
+        return self.head(torch.tanh(torch.cat([self.mean(tokens, starts), self.sum(tokens, starts)], 1)))
 
 
 class Contrastive(nn.Module):
@@ -695,6 +716,10 @@ def _padded(n):
     return torch.randn(n, 5, 8), torch.arange(5) >= 5 - torch.arange(n)[:, None] % 3
 
 
+def _lengths(n):
+    return torch.randn(n, 5, 4), 5 - torch.arange(n) * 2 % 5
+
+
 def _graphs(n):
     edges = (torch.rand(n, 4, 4) < 0.4).float()
     return torch.randn(n, 4, 4), torch.maximum(edges, edges.transpose(1, 2))
@@ -737,6 +762,9 @@ MODERN = [
     Modern("rnn", lambda: Recurrent(nn.RNN, num_layers=2), SERIES),
     Modern("rnn of relu", lambda: Recurrent(nn.RNN, nonlinearity="relu"), SERIES),
     Modern("lstm from a learned state", LearnedState, SERIES),
+    Modern("lstm with projections", lambda: Recurrent(nn.LSTM, num_layers=2, proj_size=3), SERIES),
+    Modern("packed lstm", lambda: Packed(nn.LSTM, num_layers=2, bidirectional=True), _lengths),
+    Modern("packed gru", lambda: Packed(nn.GRU, bias=False), _lengths),
     Modern("cells", Cells, SERIES),
     Modern("state space", StateSpace, SERIES),
     Modern("parametrized", Parametrized, _normal(4)),
@@ -747,6 +775,7 @@ MODERN = [
     Modern("graph", GraphNet, _graphs),
     Modern("tabular", Tabular, _table),
     Modern("bag of words", BagOfWords, _tokens),
+    Modern("bag of words, offsets", lambda: BagOfWords(True), _tokens),
     Modern("contrastive", Contrastive, lambda n: (torch.randn(n, 4), torch.randn(n, 3))),
 ]
 

@@ -4,8 +4,6 @@ Linearized is the limit of small steps."""
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import local_elasticity as le
 from local_elasticity.engine.job import Job
@@ -143,42 +141,6 @@ def test_only_the_adapters_step():
     by_name = le.Problem.of(net, "cross_entropy", params=r"\.(up|down)$")
     one, other = (le.respond(p, sources, targets, engine="structured").target_change for p in (problem, by_name))
     assert torch.equal(one, other)
-
-
-class Packed(nn.Module):
-    """A recurrent layer of sequences of several lengths."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.layer, self.head = kind(4, 5, batch_first=True), nn.Linear(5, 2)
-
-    def forward(self, x):
-        lengths = torch.full((len(x),), 3)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.head(pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0][:, -1])
-
-
-class Projected(nn.Module):
-    """An LSTM whose states are projected."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.LSTM(4, 5, batch_first=True, proj_size=3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.head(self.layer(x)[0][:, -1])
-
-
-@pytest.mark.parametrize("make", [lambda: Packed(nn.LSTM), lambda: Packed(nn.GRU), Projected])
-def test_recurrent_layers_that_are_not_written_out(make):
-    """They are left over where gradients are wanted, and Structured names them."""
-    problem = le.Problem.of(make().double(), "cross_entropy")
-    sources, update = (torch.randn(4, 5, 4).double(), torch.arange(4) % 2), le.SGD(1e-7)
-    found = le.respond(problem, sources, update=update, engine="linearized").target_change
-    wanted = le.respond(problem, sources, update=update, engine="looped").target_change
-    assert_same_rows(found, wanted, SAME_AT_SMALL_STEPS)
-    with pytest.raises(ValueError, match="cannot read (lstm|gru) in layer"):
-        le.respond(problem, sources, update=update, engine="structured")
 
 
 @pytest.mark.parametrize("params", ["bias", "weight", "stem", "head"])

@@ -11,10 +11,14 @@ from local_elasticity.engine import structured  # noqa: F401 (registers the rule
 from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.difference import IN_PLACE, LINEAR, OF_ANY_STRIDES, RULES, Difference, base_of, delta_of
 from local_elasticity.engine.supported import UnsupportedModelError
-from tests.calls import CALLS, Moves, set_item
+from tests.calls import CALLS, Moves, rotated, set_item
 from tests.tolerances import CANCELLED, SAME_IN_FLOAT64
 
 SOURCES = 3
+
+COMPLEX = {torch.view_as_complex, torch.view_as_real, torch.real, torch.imag}
+COMPLEX |= {Tensor.real.__get__, Tensor.imag.__get__}
+"""Functions of complex numbers, which are tried together."""
 
 each_call = pytest.mark.parametrize("i", range(len(CALLS)), ids=lambda i: f"{i}-{CALLS[i].name}")
 
@@ -43,7 +47,8 @@ def subsets(deltas):
 
 def called(function, leaves, spec):
     args, kwargs = tree_unflatten(leaves, spec)
-    return [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
+    found = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in found if leaf.is_floating_point()]
 
 
 def before_and_after(function, bases, deltas, spec):
@@ -84,8 +89,9 @@ def _cast(leaf, dtype):
 def test_every_rule_is_tried():
     tried = {function for call in CALLS for function in call.functions}
     tried |= {Tensor.__setitem__} if set_item in tried else set()
+    tried |= COMPLEX if rotated in tried else set()
     of_rules = "local_elasticity.engine.rules."  # a docstring's example registers one too
-    ours = [function for function, written in RULES.items() if written.__module__.startswith(of_rules)]
+    ours = [function for function, written in RULES.items() if str(written.__module__).startswith(of_rules)]
     assert not [function for function in (*ours, *LINEAR, *COMPOSITES) if function not in tried]
     assert not [function for function in (*IN_PLACE.values(), *OF_ANY_STRIDES.values()) if function not in tried]
 
@@ -140,10 +146,16 @@ def test_functions_in_place_leave_the_difference(function):
 
 
 def test_functions_that_ask_through_another_are_named():
-    """As max_pool3d, whose code hands itself over from within."""
+    """As fractional_max_pool3d, whose code hands itself over from within."""
     h, d = torch.randn(2, 1, 4, 4, 4).double(), torch.randn(SOURCES, 2, 1, 4, 4, 4).double()
-    with pytest.raises(UnsupportedModelError, match="max_pool3d"):
-        torch.nn.functional.max_pool3d(Difference.of(h, d), 2)
+    with pytest.raises(UnsupportedModelError, match="fractional_max_pool3d"):
+        torch.nn.functional.fractional_max_pool3d(Difference.of(h, d), 2, 2)
+
+
+def test_properties_are_named():
+    x = Difference.of(torch.randn(2, 3), torch.randn(SOURCES, 2, 3))
+    with pytest.raises(UnsupportedModelError, match="Tensor.data = of a value that moves"):
+        x.data = torch.zeros(2, 3)
 
 
 def test_what_cannot_follow_is_refused():
@@ -159,6 +171,14 @@ def test_what_cannot_follow_is_refused():
         lambda x: torch.sort(x),
         lambda x: x.to(torch.float16),
         lambda x: torch.where(x > 0, x, -x),
+        lambda x: torch.full_like(x, x.sum()),
+        lambda x: torch.ones(3).double().fill_(x.sum()),
+        lambda x: F.max_pool1d(x, 2, return_indices=True),
+        lambda x: F.adaptive_max_pool1d(x, 2, return_indices=True),
+        lambda x: torch.linalg.norm(x, 2),
+        lambda x: torch.linalg.norm(x, "nuc"),
+        lambda x: x.norm(0),
+        lambda x: x.scatter(1, torch.zeros(2, 1).long(), x, reduce="add"),
         lambda x: x.masked_fill(x > 0, 0.0),
         lambda x: torch.nn.functional.dropout(x, 0.5, True),
     ):

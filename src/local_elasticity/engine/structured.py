@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +22,16 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.coverage import Coverage
-from local_elasticity.engine.difference import LINEAR, RULES, Difference
+from local_elasticity.engine.difference import (
+    IN_PLACE,
+    LINEAR,
+    OF_ANY_STRIDES,
+    RULES,
+    WITHOUT_EFFECT,
+    Difference,
+    Writable,
+    name_of,
+)
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import Job, Runner
@@ -31,7 +41,7 @@ from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs
 from local_elasticity.engine.products import SPLIT_ROUNDING, Splits, by_parts
 from local_elasticity.engine.rows import Rows, own_change
-from local_elasticity.engine.rules import elementwise, layers, products, shapes
+from local_elasticity.engine.rules import elementwise, in_place, layers, products, shapes
 from local_elasticity.engine.steps import LINEAR_SHARE, Steps
 from local_elasticity.engine.supported import UnsupportedModelError
 from local_elasticity.engine.tape import ReusedParameterError
@@ -39,25 +49,46 @@ from local_elasticity.engine.update import SGD, Update
 
 logger = logging.getLogger("local_elasticity")
 
-READERS = {"elementwise": elementwise, "layers": layers, "products": products, "shapes": shapes}
+READERS = {"elementwise": elementwise, "layers": layers, "products": products, "shapes": shapes, "in place": in_place}
 """The modules whose import registers the rules."""
+
+_OPERATORS = {f"r{name}": name for name in ("add", "mul", "sub", "pow", "matmul", "div")} | {
+    "getitem": "x[i]",
+    "setitem": "x[i] = y",
+    "rtruediv": "div",
+    "truediv": "div",
+    "iadd": "+=",
+    "isub": "-=",
+    "imul": "*=",
+    "idiv": "/=",
+    "itruediv": "/=",
+}
+"""Operators of Python by the names of their methods."""
 
 
 def readable() -> dict[str, list[str]]:
-    """The supported functions, by the module of their rule. Linear functions, and those made of others, have keys of
-    their own."""
-    found: dict[str, list[str]] = {kind: [] for kind in (*READERS, "linear", "recurrent")}
+    """The supported functions, by the module of their rule. Linear functions, those made of others, and those that
+    write into a tensor have keys of their own."""
+    found: dict[str, list[Any]] = {kind: [] for kind in ("elementwise", "layers", "products", "shapes")}
     for function, written in RULES.items():
-        package, _, kind = written.__module__.rpartition(".")
+        package, _, kind = str(written.__module__).rpartition(".")
         if package == elementwise.__package__:  # not a rule that a user added
-            found[kind].append(_name(function))
-    found["linear"] = [_name(function) for function in LINEAR]
-    found["recurrent"] = [_name(function) for function in COMPOSITES]
-    return {kind: sorted(set(names)) for kind, names in found.items()}
+            found[kind].append(function)
+    found["linear"] = [*LINEAR, *OF_ANY_STRIDES]
+    found["composed"] = [function for function in COMPOSITES if function is not in_place.copied]
+    found["in place"] = [*IN_PLACE, *WITHOUT_EFFECT]
+    return {kind: sorted(set(map(_spelled, functions))) for kind, functions in found.items()}
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", function)).strip("_")
+def _spelled(function: Any) -> str:
+    """How users write a function: a method or function by its name, a property as `.T`, an operator as in Python."""
+    name = name_of(function)
+    if name.startswith("Tensor."):
+        return name.removeprefix("Tensor")
+    inner = name.strip("_")
+    if name.startswith("__"):
+        return _OPERATORS.get(inner, inner)
+    return re.sub("^(linalg|special)_", r"\1.", name.lstrip("_"))
 
 
 TENSORS_A_PAIR = 16
@@ -285,7 +316,8 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     """How the predictions at `inputs` change with each step: [c, b, k]."""
     differences = tree_map(lambda leaf: Difference.of(leaf, None), inputs)
     try:
-        out = job.bound.predict(steps.params, differences)
+        with Writable():
+            out = job.bound.predict(steps.params, differences)
     except Exception as error:  # a forward pass may raise anything on differences
         if not may_be_passed_over(error):
             raise

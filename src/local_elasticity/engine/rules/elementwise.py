@@ -13,34 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine import response
-from local_elasticity.engine.difference import IN_PLACE, Difference, Pair, aligned, base_of, delta_of, pending_of, rule
+from local_elasticity.engine.difference import Difference, Pair, aligned, base_of, delta_of, pending_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.supported import UnsupportedModelError
-
-IN_PLACE.update(
-    {
-        torch.relu_: torch.relu,
-        F.relu_: F.relu,
-        F.leaky_relu_: F.leaky_relu,
-        Tensor.relu_: Tensor.relu,
-        Tensor.add_: torch.add,
-        Tensor.__iadd__: torch.add,
-        Tensor.sub_: torch.sub,
-        Tensor.__isub__: torch.sub,
-        Tensor.mul_: torch.mul,
-        Tensor.__imul__: torch.mul,
-        Tensor.tanh_: torch.tanh,
-        Tensor.sigmoid_: torch.sigmoid,
-        Tensor.div_: torch.div,
-        Tensor.__itruediv__: torch.div,
-        Tensor.clamp_: torch.clamp,
-        Tensor.masked_fill_: torch.masked_fill,
-        Tensor.exp_: torch.exp,
-        F.hardtanh_: F.hardtanh,
-        F.elu_: F.elu,
-    }
-)
-
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """h [t, …] and d [c, t, …] → f(h + d) − f(h)."""
@@ -303,11 +278,11 @@ def rsqrt(x: Any) -> Pair:
 
 
 @rule(torch.pow, Tensor.pow, Tensor.__pow__)
-def power(x: Any, exponent: Any) -> Pair:
+def power(x: Any, exponent: Any) -> Any:
     """Whole powers by products, others as h^p expm1(p log1p(d/h)) where d is small compared with h."""
-    if delta_of(exponent) is not None or isinstance(base_of(exponent), Tensor):
-        raise UnsupportedModelError("a power with a tensor as its exponent")
-    p = float(exponent)
+    if isinstance(exponent, Tensor) and (exponent.ndim > 0 or delta_of(exponent) is not None):
+        return _power_of_tensors(x, exponent)
+    p = float(base_of(exponent))
     if p == 0.5:
         return sqrt(x)
     if p == -0.5:
@@ -317,10 +292,22 @@ def power(x: Any, exponent: Any) -> Pair:
     h, d = _parts(x)
     if p == int(p) and 1 <= p <= 8:
         return torch.pow(h, exponent), _whole_power_change(h, d, int(p))
-    base, share = torch.pow(h, exponent), d / h
-    small = share.clamp(-0.5, 0.5)
-    exact = base * torch.expm1(p * torch.log1p(small))
-    return base, torch.where(share.abs() < 0.5, exact, torch.pow(h + d, exponent) - base)
+    return torch.pow(h, p), _power_change(h, d, p)
+
+
+def _power_of_tensors(x: Any, exponent: Any) -> Pair:
+    """(h + δ)^(p + ε) − h^p, where x may also be a number or not differ."""
+    h, p = _tensor(x, exponent), base_of(exponent)
+    base = torch.pow(h, p)
+    d, moved = (_aligned(one, base) for one in (x, exponent))
+    return base, _spread_over(_power_change(h, 0 * h if d is None else d, p, 0 if moved is None else moved), base)
+
+
+def _power_change(h: Tensor, d: Tensor, p: Any, moved: Any = 0) -> Tensor:
+    """h^p expm1((p + ε) log1p(δ/h) + ε log h), subtracted where δ is large."""
+    base, share = torch.pow(h, p), d / h
+    grown = (p + moved) * torch.log1p(share.clamp(-0.5, 0.5)) + torch.special.xlogy(moved, h.abs())
+    return torch.where(share.abs() < 0.5, base * torch.expm1(grown), torch.pow(h + d, p + moved) - base)
 
 
 def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:
@@ -358,9 +345,11 @@ def erf(x: Any) -> Pair:
 
 
 @rule(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)
-def clamp(x: Any, min: Any = None, max: Any = None) -> Pair:
+def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """Between numbers, or between tensors, which may differ too."""
     if isinstance(min, Tensor) or isinstance(max, Tensor):
-        raise UnsupportedModelError("clamp between tensors")
+        above = x if min is None else torch.maximum(x, min)
+        return above if max is None else torch.minimum(above, max)
     return _clamped(x, -math.inf if min is None else min, math.inf if max is None else max)
 
 
