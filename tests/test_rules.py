@@ -9,8 +9,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from local_elasticity.engine import structured  # noqa: F401 (registers the rules)
 from local_elasticity.engine.composites import COMPOSITES
-from local_elasticity.engine.difference import IN_PLACE, LINEAR, OF_ANY_STRIDES, RULES, Difference, base_of, delta_of
-from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.difference import (
+    IN_PLACE,
+    LINEAR,
+    OF_ANY_STRIDES,
+    RULES,
+    Difference,
+    Writable,
+    base_of,
+    delta_of,
+)
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError
 from tests.calls import CALLS, Moves, rotated, set_item
 from tests.tolerances import CANCELLED, SAME_IN_FLOAT64
 
@@ -89,7 +98,7 @@ def _cast(leaf, dtype):
 def test_every_rule_is_tried():
     tried = {function for call in CALLS for function in call.functions}
     tried |= {Tensor.__setitem__} if set_item in tried else set()
-    tried |= COMPLEX if rotated in tried else set()
+    tried |= CHOICES | (COMPLEX if rotated in tried else set())
     of_rules = "local_elasticity.engine.rules."  # a docstring's example registers one too
     ours = [function for function, written in RULES.items() if str(written.__module__).startswith(of_rules)]
     assert not [function for function in (*ours, *LINEAR, *COMPOSITES) if function not in tried]
@@ -204,6 +213,40 @@ def test_exponential_units_take_changes_of_any_size(function):
     found = function(Difference.of(h, d)).delta.double()
     expected = function(h.double() + d.double()) - function(h.double())
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)
+
+
+CHOICES = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin}
+
+
+def test_choices_that_do_not_change_are_read_and_others_refused():
+    h = torch.tensor([[3.0, -1.0, 2.0], [0.5, 4.0, -2.0]]).double()
+    d = 0.1 * torch.randn(SOURCES, 2, 3).double().clamp(-2, 2)
+    x = Difference.of(h, d)
+    values, places = x.topk(2, 1)
+    assert torch.equal(base_of(places), torch.tensor([[0, 2], [1, 0]]))
+    assert torch.equal(delta_of(values), d.gather(2, base_of(places).expand(SOURCES, 2, 2)))
+    assert torch.equal(delta_of(x.gather(1, places)), delta_of(values))
+    assert torch.topk(x, 1, 0, False).values.delta.shape == (SOURCES, 1, 3)
+    assert base_of(x.argmax(1)).tolist() == base_of(torch.argmax(x, dim=-1)).tolist() == [0, 1]
+    assert base_of(x.argmin(1, keepdim=True)).tolist() == [[1], [2]]
+    assert int(base_of(torch.argmin(x))) == 5
+    moved = Difference.of(h, 10 * torch.randn(SOURCES, 2, 3).double())
+    for choice in (lambda t: t.topk(2), lambda t: t.argmax(1), torch.argmin):
+        with pytest.raises(ChangedChoiceError, match="whose choice changes with the step"):
+            choice(moved)
+
+
+def test_what_is_written_by_another_name_is_refused_only_where_it_differs():
+    x = Difference.of(torch.randn(3), torch.randn(SOURCES, 3))
+    with Writable():
+        made = torch.zeros(2, 3)
+        part = made[0]
+        part.fill_(1)
+        assert made.sum() == 3
+        made[0] = x
+        assert torch.equal(delta_of(made * 1)[:, 0], delta_of(x))
+        with pytest.raises(UnsupportedModelError, match="written into by another name"):
+            part * 1
 
 
 def test_the_place_of_a_maximum_is_not_followed():

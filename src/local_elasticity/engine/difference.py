@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.changes import WeightChange
 from local_elasticity.engine.composites import inside
-from local_elasticity.engine.guard import FunctionMode
+from local_elasticity.engine.guard import WITHOUT_EFFECT, FunctionMode
 from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -53,9 +53,6 @@ MADE = {torch.zeros, torch.ones, torch.empty, torch.full}
 
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
-
-WITHOUT_EFFECT = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-"""Functions that change no values."""
 
 OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
 """Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""

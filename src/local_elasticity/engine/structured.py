@@ -27,12 +27,12 @@ from local_elasticity.engine.difference import (
     LINEAR,
     OF_ANY_STRIDES,
     RULES,
-    WITHOUT_EFFECT,
     Difference,
     Writable,
     name_of,
 )
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
+from local_elasticity.engine.guard import WITHOUT_EFFECT
 from local_elasticity.engine.inputs import count, spread, take
 from local_elasticity.engine.job import Job, Runner
 from local_elasticity.engine.looped import LoopedRunner
@@ -43,7 +43,7 @@ from local_elasticity.engine.products import SPLIT_ROUNDING, Splits, by_parts
 from local_elasticity.engine.rows import Rows, own_change
 from local_elasticity.engine.rules import elementwise, in_place, layers, products, shapes
 from local_elasticity.engine.steps import LINEAR_SHARE, Steps
-from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError
 from local_elasticity.engine.tape import ReusedParameterError
 from local_elasticity.engine.update import SGD, Update
 
@@ -129,7 +129,7 @@ devices without float64 they grow with the rounding unit, up to 1 %."""
 
 PROVED_AT_ITS_OWN = 1e-6
 """Allowed error, as a share of the row's norm, for a step of the size asked for. It is used if gradients are so large
-that rounding hides the larger step."""
+that rounding hides the larger step, or if that step changes choices."""
 
 
 @dataclass(frozen=True)
@@ -321,9 +321,8 @@ def changes_at(job: Job, steps: Steps, inputs: Inputs) -> Tensor:
     except Exception as error:  # a forward pass may raise anything on differences
         if not may_be_passed_over(error):
             raise
-        raise UnsupportedModelError(
-            f"engine: Structured cannot read {error}{_where(job, error.__traceback__)}"
-        ) from error
+        kind = ChangedChoiceError if isinstance(error, ChangedChoiceError) else UnsupportedModelError
+        raise kind(f"engine: Structured cannot read {error}{_where(job, error.__traceback__)}") from error
     delta = out.delta if isinstance(out, Difference) else None
     if delta is None:
         return torch.zeros(len(steps.loss_gradient), *out.shape, dtype=out.dtype, device=out.device)
@@ -344,7 +343,7 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
     at_its_own = (*what, job.update.step_size)
     try:
         if not (_proved.get(job.bound, what) or _proved.get(job.bound, at_its_own)):
-            if _agrees(job, kind, SGD(PROOF_STEP, decay), PROVED, PROOF_ROUNDING):
+            if _agrees_at_the_trial_step(job, kind, decay):
                 _proved.put(job.bound, what, True)
             elif _agrees(job, kind, SGD(job.update.step_size, decay), PROVED_AT_ITS_OWN, 0.0):
                 _proved.put(job.bound, at_its_own, True)
@@ -362,6 +361,15 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
         if not may_be_passed_over(reason):
             raise
         raise UnsupportedModelError(f"engine: {name} could not be checked against the loop ({reason})") from reason
+
+
+def _agrees_at_the_trial_step(job: Job, kind: Callable[[Job], Runner], decay: float) -> bool:
+    """Whether a few pairs are those of the loop for a step that flips units. It may change choices that smaller steps
+    do not change."""
+    try:
+        return _agrees(job, kind, SGD(PROOF_STEP, decay), PROVED, PROOF_ROUNDING)
+    except ChangedChoiceError:
+        return False
 
 
 def _agrees(job: Job, kind: Callable[[Job], Runner], update: Update, of_norm: float, of_largest: float) -> bool:

@@ -21,7 +21,7 @@ from local_elasticity.engine.difference import (
     vectorized_over_sources,
     write,
 )
-from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError
 from local_elasticity.engine.uses import each_axis
 
 
@@ -358,6 +358,34 @@ def _extreme(values: Any, before: Any) -> Any:
     return type(before)((values, Difference.unknown(before.indices, "the place of a maximum or minimum")))
 
 
+@rule(torch.topk, Tensor.topk)
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The values at the places before the step, which must be those after it."""
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    before = torch.topk(h, k, dim, largest, sorted)
+    places = _unchanged("topk", before.indices, torch.topk(h + d, k, _later(dim), largest, sorted).indices)
+    moved = d.gather(_later(dim), before.indices.expand(len(d), *before.indices.shape))
+    return type(before)((Difference.of(before.values, moved), places))
+
+
+@rule(torch.argmax, Tensor.argmax)
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    if dim is None:
+        h, d = h.flatten(), d.flatten(1)
+    after = torch.argmax(h + d, -1 if dim is None else _later(dim), keepdim and dim is not None)
+    return _unchanged("argmax", torch.argmax(base_of(x), dim, keepdim), after)
+
+
+def _unchanged(name: str, before: Tensor, after: Tensor) -> Difference:
+    """Places that no step of these changes."""
+    if not torch.equal(after.reshape(len(after), -1), before.flatten().expand(len(after), -1)):
+        raise ChangedChoiceError(f"{name}, whose choice changes with the step,")
+    return Difference.of(before, None)
+
+
 @rule(torch.amin, Tensor.amin)
 def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return -torch.amax(-x, dim, keepdim)
@@ -424,6 +452,7 @@ def _adaptive(axes: int) -> Any:
     return pool
 
 
+rule(torch.argmin, Tensor.argmin)(lambda x, dim=None, keepdim=False: argmax(-x, dim, keepdim))
 rule(F.max_pool2d, torch.max_pool2d)(_max_pool(2))
 rule(F.max_pool3d, torch.max_pool3d)(_max_pool(3))
 rule(F.adaptive_max_pool1d)(_adaptive(1))
