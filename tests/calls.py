@@ -76,9 +76,9 @@ SMALL = torch.randn(12, 4, generator=GENERATOR).double() / 1000
 SIGNS = torch.tensor([[True, False, True], [False, False, True]])
 COLUMNS = torch.tensor([[0, 2], [1, 1]])
 ADD = (*both("add"), Tensor.__add__, Tensor.__radd__)
-SUB = (*both("sub"), torch.subtract, Tensor.__sub__)
-MUL = (*both("mul"), torch.multiply, Tensor.__mul__, Tensor.__rmul__)
-DIV = (*both("div"), torch.divide, torch.true_divide, Tensor.__truediv__)
+SUB = (*both("sub"), *both("subtract"), Tensor.__sub__)
+MUL = (*both("mul"), *both("multiply"), Tensor.__mul__, Tensor.__rmul__)
+DIV = (*both("div"), *both("divide"), *both("true_divide"), Tensor.__truediv__)
 MATMUL = (*both("matmul"), torch.linalg.matmul, Tensor.__matmul__)
 CLAMP = (*both("clamp"), *both("clip"))
 
@@ -115,7 +115,7 @@ ELEMENTWISE = [
     call((torch.rsub, Tensor.__rsub__), x(2, 3), 1.5),
     call((torch.rsub, Tensor.__rsub__), x(2, 3), x(3)),
     call(torch.rsub, x(2, 3), x(3), alpha=0.5),
-    call((*both("neg"), Tensor.__neg__), x(2, 3)),
+    call((*both("neg"), *both("negative"), *both("absolute"), Tensor.__neg__), x(2, 3)),
     call(MUL, x(2, 3), x(2, 3)),
     call(MUL, x(3), x(2, 1)),
     call(MUL, x(3), SAME),
@@ -259,6 +259,7 @@ PRODUCTS = [
     *(call(torch.linalg.vector_norm, x(2, 3), order, -1) for order in (1, torch.inf, 3.0, 1.5)),
     call(torch.linalg.vector_norm, x(2, 3), 2, dtype=torch.float64),
     call(both("norm"), x(2, 3), 1, -1),
+    *(call(F.normalize, x(2, 3), p, -1) for p in (2.0, 1.0, 3.0)),
     call(torch.linalg.norm, x(2, 3)),
     call(torch.linalg.norm, x(2, 3), dim=-1, keepdim=True),
     call(torch.linalg.norm, x(2, 3), torch.inf, 0),
@@ -519,6 +520,8 @@ WRITTEN_OUT = [
     call(attends_to_itself, x(3, 2, 4), *ATTENTION, need_weights=False, attn_mask=torch.ones(3, 3).triu(1).bool()),
     *(call(F.embedding_bag, COLUMNS, x(3, 4), mode=mode) for mode in ("sum", "mean")),
     call(F.embedding_bag, COLUMNS, x(3, 4), padding_idx=-2),
+    call(F.embedding_bag, COLUMNS.flatten(), x(3, 4), torch.tensor([0, 1, 1])),
+    call(F.embedding_bag, COLUMNS.flatten(), x(3, 4), torch.tensor([0, 3, 4]), mode="sum", include_last_offset=True),
     call(F.embedding_bag, COLUMNS, x(3, 4), mode="sum", per_sample_weights=x(2, 2)),
 ]
 

@@ -181,13 +181,13 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     return base, torch.add(dx, dy, alpha=alpha)
 
 
-@rule(torch.neg, Tensor.neg, Tensor.__neg__)
+@rule(torch.neg, Tensor.neg, Tensor.__neg__, torch.negative, Tensor.negative)
 def neg(x: Any) -> Pair:
     h, d = _parts(x)
     return -h, -d
 
 
-@rule(torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+@rule(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__)
 def mul(x: Any, y: Any) -> Pair:
     """(h + δ)(h′ + δ′) − h h′ = δ h′ + h δ′ + δ δ′."""
     h, g = base_of(x), base_of(y)
@@ -201,9 +201,8 @@ def mul(x: Any, y: Any) -> Pair:
 
 def _product_change(h: Any, dx: Tensor, g: Any, dy: Tensor, base: Tensor) -> Tensor:
     for one, moved, other, also in ((h, dx, g, dy), (g, dy, h, dx)):
-        kernels = (
-            kernels_for(moved) if isinstance(other, Tensor) and moved.shape[1:] == one.shape == base.shape else None
-        )
+        alike = isinstance(other, Tensor) and other.dtype == moved.dtype and moved.shape[1:] == one.shape == base.shape
+        kernels = kernels_for(moved) if alike else None
         found: Tensor | None = None if kernels is None else kernels.product_change_on_gpu(one, moved, other, also)
         if found is not None:
             return found
@@ -216,7 +215,7 @@ def square(x: Any) -> Pair:
     return h * h, d * (2 * h + d)
 
 
-@rule(torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.__truediv__)
+@rule(torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__)
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
     """(h + δ)/(g + ε) − h/g = (δ − (h/g) ε) / (g + ε)."""
     if rounding_mode is not None:
@@ -319,7 +318,7 @@ def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:
     return d * total
 
 
-@rule(torch.abs, Tensor.abs)
+@rule(torch.abs, Tensor.abs, torch.absolute, Tensor.absolute)
 def absolute(x: Any) -> Pair:
     h, d = _parts(x)
     return torch.abs(h), relu_change(h, d) + relu_change(-h, -d)
@@ -387,7 +386,9 @@ def glu(x: Any, dim: int = -1) -> Any:
     return one * torch.sigmoid(gate)
 
 
-rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)(lambda x, y, *, alpha=1: add(x, y, alpha=-alpha))
+rule(torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)(
+    lambda x, y, *, alpha=1: add(x, y, alpha=-alpha)
+)
 rule(torch.rsub, Tensor.__rsub__)(lambda x, y, *, alpha=1: add(y, x, alpha=-alpha))
 rule(Tensor.__rtruediv__, Tensor.__rdiv__)(lambda x, y: div(y, x))
 rule(torch.clamp_min, Tensor.clamp_min)(lambda x, min: clamp(x, min))
