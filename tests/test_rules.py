@@ -12,7 +12,7 @@ from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.difference import (
     IN_PLACE,
     LINEAR,
-    OF_ANY_STRIDES,
+    READ_AS,
     RULES,
     Difference,
     Writable,
@@ -102,7 +102,7 @@ def test_every_rule_is_tried():
     of_rules = "local_elasticity.engine.rules."  # a docstring's example registers one too
     ours = [function for function, written in RULES.items() if str(written.__module__).startswith(of_rules)]
     assert not [function for function in (*ours, *LINEAR, *COMPOSITES) if function not in tried]
-    assert not [function for function in (*IN_PLACE.values(), *OF_ANY_STRIDES.values()) if function not in tried]
+    assert not [function for function in (*IN_PLACE.values(), *READ_AS.values()) if function not in tried]
 
 
 @each_call
@@ -133,6 +133,21 @@ def test_rules_do_not_cancel_in_float32(i):
         found = called(function, differences(call, bases, deltas), spec)
         before, after = before_and_after(function, bases, deltas, spec)
         assert_right(found, before, after, share=CANCELLED, rounding=1e-13)
+
+
+@each_call
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@torch.no_grad()
+def test_constants_may_be_differences_that_do_not_differ(i):
+    """As inputs are, and what a forward pass makes."""
+    call = CALLS[i]
+    for function in call.functions:
+        bases, deltas, spec = drawn(call, 0.1)
+        leaves = differences(call, bases, deltas)
+        leaves = [Difference.of(one.clone(), None) if type(one) is Tensor else one for one in leaves]
+        before, after = before_and_after(function, bases, deltas, spec)
+        found = called(function, leaves, spec)
+        assert_right(found, before, after, share=SAME_IN_FLOAT64, rounding=1e-6 if call.coarse else 1e-13)
 
 
 @pytest.mark.parametrize("function", IN_PLACE, ids=lambda function: function.__name__)
@@ -247,6 +262,10 @@ def test_what_is_written_by_another_name_is_refused_only_where_it_differs():
         assert torch.equal(delta_of(made * 1)[:, 0], delta_of(x))
         with pytest.raises(UnsupportedModelError, match="written into by another name"):
             part * 1
+        made = torch.zeros(3)
+        made.data.copy_(x)
+        with pytest.raises(UnsupportedModelError, match="written into by another name"):
+            made + 1
 
 
 def test_the_place_of_a_maximum_is_not_followed():

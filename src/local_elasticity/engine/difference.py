@@ -54,8 +54,13 @@ MADE = {torch.zeros, torch.ones, torch.empty, torch.full}
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
-OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
-"""Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""
+READ_AS: dict[Any, Any] = {
+    Tensor.view: Tensor.reshape,
+    Tensor.view_as: Tensor.reshape_as,
+    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
+}
+"""Function → the one that gives the same. Those on the left need contiguous memory, which rules do not keep, or hide
+that values are written."""
 
 _MOVED = "local_elasticity_moved"
 """An attribute of memory that what differs was written into."""
@@ -192,7 +197,7 @@ class Difference(Tensor):
             return args[0]
         in_place = func in IN_PLACE or kwargs.pop("inplace", False)
         written = args[0] if in_place else None
-        func = OF_ANY_STRIDES.get(func, IN_PLACE.get(func, func))
+        func = READ_AS.get(func, IN_PLACE.get(func, func))
         result = _difference_of(func, args, kwargs)
         return result if written is None else _written_into(written, result)
 

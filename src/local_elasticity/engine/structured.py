@@ -25,7 +25,7 @@ from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.difference import (
     IN_PLACE,
     LINEAR,
-    OF_ANY_STRIDES,
+    READ_AS,
     RULES,
     Difference,
     Writable,
@@ -74,7 +74,7 @@ def readable() -> dict[str, list[str]]:
         package, _, kind = str(written.__module__).rpartition(".")
         if package == elementwise.__package__:  # not a rule that a user added
             found[kind].append(function)
-    found["linear"] = [*LINEAR, *OF_ANY_STRIDES]
+    found["linear"] = [*LINEAR, *READ_AS]
     found["composed"] = [function for function in COMPOSITES if function is not in_place.copied]
     found["in place"] = [*IN_PLACE, *WITHOUT_EFFECT]
     return {kind: sorted(set(map(_spelled, functions))) for kind, functions in found.items()}

@@ -290,7 +290,7 @@ def power(x: Any, exponent: Any) -> Any:
         return reciprocal(x)
     h, d = _parts(x)
     if p == int(p) and 1 <= p <= 8:
-        return torch.pow(h, exponent), _whole_power_change(h, d, int(p))
+        return torch.pow(h, base_of(exponent)), _whole_power_change(h, d, int(p))
     return torch.pow(h, p), _power_change(h, d, p)
 
 

@@ -159,7 +159,6 @@ LINEAR.update(
         Tensor.expand: _expand,
         Tensor.__getitem__: _item,
         Tensor.contiguous: _same,
-        Tensor.data.__get__: _same,  # type: ignore[attr-defined]
         Tensor.to: _cast,
         Tensor.float: lambda d: _cast(d, torch.float32),
         Tensor.double: lambda d: _cast(d, torch.float64),
@@ -263,9 +262,9 @@ def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None,
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     if delta_of(value) is not None:
         raise UnsupportedModelError("index_fill with a value that moves")
-    h, d = base_of(x), delta_of(x)
+    h, d, index = base_of(x), delta_of(x), base_of(index)
     assert d is not None
-    return torch.index_fill(h, dim, index, base_of(value)), torch.index_fill(d, _later(dim), base_of(index), 0)
+    return torch.index_fill(h, dim, index, base_of(value)), torch.index_fill(d, _later(dim), index, 0)
 
 
 @rule(torch.index_put, Tensor.index_put)
