@@ -1,8 +1,10 @@
 """Fill the pages of docs/api: a table of names with one sentence each, and what Sphinx reads their docstrings from.
+Also the table of functions that the structured engine supports.
 
     python docs/reference.py
 
-A page lists names by hand, `<!-- names: MODULE: NAME NAME ... -->`; what follows up to `<!-- end -->` is written here.
+A page lists names by hand, `<!-- names: MODULE: NAME NAME ... -->`; what follows up to `<!-- end -->` is written here,
+and so is what follows `<!-- functions -->`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,36 @@ from pathlib import Path
 from typing import Any
 
 API = Path(__file__).parent / "api"
+STRUCTURED = Path(__file__).parent / "how-to" / "structured.md"
 MARKER = re.compile(r"<!-- names: (\S+): (.*?) -->\n.*?<!-- end -->", re.DOTALL)
+FUNCTIONS = re.compile(r"<!-- functions -->\n.*?<!-- end -->", re.DOTALL)
+KINDS = {
+    "elementwise": "elementwise functions",
+    "layers": "layers with weights",
+    "products": "products, softmax, attention, norms",
+    "shapes": "joining, writing, pooling by maximum",
+    "linear": "moving, gathering, averaging",
+    "composed": "composed of other functions",
+    "in place": "in place",
+}
+"""How the page calls the kinds of `readable`."""
+
+
+def pages() -> list[Path]:
+    """The pages that are filled."""
+    return [*sorted(API.glob("*.md")), STRUCTURED]
 
 
 def updated(page: str) -> str:
     """The page with every marked list made again."""
-    return MARKER.sub(listed, page)
+    return FUNCTIONS.sub(functions(), MARKER.sub(listed, page)) if FUNCTIONS.search(page) else MARKER.sub(listed, page)
+
+
+def functions() -> str:
+    """A table of the functions that `Structured` supports."""
+    found = import_module("local_elasticity.engine.structured").readable()
+    rows = [f"| {KINDS[kind]} | {', '.join(f'`{name}`' for name in names)} |" for kind, names in found.items()]
+    return "\n".join(["<!-- functions -->", "", "| | functions |", "|---|---|", *rows, "<!-- end -->"])
 
 
 def listed(found: re.Match[str]) -> str:
@@ -59,5 +85,5 @@ def below(place: str, name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    for page in sorted(API.glob("*.md")):
+    for page in pages():
         page.write_text(updated(page.read_text()))

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from local_elasticity.engine.rules.in_place import copied
+
 
 @dataclass(frozen=True)
 class Moves:
@@ -54,6 +56,16 @@ def attends_to_itself(sequence: Any, width: int, heads: int, weight: Any, *args:
     return F.multi_head_attention_forward(sequence, sequence, sequence, width, heads, weight / 1000, *args, **kwargs)
 
 
+def turned(x: Tensor) -> Tensor:
+    """Complex numbers, each turned by an angle of its place."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return pairs * torch.polar(torch.ones(pairs.shape[-1]), torch.arange(1.0, pairs.shape[-1] + 1)).to(pairs.dtype)
+
+
+def rotated(x: Tensor) -> Tensor:
+    return torch.view_as_real(turned(x)).flatten(-2)
+
+
 REST_OF_ATTENTION = (None, None, False, 0.0, x(4, 4), x(4))
 ATTENTION = (4, 2, x(12, 4), None, *REST_OF_ATTENTION)
 """The width, the heads, projections of queries, keys and values, what is rarely given, the projection of outputs."""
@@ -64,10 +76,10 @@ SMALL = torch.randn(12, 4, generator=GENERATOR).double() / 1000
 SIGNS = torch.tensor([[True, False, True], [False, False, True]])
 COLUMNS = torch.tensor([[0, 2], [1, 1]])
 ADD = (*both("add"), Tensor.__add__, Tensor.__radd__)
-SUB = (*both("sub"), torch.subtract, Tensor.__sub__)
-MUL = (*both("mul"), torch.multiply, Tensor.__mul__, Tensor.__rmul__)
-DIV = (*both("div"), torch.divide, torch.true_divide, Tensor.__truediv__)
-MATMUL = (*both("matmul"), Tensor.__matmul__)
+SUB = (*both("sub"), *both("subtract"), Tensor.__sub__)
+MUL = (*both("mul"), *both("multiply"), Tensor.__mul__, Tensor.__rmul__)
+DIV = (*both("div"), *both("divide"), *both("true_divide"), Tensor.__truediv__)
+MATMUL = (*both("matmul"), torch.linalg.matmul, Tensor.__matmul__)
 CLAMP = (*both("clamp"), *both("clip"))
 
 ELEMENTWISE = [
@@ -103,7 +115,7 @@ ELEMENTWISE = [
     call((torch.rsub, Tensor.__rsub__), x(2, 3), 1.5),
     call((torch.rsub, Tensor.__rsub__), x(2, 3), x(3)),
     call(torch.rsub, x(2, 3), x(3), alpha=0.5),
-    call((*both("neg"), Tensor.__neg__), x(2, 3)),
+    call((*both("neg"), *both("negative"), *both("absolute"), Tensor.__neg__), x(2, 3)),
     call(MUL, x(2, 3), x(2, 3)),
     call(MUL, x(3), x(2, 1)),
     call(MUL, x(3), SAME),
@@ -121,11 +133,22 @@ ELEMENTWISE = [
     *(call(both(name), positive(2, 3)) for name in ("log", "log1p", "sqrt", "rsqrt")),
     *(call((*both("pow"), Tensor.__pow__), x(2, 3), p) for p in (0, 1, 2, 3.0, 7, 10)),
     *(call((*both("pow"), Tensor.__pow__), positive(2, 3), p) for p in (0.5, -0.5, -1, -2, 1.3, 9)),
+    call((*both("pow"), Tensor.__pow__), x(2, 3), torch.tensor(3)),
+    call((*both("pow"), Tensor.__pow__), positive(2, 3), SAME),
+    call((*both("pow"), Tensor.__pow__), positive(2, 3), x(2, 3)),
+    call((*both("pow"), Tensor.__pow__), positive(2, 1), x(3)),
+    call((*both("pow"), Tensor.__pow__), x(2, 3), torch.tensor([1.0, 2.0, 3.0])),
+    call(torch.pow, 2, x(2, 3)),
+    call(Tensor.__rpow__, x(2, 3), 2.0),
     call(CLAMP, x(2, 3), -0.5, 0.5),
+    call(CLAMP, x(2, 3), torch.tensor(-0.5), torch.tensor([0.5, 0.1, 1.0])),
+    call(CLAMP, x(2, 3), x(2, 3), x(3)),
+    call(CLAMP, SAME, max=x(3)),
     call(CLAMP, x(2, 3), min=0.1),
     call(CLAMP, x(2, 3), max=0),
     call(both("clamp_min"), x(2, 3), 0.1),
     call(both("clamp_max"), x(2, 3), 0.1),
+    call((*both("clamp_min"), *both("clamp_max")), x(2, 3), x(3)),
     call((*both("maximum"), *both("minimum")), x(2, 3), x(2, 3)),
     call((*both("maximum"), *both("minimum")), x(2, 3), SAME),
     call((*both("maximum"), *both("minimum")), x(3), x(2, 1)),
@@ -195,6 +218,16 @@ PRODUCTS = [
     call((*both("dot"), *both("vdot")), x(3), x(3)),
     call(both("mv"), x(2, 3), x(3)),
     call(both("outer"), x(2), x(3)),
+    call(both("inner"), x(2, 3), x(4, 3)),
+    call(both("inner"), x(3), SAME),
+    call(both("inner"), x(3), torch.tensor(2.0).double()),
+    call(torch.tensordot, x(2, 3, 4), x(3, 4, 2)),
+    call(torch.tensordot, x(2, 3, 4), x(4, 2), 1),
+    call(torch.tensordot, x(2, 3), SAME, dims=([0], [0])),
+    call((*both("matrix_exp"), torch.linalg.matrix_exp), x(3, 3)),
+    call(both("matrix_exp"), x(2, 3, 3)),
+    call(torch.linalg.solve, positive(3, 3), x(3, 2)),
+    call(torch.linalg.solve, positive(2, 3, 3), SAME.mT.expand(2, 3, 2)),
     call(torch.einsum, "bi,ij,jkl->bkl", x(2, 3), x(3, 2), x(2, 2, 2)),
     call(torch.einsum, "b...d,b...d->b...", x(2, 5, 3), x(2, 5, 3)),
     call(torch.einsum, "ii->i", [x(3, 3)]),
@@ -203,6 +236,7 @@ PRODUCTS = [
     call(F.bilinear, x(2, 3), x(2, 4), x(5, 3, 4), x(5)),
     call(F.bilinear, x(2, 3), x(2, 4), x(5, 3, 4)),
     call((*both("softmax"), *both("log_softmax")), x(2, 3), -1),
+    call((torch.special.softmax, torch.special.log_softmax), x(2, 3), -1),
     call((*both("softmax"), *both("log_softmax")), x(2, 3, 4), dim=1),
     call((*both("softmax"), *both("log_softmax")), x(2, 3), 1, dtype=torch.float64),
     call(F.cross_entropy, x(2, 3), torch.tensor([2, 0])),
@@ -222,6 +256,17 @@ PRODUCTS = [
     call(both("norm"), x(2, 3)),
     call(both("norm"), x(2, 3), dim=1, keepdim=True),
     call(both("norm"), x(2, 3), 2, -1),
+    *(call(torch.linalg.vector_norm, x(2, 3), order, -1) for order in (1, torch.inf, 3.0, 1.5)),
+    call(torch.linalg.vector_norm, x(2, 3), 2, dtype=torch.float64),
+    call(both("norm"), x(2, 3), 1, -1),
+    *(call(F.normalize, x(2, 3), p, -1) for p in (2.0, 1.0, 3.0)),
+    call(torch.linalg.norm, x(2, 3)),
+    call(torch.linalg.norm, x(2, 3), dim=-1, keepdim=True),
+    call(torch.linalg.norm, x(2, 3), torch.inf, 0),
+    call(torch.linalg.norm, x(2, 3, 4), "fro", (1, 2)),
+    call((torch.var_mean, torch.std_mean), x(2, 3)),
+    call((torch.var_mean, torch.std_mean), x(2, 3), -1, unbiased=False),
+    call((torch.var_mean, torch.std_mean), x(2, 3), (0, 1), correction=0, keepdim=True),
     call((*both("var"), *both("std")), x(2, 3)),
     call((*both("var"), *both("std")), x(2, 3), 1),
     call((*both("var"), *both("std")), x(2, 3), -1, False, True),
@@ -263,6 +308,9 @@ SHAPES = [
     call(both("split"), x(2, 5), 2, 1),
     call(both("split"), x(2, 5), [1, 4], dim=-1),
     call(torch.split, x(2, 5), split_size_or_sections=1),
+    call(both("tensor_split"), x(2, 5), 2, 1),
+    call(both("tensor_split"), x(2, 5), (1, 3), dim=-1),
+    call(both("split_with_sizes"), x(2, 5), [1, 4], 1),
     call(both("narrow"), x(2, 5), 1, 2, 2),
     call(both("select"), x(2, 5), -1, 3),
     call(both("select"), x(2, 5), 0, -1),
@@ -293,6 +341,9 @@ SHAPES = [
     call(Tensor.to, x(2, 3, 4, 4), memory_format=torch.channels_last),
     call(Tensor.double, x(2, 3)),
     call(Tensor.type_as, x(2, 3), SAME),
+    call(Tensor.type, x(2, 3), torch.float64),
+    call(Tensor.type, x(2, 3), "torch.DoubleTensor"),
+    Call((Tensor.type,), (x(2, 3), torch.float32), coarse=True),
     Call((Tensor.float,), (x(2, 3),), coarse=True),
     Call((Tensor.to,), (x(2, 3), torch.float32), coarse=True),
     call(both("squeeze"), x(2, 1, 3, 1)),
@@ -330,7 +381,14 @@ SHAPES = [
     call(Tensor.expand_as, x(3), SAME),
     call(Tensor.reshape_as, x(3, 2), SAME),
     call(Tensor.unfold, x(2, 5), -1, 3, 2),
-    call([*both("t"), Tensor.T.__get__, Tensor.mT.__get__], x(2, 3)),
+    call(Tensor.data.__get__, x(2, 3)),
+    call([*both("t"), *(getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH"))], x(2, 3)),
+    call((*both("adjoint"), Tensor.mH.__get__), x(2, 3, 4)),
+    call((*both("ravel"), *both("positive")), x(2, 3)),
+    call(both("broadcast_to"), x(3), (2, 3)),
+    call(both("diag_embed"), x(2, 3)),
+    call([rotated, lambda t: turned(t).real, lambda t: turned(t).imag], x(2, 3, 4)),
+    call([lambda t: torch.real(turned(t)), lambda t: torch.imag(turned(t).mT)], x(2, 3, 4)),
     call(Tensor.mT.__get__, x(2, 3, 4)),
     call(both("t"), x(3)),
     call(F.avg_pool1d, x(2, 3, 6), 2),
@@ -370,6 +428,22 @@ SHAPES = [
     call((*both("scatter_add"),), x(2, 3), 1, COLUMNS, x(2, 2)),
     call((*both("scatter_add"),), SAME, 1, COLUMNS, x(2, 2)),
     call((*both("index_add"),), x(2, 3), 1, COLUMNS[0], x(2, 2), alpha=0.5),
+    call(both("scatter"), x(2, 3), 1, COLUMNS[:, :1], x(2, 2)),
+    call(both("scatter"), SAME, 1, COLUMNS[:, :1], x(2, 2)),
+    call(both("scatter"), x(2, 3), 1, COLUMNS, 0.5),
+    call(both("scatter"), x(2, 3), 1, COLUMNS, value=0.5),
+    call(both("index_copy"), x(2, 3), 1, COLUMNS[0], x(2, 2)),
+    call(both("index_fill"), x(2, 3), -1, COLUMNS[0], 0.5),
+    call(both("index_put"), x(2, 3), (COLUMNS[0] % 2, COLUMNS[1]), x(2), True),
+    call(both("index_put"), SAME, [SIGNS], x(3)),
+    call(both("masked_scatter"), x(2, 3), SIGNS, x(2, 3)),
+    call(both("masked_scatter"), x(2, 3), SIGNS[0], SAME),
+    call(both("masked_select"), x(2, 3), SIGNS),
+    call(both("masked_select"), x(3), SIGNS),
+    call(both("select_scatter"), x(2, 3), x(2), 1, 0),
+    call(both("slice_scatter"), x(2, 3), SAME[:, :2], 1, 1, 3),
+    call(torch._VF._pack_padded_sequence, x(2, 3, 4), torch.tensor([3, 1]), True),
+    call(torch._VF._pad_packed_sequence, x(4, 3), torch.tensor([2, 1, 1]), True, 0.5, 4),
     call((torch.hstack, torch.column_stack), [x(2, 3), SAME]),
     call(torch.hstack, [x(3), x(2)]),
     call(torch.column_stack, [x(2), SAME, x(2)]),
@@ -383,7 +457,16 @@ SHAPES = [
     call((*both("amax"), *both("amin")), x(2, 3, 4), (0, 2), keepdim=True),
     call((F.max_pool1d, torch.max_pool1d), x(2, 3, 7), 2),
     call((F.max_pool1d, torch.max_pool1d), x(2, 3, 7), 3, 1, 1, 2),
+    call((F.max_pool1d, torch.max_pool1d), x(2, 3, 7), 3, 2, 1, ceil_mode=True),
     call((F.max_pool2d, torch.max_pool2d), x(2, 3, 7, 6), 2),
+    call((F.max_pool2d, torch.max_pool2d), x(2, 3, 7, 6), 3, 2, ceil_mode=True),
+    call((F.max_pool2d, torch.max_pool2d), x(2, 3, 7, 6), 3, (3, 4), 1, 1, True),
+    call((F.max_pool3d, torch.max_pool3d), x(2, 3, 4, 4, 5), 2),
+    call((F.max_pool3d, torch.max_pool3d), x(2, 3, 4, 4, 5), 2, (1, 2, 3), 1, 2, True),
+    call(F.adaptive_max_pool1d, x(2, 3, 7), 3),
+    call(F.adaptive_max_pool2d, x(2, 3, 7, 6), 1),
+    call(F.adaptive_max_pool2d, x(2, 3, 7, 6), (4, None)),
+    call(F.adaptive_max_pool3d, x(2, 3, 4, 5, 3), (3, 2, 3)),
     call((F.max_pool2d, torch.max_pool2d), x(2, 3, 7, 6), (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1)),
 ]
 
@@ -396,6 +479,10 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
 
 
 WRITTEN = [
+    call(copied, x(2, 3), x(3)),
+    call(copied, x(2, 3), SAME),
+    call(torch.zeros_like, x(2, 3)),
+    call(torch.full_like, x(2, 3), 0.5),
     call(set_item, x(2, 3), 0, 1.0),
     call(set_item, x(2, 3), 0, x(3)),
     call(set_item, x(2, 3), (slice(None), 1), x(2)),
@@ -414,6 +501,9 @@ WRITTEN_OUT = [
     call(both("lerp"), x(2, 3), x(2, 3), 0.3),
     call(both("lerp"), x(2, 3), SAME, x(2, 3)),
     call(both("addcmul"), x(2, 3), x(2, 3), SAME, value=0.5),
+    call(both("addcdiv"), x(2, 3), SAME, positive(2, 3), value=0.5),
+    call(both("float_power"), positive(2, 3), 1.5),
+    call(both("float_power"), positive(2, 3), x(3)),
     call(torch.prelu, x(2, 3), x(3)),
     call(torch.prelu, x(2, 3, 4), x(1)),
     call(torch.lstm, x(4, 2, 3), (x(1, 2, 5), x(1, 2, 5)), WEIGHTS, True, 1, 0.0, False, False, False),
@@ -430,6 +520,8 @@ WRITTEN_OUT = [
     call(attends_to_itself, x(3, 2, 4), *ATTENTION, need_weights=False, attn_mask=torch.ones(3, 3).triu(1).bool()),
     *(call(F.embedding_bag, COLUMNS, x(3, 4), mode=mode) for mode in ("sum", "mean")),
     call(F.embedding_bag, COLUMNS, x(3, 4), padding_idx=-2),
+    call(F.embedding_bag, COLUMNS.flatten(), x(3, 4), torch.tensor([0, 1, 1])),
+    call(F.embedding_bag, COLUMNS.flatten(), x(3, 4), torch.tensor([0, 3, 4]), mode="sum", include_last_offset=True),
     call(F.embedding_bag, COLUMNS, x(3, 4), mode="sum", per_sample_weights=x(2, 2)),
 ]
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
 import local_elasticity as le
@@ -220,6 +221,24 @@ class LinearAttention(nn.Module):
         return self.head((torch.einsum("btd,btde->bte", q, past) / total).mean(1))
 
 
+class ComplexRotary(nn.Module):
+    """Attention whose rotary positions are products of complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def rotated(self, x):
+        pairs = torch.view_as_complex(x.type(x.dtype).reshape(*x.shape[:-1], -1, 2))
+        angles = torch.outer(torch.arange(x.shape[1]), 10.0 ** -torch.arange(4)).to(x.dtype)
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(2).type_as(x)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).tensor_split(3, -1)
+        weights = torch.special.softmax(torch.linalg.matmul(self.rotated(q), self.rotated(k).mH) / 3, -1)
+        return self.head((weights @ v).mean(1))
+
+
 class Swin(nn.Module):
     """Attention in windows, shifted by torch.roll, with a table of relative position biases."""
 
@@ -282,6 +301,41 @@ class Mixer(nn.Module):
         x = x + self.places(self.first(x).mT).mT
         x = x + self.channels(self.second(x))
         return self.head(x.mean(1))
+
+
+class Routed(nn.Module):
+    """The two experts that a gate prefers for each token, as Mixtral and Switch have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.head = nn.Linear(8, 4), nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+        with torch.no_grad():
+            self.gate.weight.mul_(0.1), self.gate.bias.copy_(torch.tensor([9.0, -3.0, 3.0, -9.0]))
+
+    def forward(self, x):
+        tokens = x.reshape(-1, 8)
+        shares, chosen = torch.topk(torch.softmax(self.gate(tokens) / 4, -1), 2, dim=-1)
+        shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros(tokens.shape, dtype=x.dtype, device=x.device)
+        for i, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == i)
+            out.index_add_(0, rows, torch.tanh(expert(tokens[rows])) * shares[rows, places, None])
+        return self.head(out.view_as(x).mean(1))
+
+
+class Unpadded(nn.Module):
+    """Only the places that are not padding pass through a layer; the results are written where they were."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, padding):
+        x, written = self.first(x), torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+        written[~padding] = torch.tanh(self.second(x[~padding]))
+        again = torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x).masked_fill_(padding[..., None], 0.0)
+        return self.head((written + again.abs_().add_(1).sqrt_()).mean(1))
 
 
 class Experts(nn.Module):
@@ -384,6 +438,21 @@ class Normalized(nn.Module):
         return self.head(self.without(x.flatten(2)).square().amax(-1))
 
 
+class Pooled(nn.Module):
+    """Pools by maximum of every kind: with windows beyond the edge, adaptive, in three dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 3), nn.Linear(24, 3)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.stem(x), 3, 2, ceil_mode=True)
+        volume = F.max_pool3d(x[:, None], (2, 1, 2)).flatten(1, 2)
+        parts = [F.adaptive_max_pool2d(x, 1), F.adaptive_max_pool2d(x, (2, 2)), F.adaptive_max_pool2d(volume, (2, 1))]
+        x = torch.cat([part.flatten(1) for part in parts], 1)
+        return self.head(x / torch.linalg.norm(x, dim=1, keepdim=True))
+
+
 class Segmenter(nn.Module):
     """A class for every pixel: pooled features interpolated back, beside a transposed convolution."""
 
@@ -439,14 +508,31 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind, **options):
         super().__init__()
-        self.layer = kind(4, 5, batch_first=True, **options)
-        self.head = nn.Linear(10 if options.get("bidirectional") else 5, 2)
+        self.layer, size = kind(4, 5, batch_first=True, **options), options.get("proj_size", 5)
+        self.head = nn.Linear(10 if options.get("bidirectional") else size, 2)
         self.of_states = nn.Linear(5, 2)
 
     def forward(self, x):
         outputs, states = self.layer(x)
-        states = states[0] + states[1] if isinstance(states, tuple) else states
+        states = F.pad(states[0], (0, 5 - states[0].shape[-1])) + states[1] if isinstance(states, tuple) else states
         return self.head(outputs[:, -1]) + self.of_states(states[0])
+
+
+class Packed(nn.Module):
+    """A recurrent layer of sequences of several lengths: its outputs, and its last states."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = kind(4, 5, batch_first=True, **options)
+        self.head, self.of_states = nn.LazyLinear(2), nn.LazyLinear(2)
+        self(*_lengths(2))
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        outputs, states = self.layer(packed)
+        states = states[0] if isinstance(states, tuple) else states
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, padding_value=0.5, total_length=5)
+        return self.head(padded.mean(1)) + self.of_states(states[-1])
 
 
 class LearnedState(nn.Module):
@@ -503,7 +589,7 @@ class Symmetric(nn.Module):
 
 
 class Parametrized(nn.Module):
-    """Weight norm, spectral norm, a parametrization of one's own, and PReLU."""
+    """Weight norm, spectral norm, orthogonal weights, a parametrization of one's own, and PReLU."""
 
     def __init__(self):
         super().__init__()
@@ -511,10 +597,13 @@ class Parametrized(nn.Module):
         self.second = parametrizations.spectral_norm(nn.Linear(6, 6))
         self.third = nn.Linear(6, 6)
         parametrize.register_parametrization(self.third, "weight", Symmetric())
+        self.turn = parametrizations.orthogonal(nn.Linear(6, 6))
+        self.other = parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map="cayley")
         self.each, self.one, self.head = nn.PReLU(6), nn.PReLU(), nn.Linear(6, 2)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.third(self.one(self.second(self.each(self.first(x)))))))
+        x = self.other(torch.tanh(self.turn(self.each(self.first(x)))))
+        return self.head(torch.tanh(self.third(self.one(self.second(x)))))
 
 
 class ThreeFactors(nn.Module):
@@ -615,15 +704,18 @@ class Tabular(nn.Module):
 
 
 class BagOfWords(nn.Module):
-    """A sum and a mean of embeddings, by nn.EmbeddingBag."""
+    """A sum and a mean of embeddings, by nn.EmbeddingBag; bags are rows, or parts of a list that begin at offsets."""
 
-    def __init__(self):
+    def __init__(self, offsets=False):
         super().__init__()
+        self.offsets = offsets
         self.mean, self.sum = nn.EmbeddingBag(11, 4), nn.EmbeddingBag(11, 4, mode="sum", padding_idx=2)
         self.head = nn.Linear(8, 3)
 
     def forward(self, tokens):
-        return self.head(torch.tanh(torch.cat([self.mean(tokens), self.sum(tokens)], 1)))
+        starts = torch.arange(0, tokens.numel(), tokens.shape[1]) if self.offsets else None
+        tokens = tokens.reshape(-1) if self.offsets else tokens
+        return self.head(torch.tanh(torch.cat([self.mean(tokens, starts), self.sum(tokens, starts)], 1)))
 
 
 class Contrastive(nn.Module):
@@ -695,6 +787,10 @@ def _padded(n):
     return torch.randn(n, 5, 8), torch.arange(5) >= 5 - torch.arange(n)[:, None] % 3
 
 
+def _lengths(n):
+    return torch.randn(n, 5, 4), 5 - torch.arange(n) * 2 % 5
+
+
 def _graphs(n):
     edges = (torch.rand(n, 4, 4) < 0.4).float()
     return torch.randn(n, 4, 4), torch.maximum(edges, edges.transpose(1, 2))
@@ -719,15 +815,19 @@ MODERN = [
     Modern("language model, grouped queries", lambda: LanguageModel(False, False), _tokens),
     Modern("bert", Bert, _documents),
     Modern("linear attention", LinearAttention, SEQUENCES),
+    Modern("complex rotary", ComplexRotary, SEQUENCES),
     Modern("swin", Swin, IMAGES),
     Modern("one block three times", Universal, SEQUENCES),
     Modern("mixer", Mixer, SEQUENCES),
     Modern("experts", Experts, SEQUENCES),
+    Modern("routed", Routed, SEQUENCES),
+    Modern("unpadded", Unpadded, _padded),
     Modern("convnext", ConvNext, IMAGES),
     Modern("mobilenet", MobileNet, IMAGES),
     Modern("signal", Signal, _normal(2, 8)),
     Modern("volume", Volume, _normal(1, 3, 4, 4)),
     Modern("norms", Normalized, _normal(3, 5, 5)),
+    Modern("pools", Pooled, IMAGES),
     Modern("segmenter", Segmenter, _normal(3, 6, 6)),
     Modern("u-net", UNet, _normal(1, 6, 6), "half_mse"),
     Modern("denoiser", Denoiser, lambda n: (torch.randn(n, 1, 5, 5), 100 * torch.rand(n)), "half_mse"),
@@ -737,6 +837,9 @@ MODERN = [
     Modern("rnn", lambda: Recurrent(nn.RNN, num_layers=2), SERIES),
     Modern("rnn of relu", lambda: Recurrent(nn.RNN, nonlinearity="relu"), SERIES),
     Modern("lstm from a learned state", LearnedState, SERIES),
+    Modern("lstm with projections", lambda: Recurrent(nn.LSTM, num_layers=2, proj_size=3), SERIES),
+    Modern("packed lstm", lambda: Packed(nn.LSTM, num_layers=2, bidirectional=True), _lengths),
+    Modern("packed gru", lambda: Packed(nn.GRU, bias=False), _lengths),
     Modern("cells", Cells, SERIES),
     Modern("state space", StateSpace, SERIES),
     Modern("parametrized", Parametrized, _normal(4)),
@@ -747,6 +850,7 @@ MODERN = [
     Modern("graph", GraphNet, _graphs),
     Modern("tabular", Tabular, _table),
     Modern("bag of words", BagOfWords, _tokens),
+    Modern("bag of words, offsets", lambda: BagOfWords(True), _tokens),
     Modern("contrastive", Contrastive, lambda n: (torch.randn(n, 4), torch.randn(n, 3))),
 ]
 

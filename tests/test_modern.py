@@ -5,13 +5,14 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import local_elasticity as le
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import LinearizedRunner
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.structured import StructuredRunner
+from local_elasticity.training.language import sequence_problem, sequences
+from tests.extras import skip_beside_a_broken_torchvision
 from tests.modern import MODERN, MODERN_OF
 from tests.pieces import modern_networks
 from tests.random_cases import random_cases
@@ -145,40 +146,73 @@ def test_only_the_adapters_step():
     assert torch.equal(one, other)
 
 
-class Packed(nn.Module):
-    """A recurrent layer of sequences of several lengths."""
+def test_choices_that_a_step_changes_are_refused():
+    """Then `auto` goes on without `Structured`."""
+    net, sources, targets = MODERN_OF["routed"].made()
+    with torch.no_grad():
+        net.gate.bias.zero_(), net.gate.weight.mul_(10)
+    problem = le.Problem.of(net, "cross_entropy")
+    with pytest.raises(ValueError, match="cannot read topk, whose choice changes with the step, in the model .Routed."):
+        le.respond(problem, sources, targets, update=le.SGD(10.0), engine="structured")
+    looped = le.respond(problem, sources, targets, update=le.SGD(10.0), engine="looped")
+    assert_same_rows(le.respond(problem, sources, targets, update=le.SGD(10.0)).target_change, looped.target_change)
+    found, wanted = (
+        le.respond(problem, sources, targets, update=le.SGD(1e-6), engine=engine) for engine in ("structured", "looped")
+    )
+    assert_same_rows(found.target_change, wanted.target_change, SAME_AT_SMALL_STEPS)
 
-    def __init__(self, kind):
+
+def gpt2(**options):
+    transformers = pytest.importorskip("transformers")
+    shape = {"vocab_size": 50, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel._from_config(config, **options).eval()
+
+
+def adapted(**options):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn", "c_fc"], init_lora_weights=False, **options)
+    return peft.get_peft_model(gpt2(), config).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [lambda: gpt2(attn_implementation="eager"), adapted, lambda: adapted(use_dora=True)],
+    ids=["eager", "lora", "dora"],
+)
+def test_language_models_of_transformers(make):
+    skip_beside_a_broken_torchvision()
+    tokens = torch.randint(0, 50, (4, 6))
+    problem, sources = sequence_problem(make()).to(torch.float64), sequences(tokens, torch.ones_like(tokens))
+    found, wanted = (
+        le.respond(problem, sources, update=le.SGD(0.1), engine=engine) for engine in ("structured", "looped")
+    )
+    assert_same_rows(found.target_change, wanted.target_change)
+
+
+class BesideItsReference(nn.Module):
+    """The logits of the last token, less half of those without the adapter."""
+
+    def __init__(self, model):
         super().__init__()
-        self.layer, self.head = kind(4, 5, batch_first=True), nn.Linear(5, 2)
+        self.model = model
 
-    def forward(self, x):
-        lengths = torch.full((len(x),), 3)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.head(pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0][:, -1])
-
-
-class Projected(nn.Module):
-    """An LSTM whose states are projected."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.LSTM(4, 5, batch_first=True, proj_size=3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.head(self.layer(x)[0][:, -1])
+    def forward(self, tokens):
+        with self.model.disable_adapter():
+            reference = self.model(tokens).logits
+        return (self.model(tokens).logits - reference / 2)[:, -1]
 
 
-@pytest.mark.parametrize("make", [lambda: Packed(nn.LSTM), lambda: Packed(nn.GRU), Projected])
-def test_recurrent_layers_that_are_not_written_out(make):
-    """They are left over where gradients are wanted, and Structured names them."""
-    problem = le.Problem.of(make().double(), "cross_entropy")
-    sources, update = (torch.randn(4, 5, 4).double(), torch.arange(4) % 2), le.SGD(1e-7)
-    found = le.respond(problem, sources, update=update, engine="linearized").target_change
-    wanted = le.respond(problem, sources, update=update, engine="looped").target_change
-    assert_same_rows(found, wanted, SAME_AT_SMALL_STEPS)
-    with pytest.raises(ValueError, match="cannot read (lstm|gru) in layer"):
-        le.respond(problem, sources, update=update, engine="structured")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["structured", "vmapped"])
+def test_adapters_that_a_forward_pass_disables(engine):
+    skip_beside_a_broken_torchvision()
+    problem = le.Problem.of(BesideItsReference(adapted()).double(), "cross_entropy")
+    sources = torch.randint(0, 50, (4, 6)), torch.arange(4)
+    found, wanted = (le.respond(problem, sources, update=le.SGD(0.1), engine=one) for one in (engine, "looped"))
+    assert_same_rows(found.target_change, wanted.target_change)
 
 
 @pytest.mark.parametrize("params", ["bias", "weight", "stem", "head"])

@@ -127,6 +127,13 @@ WRITTEN = {
     "sort": lambda x: groups(x).sort(-1)[0][:, :, 1:3].flatten(1).repeat(1, 2),
     "max": lambda x: groups(x).max(-1)[0].repeat(1, 4),
     "amax": lambda x: groups(x).amax(-1).repeat(1, 4),
+    "clamp": lambda x: x.clamp(min=torch.zeros(16).to(x)),
+    "adaptive pool": lambda x: nn.functional.adaptive_max_pool1d(x, 4).repeat(1, 4),
+    "adaptive pool in 2d": lambda x: nn.functional.adaptive_max_pool2d(groups(x), (4, 1)).flatten(1).repeat(1, 4),
+    "pool": lambda x: nn.functional.max_pool1d(x, 3, 2, ceil_mode=True).repeat(1, 2),
+    "sum of magnitudes": lambda x: groups(x).norm(1, dim=-1).repeat(1, 4),
+    "largest magnitude": lambda x: groups(x).norm(torch.inf, dim=-1).repeat(1, 4),
+    "argmax": lambda x: nn.functional.one_hot(groups(x).argmax(-1), 4).flatten(1) * x,
 }
 
 

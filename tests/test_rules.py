@@ -9,12 +9,25 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from local_elasticity.engine import structured  # noqa: F401 (registers the rules)
 from local_elasticity.engine.composites import COMPOSITES
-from local_elasticity.engine.difference import IN_PLACE, LINEAR, OF_ANY_STRIDES, RULES, Difference, base_of, delta_of
-from local_elasticity.engine.supported import UnsupportedModelError
-from tests.calls import CALLS, Moves, set_item
+from local_elasticity.engine.difference import (
+    IN_PLACE,
+    LINEAR,
+    READ_AS,
+    RULES,
+    Difference,
+    Writable,
+    base_of,
+    delta_of,
+)
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError
+from tests.calls import CALLS, Moves, rotated, set_item
 from tests.tolerances import CANCELLED, SAME_IN_FLOAT64
 
 SOURCES = 3
+
+COMPLEX = {torch.view_as_complex, torch.view_as_real, torch.real, torch.imag}
+COMPLEX |= {Tensor.real.__get__, Tensor.imag.__get__}
+"""Functions of complex numbers, which are tried together."""
 
 each_call = pytest.mark.parametrize("i", range(len(CALLS)), ids=lambda i: f"{i}-{CALLS[i].name}")
 
@@ -43,7 +56,8 @@ def subsets(deltas):
 
 def called(function, leaves, spec):
     args, kwargs = tree_unflatten(leaves, spec)
-    return [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
+    found = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in found if leaf.is_floating_point()]
 
 
 def before_and_after(function, bases, deltas, spec):
@@ -84,10 +98,11 @@ def _cast(leaf, dtype):
 def test_every_rule_is_tried():
     tried = {function for call in CALLS for function in call.functions}
     tried |= {Tensor.__setitem__} if set_item in tried else set()
+    tried |= CHOICES | (COMPLEX if rotated in tried else set())
     of_rules = "local_elasticity.engine.rules."  # a docstring's example registers one too
-    ours = [function for function, written in RULES.items() if written.__module__.startswith(of_rules)]
+    ours = [function for function, written in RULES.items() if str(written.__module__).startswith(of_rules)]
     assert not [function for function in (*ours, *LINEAR, *COMPOSITES) if function not in tried]
-    assert not [function for function in (*IN_PLACE.values(), *OF_ANY_STRIDES.values()) if function not in tried]
+    assert not [function for function in (*IN_PLACE.values(), *READ_AS.values()) if function not in tried]
 
 
 @each_call
@@ -120,6 +135,21 @@ def test_rules_do_not_cancel_in_float32(i):
         assert_right(found, before, after, share=CANCELLED, rounding=1e-13)
 
 
+@each_call
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@torch.no_grad()
+def test_constants_may_be_differences_that_do_not_differ(i):
+    """As inputs are, and what a forward pass makes."""
+    call = CALLS[i]
+    for function in call.functions:
+        bases, deltas, spec = drawn(call, 0.1)
+        leaves = differences(call, bases, deltas)
+        leaves = [Difference.of(one.clone(), None) if type(one) is Tensor else one for one in leaves]
+        before, after = before_and_after(function, bases, deltas, spec)
+        found = called(function, leaves, spec)
+        assert_right(found, before, after, share=SAME_IN_FLOAT64, rounding=1e-6 if call.coarse else 1e-13)
+
+
 @pytest.mark.parametrize("function", IN_PLACE, ids=lambda function: function.__name__)
 @torch.no_grad()
 def test_functions_in_place_leave_the_difference(function):
@@ -140,10 +170,16 @@ def test_functions_in_place_leave_the_difference(function):
 
 
 def test_functions_that_ask_through_another_are_named():
-    """As max_pool3d, whose code hands itself over from within."""
+    """As fractional_max_pool3d, whose code hands itself over from within."""
     h, d = torch.randn(2, 1, 4, 4, 4).double(), torch.randn(SOURCES, 2, 1, 4, 4, 4).double()
-    with pytest.raises(UnsupportedModelError, match="max_pool3d"):
-        torch.nn.functional.max_pool3d(Difference.of(h, d), 2)
+    with pytest.raises(UnsupportedModelError, match="fractional_max_pool3d"):
+        torch.nn.functional.fractional_max_pool3d(Difference.of(h, d), 2, 2)
+
+
+def test_properties_are_named():
+    x = Difference.of(torch.randn(2, 3), torch.randn(SOURCES, 2, 3))
+    with pytest.raises(UnsupportedModelError, match="Tensor.data = of a value that moves"):
+        x.data = torch.zeros(2, 3)
 
 
 def test_what_cannot_follow_is_refused():
@@ -159,6 +195,14 @@ def test_what_cannot_follow_is_refused():
         lambda x: torch.sort(x),
         lambda x: x.to(torch.float16),
         lambda x: torch.where(x > 0, x, -x),
+        lambda x: torch.full_like(x, x.sum()),
+        lambda x: torch.ones(3).double().fill_(x.sum()),
+        lambda x: F.max_pool1d(x, 2, return_indices=True),
+        lambda x: F.adaptive_max_pool1d(x, 2, return_indices=True),
+        lambda x: torch.linalg.norm(x, 2),
+        lambda x: torch.linalg.norm(x, "nuc"),
+        lambda x: x.norm(0),
+        lambda x: x.scatter(1, torch.zeros(2, 1).long(), x, reduce="add"),
         lambda x: x.masked_fill(x > 0, 0.0),
         lambda x: torch.nn.functional.dropout(x, 0.5, True),
     ):
@@ -184,6 +228,44 @@ def test_exponential_units_take_changes_of_any_size(function):
     found = function(Difference.of(h, d)).delta.double()
     expected = function(h.double() + d.double()) - function(h.double())
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-30)
+
+
+CHOICES = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.argmin, Tensor.argmin}
+
+
+def test_choices_that_do_not_change_are_read_and_others_refused():
+    h = torch.tensor([[3.0, -1.0, 2.0], [0.5, 4.0, -2.0]]).double()
+    d = 0.1 * torch.randn(SOURCES, 2, 3).double().clamp(-2, 2)
+    x = Difference.of(h, d)
+    values, places = x.topk(2, 1)
+    assert torch.equal(base_of(places), torch.tensor([[0, 2], [1, 0]]))
+    assert torch.equal(delta_of(values), d.gather(2, base_of(places).expand(SOURCES, 2, 2)))
+    assert torch.equal(delta_of(x.gather(1, places)), delta_of(values))
+    assert torch.topk(x, 1, 0, False).values.delta.shape == (SOURCES, 1, 3)
+    assert base_of(x.argmax(1)).tolist() == base_of(torch.argmax(x, dim=-1)).tolist() == [0, 1]
+    assert base_of(x.argmin(1, keepdim=True)).tolist() == [[1], [2]]
+    assert int(base_of(torch.argmin(x))) == 5
+    moved = Difference.of(h, 10 * torch.randn(SOURCES, 2, 3).double())
+    for choice in (lambda t: t.topk(2), lambda t: t.argmax(1), torch.argmin):
+        with pytest.raises(ChangedChoiceError, match="whose choice changes with the step"):
+            choice(moved)
+
+
+def test_what_is_written_by_another_name_is_refused_only_where_it_differs():
+    x = Difference.of(torch.randn(3), torch.randn(SOURCES, 3))
+    with Writable():
+        made = torch.zeros(2, 3)
+        part = made[0]
+        part.fill_(1)
+        assert made.sum() == 3
+        made[0] = x
+        assert torch.equal(delta_of(made * 1)[:, 0], delta_of(x))
+        with pytest.raises(UnsupportedModelError, match="written into by another name"):
+            part * 1
+        made = torch.zeros(3)
+        made.data.copy_(x)
+        with pytest.raises(UnsupportedModelError, match="written into by another name"):
+            made + 1
 
 
 def test_the_place_of_a_maximum_is_not_followed():

@@ -1,8 +1,5 @@
 """Structured: exact on any network it can read, at any step size, in float32 too; and plain about what it cannot."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -463,10 +460,11 @@ def test_a_model_that_wants_its_numbers_in_order():
     assert (found.target_change - expected.target_change).norm() <= 1e-10 * expected.target_change.norm()
 
 
-def test_the_docs_name_every_function_that_is_read():
-    page = (Path(__file__).parent.parent / "docs" / "how-to" / "structured.md").read_text()
-    rows = [set(re.findall(r"`(\w+)`", line)) for line in page.splitlines() if line.startswith("|")][2:]
-    assert rows == [set(names) for names in readable().values()]
+def test_every_function_that_is_read_is_listed_as_users_write_it():
+    """The page lists these; `test_documentation` compares the two."""
+    found = {name for names in readable().values() for name in names}
+    assert found >= {"relu", "conv2d", ".T", ".mT", ".mH", "view", "view_as", "+=", "add_", "copy_", "x[i] = y", "lstm"}
+    assert not [name for name in found if "__" in name or name in ("get", "set", "copied")]
 
 
 def test_prelu_at_its_kink_takes_the_gradient_that_torch_takes():

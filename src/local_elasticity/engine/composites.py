@@ -70,10 +70,16 @@ composite(torch.log10, Tensor.log10)(lambda x: torch.log(x) / math.log(10))
 composite(torch.exp2, Tensor.exp2)(lambda x: torch.exp(x * math.log(2)))
 composite(torch.tan, Tensor.tan)(lambda x: torch.sin(x) / torch.cos(x))
 composite(torch.hypot, Tensor.hypot)(lambda x, y: torch.sqrt(x * x + y * y))
+composite(torch.float_power, Tensor.float_power)(
+    lambda x, exponent: torch.pow(*(one.double() if isinstance(one, Tensor) else one for one in (x, exponent)))
+)
 composite(torch.logaddexp, Tensor.logaddexp)(lambda x, y: torch.maximum(x, y) + F.softplus(-torch.abs(x - y)))
 composite(torch.lerp, Tensor.lerp)(lambda start, end, weight: start + weight * (end - start))
 composite(torch.addcmul, Tensor.addcmul)(
     lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 * tensor2)
+)
+composite(torch.addcdiv, Tensor.addcdiv)(
+    lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2)
 )
 
 
@@ -103,18 +109,27 @@ _RARELY_GIVEN = frozenset(
 
 @composite(F.embedding_bag)
 def _embedding_bag(input: Any, weight: Any, *args: Any, **options: Any) -> Any:
-    """Bags of one length are embeddings that are summed, less those of the padding."""
-    mode, padding = options.get("mode", "mean"), options.get("padding_idx")
+    """Bags are embeddings that are summed, less those of the padding."""
+    mode, padding, offsets = options.get("mode", "mean"), options.get("padding_idx"), options.get("offsets")
     plain = not any(options.get(name) for name in ("max_norm", "scale_grad_by_freq"))
-    if args or input.ndim != 2 or not plain or mode not in ("sum", "mean"):
+    if args or (input.ndim == 1) is (offsets is None) or not plain or mode not in ("sum", "mean"):
         return _entered(F.embedding_bag)(input, weight, *args, **options)
     shares, scale = torch.ones_like(input, dtype=weight.dtype), options.get("per_sample_weights")
     if padding is not None:
         shares = (input != padding % len(weight)).to(weight.dtype)
-    if mode == "mean":
-        shares = shares / shares.sum(1, keepdim=True).clamp_min(1)
+
+    def summed(x: Any) -> Any:
+        """Of each bag."""
+        if offsets is None:
+            return x.sum(1)
+        starts = offsets[:-1] if options.get("include_last_offset") else offsets
+        bags = torch.bucketize(torch.arange(len(x), device=x.device), starts, right=True) - 1
+        return x.new_zeros(len(starts), *x.shape[1:]).index_add(0, bags, x)
+
+    counts = summed(shares).clamp_min(1)
     shares = shares if scale is None else shares * scale
-    return (F.embedding(input, weight, padding) * shares[:, :, None]).sum(1)
+    total = summed(F.embedding(input, weight, padding) * shares[..., None])
+    return total / counts[:, None] if mode == "mean" else total
 
 
 def _both_ways(
@@ -124,22 +139,24 @@ def _both_ways(
     weights: list[Any],
     biases: bool,
     layers: int,
-    dropout: float,
-    train: bool,
     both: bool,
     batch_first: bool,
+    sizes: list[int] | None,
 ) -> tuple[Any, list[Any]]:
-    """Layers one after the other, each forwards and perhaps backwards in time: outputs and last states."""
+    """Layers one after the other, each forwards and perhaps backwards in time: outputs and last states. Of packed
+    sequences, `sizes` are how many there are at each time."""
     x = x.transpose(0, 1) if batch_first else x
-    each, ways = (4 if biases else 2), (2 if both else 1)
+    ways = 2 if both else 1
+    each = len(weights) // (layers * ways)
     last: list[list[Any]] = []
     for depth in range(layers):
         outputs = []
         for way in range(ways):
             i = depth * ways + way
             own = weights[i * each : (i + 1) * each]
-            out, end = layer(x.flip(0) if way else x, [state[i] for state in states], *own)
-            outputs.append(out.flip(0) if way else out)
+            own = own if biases else [*own[:2], None, None, *own[2:]]
+            out, end = layer(x, [state[i] for state in states], bool(way), sizes, *own)
+            outputs.append(out)
             last.append(end)
         x = torch.cat(outputs, -1) if both else outputs[0]
     ends = [torch.stack([end[j] for end in last]) for j in range(len(states))]
@@ -149,20 +166,29 @@ def _both_ways(
 def _over_time(cell: Callable[..., list[Any]]) -> Callable[..., tuple[Any, list[Any]]]:
     """A layer that takes a cell along the first axis; the inputs' part is computed for all times at once."""
 
-    def layer(x: Any, state: list[Any], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    def layer(
+        x: Any, state: list[Any], back: bool, sizes: list[int] | None, w_ih: Any, w_hh: Any, b_ih: Any, *own: Any
+    ) -> Any:
         from_input, outputs = F.linear(x, w_ih, b_ih), []
-        for i in range(x.shape[0]):
-            state = cell(from_input[i], state, w_hh, b_hh)
-            outputs.append(state[0])
-        return torch.stack(outputs), state
+        times = from_input.unbind(0) if sizes is None else from_input.split(sizes)
+        for now in reversed(times) if back else times:
+            if sizes is None:
+                state = cell(now, state, w_hh, *own)
+            else:  # sequences that have ended, or not begun, keep their state
+                alive = cell(now, [one[: len(now)] for one in state], w_hh, *own)
+                state = [torch.cat([one, rest[len(now) :]]) for one, rest in zip(alive, state, strict=True)]
+            outputs.append(state[0] if sizes is None else state[0][: len(now)])
+        outputs = outputs[::-1] if back else outputs
+        return (torch.stack(outputs) if sizes is None else torch.cat(outputs)), state
 
     return layer
 
 
-def _lstm_cell(from_input: Any, state: list[Any], w_hh: Any, b_hh: Any) -> list[Any]:
+def _lstm_cell(from_input: Any, state: list[Any], w_hh: Any, b_hh: Any, w_hr: Any = None) -> list[Any]:
     i, f, g, o = (from_input + F.linear(state[0], w_hh, b_hh)).chunk(4, -1)
     c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-    return [torch.sigmoid(o) * torch.tanh(c), c]
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return [h if w_hr is None else F.linear(h, w_hr), c]
 
 
 def _gru_cell(from_input: Any, state: list[Any], w_hh: Any, b_hh: Any) -> list[Any]:
@@ -176,32 +202,23 @@ def _plain_cell(activation: Callable[[Any], Any]) -> Callable[..., list[Any]]:
     return lambda from_input, state, w_hh, b_hh: [activation(from_input + F.linear(state[0], w_hh, b_hh))]
 
 
-def _can_be_written_out(weights: Any, options: tuple[Any, ...]) -> bool:
-    """Packed sequences, dropout between layers and projected states are not supported."""
-    if not isinstance(weights, (list, tuple)) or len(options) < 6:
-        return False
-    biases, layers, dropout, train, both = options[:5]
-    return len(weights) == layers * (2 if both else 1) * (4 if biases else 2) and not (train and dropout > 0)
-
-
-@composite(torch.lstm)
-def _lstm(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
-    if isinstance(hx, Tensor) or not _can_be_written_out(weights, options):
-        return torch.ops.aten.lstm(x, hx, weights, *options)
-    out, (h, c) = _both_ways(_over_time(_lstm_cell), list(hx), x, weights, *options)
-    return out, h, c
-
-
 def _recurrent(cell: Callable[..., list[Any]], whole: Any) -> Callable[..., Any]:
-    def run(x: Any, hx: Any, weights: Any, *options: Any) -> Any:
-        if not _can_be_written_out(weights, options):
-            return whole(x, hx, weights, *options)
-        out, (h,) = _both_ways(_over_time(cell), [hx], x, weights, *options)
-        return out, h
+    """A recurrent network, written out; in training mode with dropout between layers it is left to torch."""
+
+    def run(x: Any, *args: Any) -> Any:
+        packed = isinstance(args[2], (list, tuple))  # then the sizes of batches come first
+        hx, weights, biases, layers, dropout, train, both, *batch_first = args[1:] if packed else args
+        if train and dropout > 0:
+            return whole(x, *args)
+        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        sizes, first = (args[0].tolist(), False) if packed else (None, batch_first[0])
+        out, ends = _both_ways(_over_time(cell), states, x, list(weights), biases, layers, both, first, sizes)
+        return out, *ends
 
     return run
 
 
+composite(torch.lstm)(_recurrent(_lstm_cell, torch.ops.aten.lstm))
 composite(torch.gru)(_recurrent(_gru_cell, torch.ops.aten.gru))
 composite(torch.rnn_tanh)(_recurrent(_plain_cell(torch.tanh), torch.ops.aten.rnn_tanh))
 composite(torch.rnn_relu)(_recurrent(_plain_cell(torch.relu), torch.ops.aten.rnn_relu))

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.changes import WeightChange
 from local_elasticity.engine.composites import inside
+from local_elasticity.engine.guard import WITHOUT_EFFECT, FunctionMode
 from local_elasticity.engine.replica import flatten_tree
 from local_elasticity.engine.supported import UnsupportedModelError
 
@@ -47,11 +48,22 @@ LIKE: set[Any] = {
 }
 """Functions that look at the shape of a tensor alone."""
 
+MADE = {torch.zeros, torch.ones, torch.empty, torch.full}
+"""Functions that make tensors of a shape."""
+
 IN_PLACE: dict[Any, Any] = {}
 """Function that writes into its first argument → the function that does not."""
 
-OF_ANY_STRIDES: dict[Any, Any] = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
-"""Function that needs contiguous memory → the one that does not: rules may return channels-last tensors."""
+READ_AS: dict[Any, Any] = {
+    Tensor.view: Tensor.reshape,
+    Tensor.view_as: Tensor.reshape_as,
+    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
+}
+"""Function → the one that gives the same. Those on the left need contiguous memory, which rules do not keep, or hide
+that values are written."""
+
+_MOVED = "local_elasticity_moved"
+"""An attribute of memory that what differs was written into."""
 
 Written = TypeVar("Written", bound=Callable[..., Any])
 
@@ -156,10 +168,13 @@ class Difference(Tensor):
 
     @property
     def base(self) -> Tensor:
-        """h as a plain tensor; an error where it was written into by another name, so that its δ is not known."""
+        """h as a plain tensor; an error where it was written into by another name, so that its δ is not known. A
+        constant stays one as long as nothing that differs is written into its memory."""
         base = self.as_subclass(Tensor)
         if _times_written(base) != self._seen:
-            raise UnsupportedModelError(self._hidden)
+            if self._seen < 0 or self.moves or hasattr(base.untyped_storage(), _MOVED):
+                raise UnsupportedModelError(self._hidden)
+            was_written(self)
         return base
 
     @property
@@ -178,11 +193,22 @@ class Difference(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in WITHOUT_EFFECT and isinstance(args[0], Difference):
+            return args[0]
         in_place = func in IN_PLACE or kwargs.pop("inplace", False)
         written = args[0] if in_place else None
-        func = OF_ANY_STRIDES.get(func, IN_PLACE.get(func, func))
+        func = READ_AS.get(func, IN_PLACE.get(func, func))
         result = _difference_of(func, args, kwargs)
         return result if written is None else _written_into(written, result)
+
+
+class Writable(FunctionMode):
+    """Tensors that a forward pass makes are differences, so that what differs can be written into them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        made = type(found) is Tensor and (func in MADE or func in LIKE) and found.is_floating_point()
+        return Difference.of(found, None) if made else found
 
 
 def read_in_one(model: nn.Module) -> None:
@@ -198,6 +224,20 @@ def read_in_one(model: nn.Module) -> None:
 
 def _gelu_tanh(written_out: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh") if isinstance(x, Difference) else written_out(x)
+
+
+def name_of(func: Any) -> str:
+    """The name of a function; of a property that is read or written, that of the property.
+
+    >>> import torch
+    >>> name_of(torch.sort), name_of(torch.Tensor.mH.__get__), name_of(torch.Tensor.data.__set__)
+    ('sort', 'Tensor.mH', 'Tensor.data =')
+    """
+    name, owner = str(getattr(func, "__name__", func)), getattr(func, "__self__", None)
+    if name not in ("__get__", "__set__"):
+        return name
+    of = getattr(getattr(owner, "fget", None), "__name__", None) or getattr(owner, "__name__", str(owner))
+    return f"Tensor.{of}" + (" =" if name == "__set__" else "")
 
 
 def base_of(x: Any) -> Any:
@@ -230,8 +270,9 @@ def change_of(x: Any) -> WeightChange | None:
 
 
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
-    moves = any(isinstance(leaf, Difference) and leaf.moves for leaf in flatten_tree((args, kwargs)))
-    if moves and func not in LIKE:
+    read = (args[1:], kwargs) if func in LIKE else (args, kwargs)
+    moves = any(isinstance(leaf, Difference) and leaf.moves for leaf in flatten_tree(read))
+    if moves:
         if func in RULES:
             found = RULES[func](*args, **kwargs)
             return Difference.of(*found) if isinstance(found, tuple) and _is_pair(found) else found
@@ -243,15 +284,15 @@ def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
         body = inside(func)
         if body is not None:
             return body(*args, **kwargs)
-        if func in READ_BY_PYTHON:
-            raise UnsupportedModelError(f"{func.__name__} of a value that moves")
+        if func in READ_BY_PYTHON or getattr(func, "__name__", "") == "__set__":
+            raise UnsupportedModelError(f"{name_of(func)} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
-    if args and isinstance(args[0], Difference) and not moves:
+    if args and isinstance(args[0], Difference) and not moves and func not in LIKE:
         was_written(args[0])
     if not any(isinstance(leaf, Tensor) for leaf in flatten_tree(base)):
         return base
-    if moves and func not in LIKE:
-        raise UnsupportedModelError(getattr(func, "__name__", str(func)))
+    if moves:
+        raise UnsupportedModelError(name_of(func))
     return tree_map(lambda leaf: Difference.of(leaf, None) if isinstance(leaf, Tensor) else leaf, base)
 
 
@@ -269,7 +310,8 @@ def of_deltas(func: Any, args: Any, kwargs: Any) -> Any:
 
 def vectorized_over_sources(func: Any, args: Any, kwargs: Any) -> Any:
     """The function applied to every source's differences; to zeros where there are none."""
-    found = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
+    found = [leaf for leaf in tensors if leaf.is_floating_point() or leaf.is_complex()]
     c = next(len(d) for d in map(delta_of, found) if d is not None)
     places = {id(leaf): i for i, leaf in enumerate(found)}
 
@@ -286,15 +328,25 @@ def vectorized_over_sources(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.vmap(of_one)(*[known(leaf) for leaf in found])
 
 
-def _written_into(x: Any, result: Difference) -> Difference:
+def _written_into(x: Any, result: Any) -> Any:
     """What an in-place function leaves: every name for `x` sees the new values."""
+    pending = pending_of(result)
+    delta = delta_of(result) if pending is None else None
     if not isinstance(x, Difference):
-        raise UnsupportedModelError("a value that moves, written into a tensor that does not")
-    pending = result.pending
-    delta = result.delta if pending is None else None
-    base_of(x).copy_(base_of(result))
-    x.set_difference(delta, pending=pending)
+        if pending is not None or delta is not None:
+            raise UnsupportedModelError("a value that moves, written into a tensor that does not")
+        return x.copy_(base_of(result))
+    write(x, lambda base: base.copy_(base_of(result)), delta, pending)
     return x
+
+
+def write(x: Difference, change: Callable[[Tensor], Any], delta: Tensor | None, pending: Pending | None = None) -> None:
+    """Change the values of x and set their difference."""
+    base = x.base
+    change(base)
+    x.set_difference(delta, pending=pending)
+    if x.moves:
+        setattr(base.untyped_storage(), _MOVED, True)
 
 
 def aligned(delta: Tensor, ndim: int) -> Tensor:

@@ -200,6 +200,22 @@ class FunctionMode(TorchFunctionMode):
             torch._C._pop_torch_function_stack()
 
 
+WITHOUT_EFFECT = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+"""Functions that change no values."""
+
+
+class _WithoutEffect(FunctionMode):
+    """Ignores calls of `WITHOUT_EFFECT` that torch.func refuses. It makes some itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if func not in WITHOUT_EFFECT or "requires_grad" not in str(error):
+                raise
+            return args[0]
+
+
 @contextmanager
 def isolated(device: torch.device, model: Any = None) -> Iterator[None]:
     """Full float32 precision, no autocast, gradients on, compiled code run eagerly.
@@ -246,9 +262,10 @@ class Surroundings:
 @contextmanager
 def vectorized() -> Iterator[None]:
     """For vmap: attention in plain operations, since the fused kernels have no batching rule. Warnings about slow
-    fallbacks are off, because the race measures their time.
+    fallbacks are off, because the race measures their time. Values keep whether they require gradients, which PEFT
+    changes in `disable_adapter()`.
     """
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), _WithoutEffect():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         warnings.filterwarnings("ignore", message="An output with one or more elements was resized")
         yield

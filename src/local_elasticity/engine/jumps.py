@@ -17,7 +17,7 @@ from local_elasticity.engine.rounding import alternating_signs
 from local_elasticity.shapes import Bool
 
 PATTERNS = 4
-"""Ways in which the values of a pool are moved."""
+"""Ways in which the values of a pool are moved, after one that lowers the largest and raises all others."""
 
 
 def _at_zero(x: Tensor, *_: Any) -> Tensor:
@@ -55,6 +55,17 @@ def _smallest(x: Tensor, dim: Any = None, *_: Any) -> Tensor:
     return _largest(x, dim, largest=False)
 
 
+def _apart_from_whole(x: Tensor, divisor: Any = 1, *_: Any) -> Tensor:
+    return x / divisor - (x / divisor).round()
+
+
+def _of_norm(x: Tensor, order: float = 2, dim: Any = None, *_: Any) -> Tensor:
+    """Of a sum of magnitudes, or of the largest of them; any other norm jumps at 0 alone."""
+    if order == 1:
+        return x
+    return _largest(x.abs(), dim) if order == torch.inf else torch.linalg.vector_norm(x, order, dim)
+
+
 def _all_gaps(x: Tensor, dim: int = -1, *_: Any, **options: Any) -> Tensor:
     return x.sort(options.get("dim", dim)).values.diff(dim=options.get("dim", dim))
 
@@ -65,12 +76,17 @@ def _top(x: Tensor, k: int, dim: int = -1, largest: bool = True, *_: Any) -> Ten
 
 DISTANCES: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("relu", "leaky_relu", "_prelu_kernel", "abs", "sign", "elu", "rrelu_with_noise"), _at_zero),
+    **dict.fromkeys(("sgn", "heaviside"), _at_zero),
     **dict.fromkeys(("threshold", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin"), _at_other),
     **dict.fromkeys(("gt", "ge", "lt", "le"), _at_other),
     **dict.fromkeys(("hardswish", "hardsigmoid"), lambda x, *_: _between(x, -3, 3)),
     **dict.fromkeys(("softshrink", "hardshrink"), _beyond),
-    **dict.fromkeys(("max", "amax"), _largest),
-    **dict.fromkeys(("min", "amin"), _smallest),
+    **dict.fromkeys(("max", "amax", "argmax"), _largest),
+    **dict.fromkeys(("min", "amin", "argmin"), _smallest),
+    **dict.fromkeys(("floor", "trunc", "frac"), _apart_from_whole),
+    **dict.fromkeys(("fmod", "remainder"), _apart_from_whole),
+    "round": lambda x, *_: x - x.floor() - 0.5,
+    "linalg_vector_norm": _of_norm,
     **dict.fromkeys(("sort", "cummax", "cummin"), _all_gaps),
     **dict.fromkeys(("median", "nanmedian"), lambda x, dim=-1, *_: _all_gaps(x, dim)),
     "kthvalue": lambda x, k, dim=-1, *_: _all_gaps(x, dim),
@@ -115,8 +131,11 @@ class Units:
         x, rest = self.args[0], self.args[1:]
         moved = rounding * (x != 0)  # a ReLU before gives exact zeros
         places = self.func(x, *rest)[1]
-        others = (self.func(x + moved * alternating_signs(x, i), *rest)[1] for i in range(PATTERNS))
-        return torch.stack([other != places for other in others]).any(0)
+        axes = 3 if "3d" in _name(self.func) else 2
+        chosen = torch.zeros_like(x, dtype=torch.bool).flatten(-axes)
+        chosen = chosen.scatter(-1, places.flatten(-axes), True).view_as(x)
+        signs = (1 - 2.0 * chosen, *(alternating_signs(x, i) for i in range(PATTERNS)))
+        return torch.stack([self.func(x + moved * sign, *rest)[1] != places for sign in signs]).any(0)
 
     def rounding(self, coarse: Units) -> float:
         """The root mean square by which the coarse units are rounded."""

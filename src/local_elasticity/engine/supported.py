@@ -22,6 +22,10 @@ class UnsupportedModelError(ValueError):
     """An engine does not support this: a network that it has no rules for, or a step that it does not know."""
 
 
+class ChangedChoiceError(UnsupportedModelError):
+    """A step changes what a network chooses by its values, such as the experts of a token."""
+
+
 def refuse_unsupported(model: Callable[..., Any], tensors: Mapping[str, Tensor], steps: tuple[str, ...]) -> None:
     """Raise an error if a model cannot be measured: scripted, sharded, lazy, or without values.
 

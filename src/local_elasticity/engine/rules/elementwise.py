@@ -13,34 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine import response
-from local_elasticity.engine.difference import IN_PLACE, Difference, Pair, aligned, base_of, delta_of, pending_of, rule
+from local_elasticity.engine.difference import Difference, Pair, aligned, base_of, delta_of, pending_of, rule
 from local_elasticity.engine.fast_paths.kernels import kernels_for
 from local_elasticity.engine.supported import UnsupportedModelError
-
-IN_PLACE.update(
-    {
-        torch.relu_: torch.relu,
-        F.relu_: F.relu,
-        F.leaky_relu_: F.leaky_relu,
-        Tensor.relu_: Tensor.relu,
-        Tensor.add_: torch.add,
-        Tensor.__iadd__: torch.add,
-        Tensor.sub_: torch.sub,
-        Tensor.__isub__: torch.sub,
-        Tensor.mul_: torch.mul,
-        Tensor.__imul__: torch.mul,
-        Tensor.tanh_: torch.tanh,
-        Tensor.sigmoid_: torch.sigmoid,
-        Tensor.div_: torch.div,
-        Tensor.__itruediv__: torch.div,
-        Tensor.clamp_: torch.clamp,
-        Tensor.masked_fill_: torch.masked_fill,
-        Tensor.exp_: torch.exp,
-        F.hardtanh_: F.hardtanh,
-        F.elu_: F.elu,
-    }
-)
-
 
 Change = Callable[[Tensor, Tensor], Tensor]
 """h [t, …] and d [c, t, …] → f(h + d) − f(h)."""
@@ -206,13 +181,13 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Pair | Difference:
     return base, torch.add(dx, dy, alpha=alpha)
 
 
-@rule(torch.neg, Tensor.neg, Tensor.__neg__)
+@rule(torch.neg, Tensor.neg, Tensor.__neg__, torch.negative, Tensor.negative)
 def neg(x: Any) -> Pair:
     h, d = _parts(x)
     return -h, -d
 
 
-@rule(torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+@rule(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__)
 def mul(x: Any, y: Any) -> Pair:
     """(h + δ)(h′ + δ′) − h h′ = δ h′ + h δ′ + δ δ′."""
     h, g = base_of(x), base_of(y)
@@ -226,9 +201,8 @@ def mul(x: Any, y: Any) -> Pair:
 
 def _product_change(h: Any, dx: Tensor, g: Any, dy: Tensor, base: Tensor) -> Tensor:
     for one, moved, other, also in ((h, dx, g, dy), (g, dy, h, dx)):
-        kernels = (
-            kernels_for(moved) if isinstance(other, Tensor) and moved.shape[1:] == one.shape == base.shape else None
-        )
+        alike = isinstance(other, Tensor) and other.dtype == moved.dtype and moved.shape[1:] == one.shape == base.shape
+        kernels = kernels_for(moved) if alike else None
         found: Tensor | None = None if kernels is None else kernels.product_change_on_gpu(one, moved, other, also)
         if found is not None:
             return found
@@ -241,7 +215,7 @@ def square(x: Any) -> Pair:
     return h * h, d * (2 * h + d)
 
 
-@rule(torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.__truediv__)
+@rule(torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__)
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Pair:
     """(h + δ)/(g + ε) − h/g = (δ − (h/g) ε) / (g + ε)."""
     if rounding_mode is not None:
@@ -303,11 +277,11 @@ def rsqrt(x: Any) -> Pair:
 
 
 @rule(torch.pow, Tensor.pow, Tensor.__pow__)
-def power(x: Any, exponent: Any) -> Pair:
+def power(x: Any, exponent: Any) -> Any:
     """Whole powers by products, others as h^p expm1(p log1p(d/h)) where d is small compared with h."""
-    if delta_of(exponent) is not None or isinstance(base_of(exponent), Tensor):
-        raise UnsupportedModelError("a power with a tensor as its exponent")
-    p = float(exponent)
+    if isinstance(exponent, Tensor) and (exponent.ndim > 0 or delta_of(exponent) is not None):
+        return _power_of_tensors(x, exponent)
+    p = float(base_of(exponent))
     if p == 0.5:
         return sqrt(x)
     if p == -0.5:
@@ -316,11 +290,23 @@ def power(x: Any, exponent: Any) -> Pair:
         return reciprocal(x)
     h, d = _parts(x)
     if p == int(p) and 1 <= p <= 8:
-        return torch.pow(h, exponent), _whole_power_change(h, d, int(p))
-    base, share = torch.pow(h, exponent), d / h
-    small = share.clamp(-0.5, 0.5)
-    exact = base * torch.expm1(p * torch.log1p(small))
-    return base, torch.where(share.abs() < 0.5, exact, torch.pow(h + d, exponent) - base)
+        return torch.pow(h, base_of(exponent)), _whole_power_change(h, d, int(p))
+    return torch.pow(h, p), _power_change(h, d, p)
+
+
+def _power_of_tensors(x: Any, exponent: Any) -> Pair:
+    """(h + δ)^(p + ε) − h^p, where x may also be a number or not differ."""
+    h, p = _tensor(x, exponent), base_of(exponent)
+    base = torch.pow(h, p)
+    d, moved = (_aligned(one, base) for one in (x, exponent))
+    return base, _spread_over(_power_change(h, 0 * h if d is None else d, p, 0 if moved is None else moved), base)
+
+
+def _power_change(h: Tensor, d: Tensor, p: Any, moved: Any = 0) -> Tensor:
+    """h^p expm1((p + ε) log1p(δ/h) + ε log h), subtracted where δ is large."""
+    base, share = torch.pow(h, p), d / h
+    grown = (p + moved) * torch.log1p(share.clamp(-0.5, 0.5)) + torch.special.xlogy(moved, h.abs())
+    return torch.where(share.abs() < 0.5, base * torch.expm1(grown), torch.pow(h + d, p + moved) - base)
 
 
 def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:
@@ -332,7 +318,7 @@ def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:
     return d * total
 
 
-@rule(torch.abs, Tensor.abs)
+@rule(torch.abs, Tensor.abs, torch.absolute, Tensor.absolute)
 def absolute(x: Any) -> Pair:
     h, d = _parts(x)
     return torch.abs(h), relu_change(h, d) + relu_change(-h, -d)
@@ -358,9 +344,11 @@ def erf(x: Any) -> Pair:
 
 
 @rule(torch.clamp, Tensor.clamp, torch.clip, Tensor.clip)
-def clamp(x: Any, min: Any = None, max: Any = None) -> Pair:
+def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """Between numbers, or between tensors, which may differ too."""
     if isinstance(min, Tensor) or isinstance(max, Tensor):
-        raise UnsupportedModelError("clamp between tensors")
+        above = x if min is None else torch.maximum(x, min)
+        return above if max is None else torch.minimum(above, max)
     return _clamped(x, -math.inf if min is None else min, math.inf if max is None else max)
 
 
@@ -398,7 +386,9 @@ def glu(x: Any, dim: int = -1) -> Any:
     return one * torch.sigmoid(gate)
 
 
-rule(torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__)(lambda x, y, *, alpha=1: add(x, y, alpha=-alpha))
+rule(torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__)(
+    lambda x, y, *, alpha=1: add(x, y, alpha=-alpha)
+)
 rule(torch.rsub, Tensor.__rsub__)(lambda x, y, *, alpha=1: add(y, x, alpha=-alpha))
 rule(Tensor.__rtruediv__, Tensor.__rdiv__)(lambda x, y: div(y, x))
 rule(torch.clamp_min, Tensor.clamp_min)(lambda x, min: clamp(x, min))

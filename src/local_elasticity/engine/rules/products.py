@@ -31,7 +31,8 @@ def telescoped(function: Callable[..., Tensor], *operands: Any) -> Pair:
     return function(*bases), total
 
 
-@rule(torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__)
+@rule(torch.matmul, torch.mm, torch.bmm, torch.linalg.matmul)
+@rule(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__)
 def matmul(x: Any, y: Any) -> Pair:
     """Δ = Δa b⁺ + a Δb; with a matrix on the right it is a linear layer."""
     h, g = base_of(x), base_of(y)
@@ -46,6 +47,33 @@ def matmul(x: Any, y: Any) -> Pair:
     total = None if dx is None else dx @ (g if dy is None else g + dy)
     part = None if dy is None else h @ dy
     return base, part if total is None else total if part is None else total.add_(part)
+
+
+@rule(torch.tensordot)
+def tensordot(a: Any, b: Any, dims: Any = 2, out: None = None) -> Pair:
+    dims = base_of(dims)
+    return telescoped(lambda x, y: torch.tensordot(x, y, dims), a, b)
+
+
+@rule(torch.matrix_exp, Tensor.matrix_exp, torch.linalg.matrix_exp)
+def matrix_exponential(x: Any) -> Pair:
+    """The upper right block of exp [[h, δ], [0, h + δ]] is e^(h + δ) − e^h."""
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    rows = torch.cat([h.expand_as(d), d], -1), torch.cat([torch.zeros_like(d), h + d], -1)
+    both = torch.matrix_exp(torch.cat(rows, -2))
+    return torch.matrix_exp(h), both[..., : h.shape[-1], h.shape[-1] :]
+
+
+@rule(torch.linalg.solve)
+def solve(A: Any, B: Any, *, left: bool = True) -> Pair:
+    """X⁺ − X = A⁺⁻¹ (ΔB − ΔA X)."""
+    if not left or base_of(B).ndim != base_of(A).ndim:
+        raise UnsupportedModelError("linalg_solve for a vector, or from the right")
+    X, moved, right = torch.linalg.solve(base_of(A), base_of(B)), delta_of(A), delta_of(B)
+    if moved is not None:
+        right = -(moved @ X) if right is None else right - moved @ X
+    return X, torch.linalg.solve(base_of(A) if moved is None else base_of(A) + moved, right)
 
 
 @rule(torch.einsum)
@@ -69,7 +97,7 @@ def transposed_convolution(input: Any, weight: Any, bias: Any = None, *options: 
     return base, added(delta, delta_of(bias), base, channels=True)
 
 
-@rule(torch.softmax, Tensor.softmax)
+@rule(torch.softmax, Tensor.softmax, torch.special.softmax)
 def softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     """Δp = p expm1(Δ log p)."""
     h, d = _cast(x, dtype)
@@ -77,7 +105,7 @@ def softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     return p, _softmax_change(h, p, d, dim, log=False)
 
 
-@rule(torch.log_softmax, Tensor.log_softmax)
+@rule(torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)
 def log_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> Pair:
     """Δ log p = d − L, L = log1p(Σ p expm1(d)), d less its value where p is largest."""
     h, d = _cast(x, dtype)
@@ -224,29 +252,62 @@ def _attention_kernels(*heads: Any) -> Any:
 def vector_norm(
     x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    if ord != 2 or dtype is not None:
-        raise UnsupportedModelError("a norm other than the Euclidean one")
-    return x.square().sum(tuple(range(x.ndim)) if dim is None else dim, keepdim).sqrt()
+    """(Σ |x|^p)^(1/p), and the largest |x| where p is infinite."""
+    x, dims = x if dtype is None else x.to(dtype), tuple(range(x.ndim)) if dim is None else dim
+    if ord == 2:
+        return x.square().sum(dims, keepdim).sqrt()
+    if ord == math.inf:
+        return x.abs().amax(dims, keepdim)
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    if not 0 < ord < math.inf:
+        raise UnsupportedModelError(f"a norm of order {ord}")
+    return x.abs().pow(ord).sum(dims, keepdim).pow(1 / ord)
 
 
 @rule(torch.norm, Tensor.norm)
 def norm(
     x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: None = None, dtype: torch.dtype | None = None
 ) -> Any:
-    if p not in ("fro", 2, None):
-        raise UnsupportedModelError("a norm other than the Euclidean one")
-    return vector_norm(x, 2, dim, keepdim, dtype=dtype)
+    if isinstance(p, str) and p != "fro":
+        raise UnsupportedModelError(f"a norm of order {p}")
+    return vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-@rule(torch.var, Tensor.var)
-def variance(
-    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
+@rule(torch.linalg.norm)
+def vector_or_matrix_norm(
+    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
+    """Of vectors, or the Frobenius norm of matrices."""
+    if ord in ("fro", None):
+        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    axes = A.ndim if dim is None else 1 if isinstance(dim, int) else len(dim)
+    if isinstance(ord, str) or axes > 1:
+        raise UnsupportedModelError(f"a matrix norm of order {ord}")
+    return vector_norm(A, ord, dim, keepdim, dtype=dtype)
+
+
+@rule(torch.var_mean)
+def variance_and_mean(
+    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None
+) -> tuple[Any, Any]:
     if isinstance(dim, bool):  # an older form, whose second argument is `unbiased`
         dim, unbiased = None, dim
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     count = math.prod(x.shape[i] for i in dims) - (int(unbiased) if correction is None else correction)
-    return (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim) / count
+    mean = x.mean(dims, keepdim=True)
+    return (x - mean).square().sum(dims, keepdim) / count, mean if keepdim else x.mean(dims)
+
+
+@rule(torch.var, Tensor.var)
+def variance(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return variance_and_mean(x, *args, **kwargs)[0]
+
+
+@rule(torch.std_mean)
+def deviation_and_mean(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    found, mean = variance_and_mean(x, *args, **kwargs)
+    return found.sqrt(), mean
 
 
 @rule(F.cosine_similarity)
@@ -264,6 +325,7 @@ def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
 
 rule(Tensor.__rmatmul__)(lambda x, y: matmul(y, x))
 rule(torch.dot, torch.vdot, torch.mv, Tensor.dot, Tensor.vdot, Tensor.mv)(lambda x, y: telescoped(torch.matmul, x, y))
+rule(torch.inner, Tensor.inner)(lambda x, y: tensordot(x, y, ([-1], [-1])) if x.ndim and y.ndim else x * y)
 rule(torch.outer, Tensor.outer)(lambda x, y: telescoped(torch.outer, x, y))
 rule(torch.std, Tensor.std)(lambda x, *args, **kwargs: variance(x, *args, **kwargs).sqrt())
 rule(torch.baddbmm, Tensor.baddbmm)(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from local_elasticity.engine.difference import (
-    IN_PLACE,
     LINEAR,
     Difference,
     Pair,
@@ -19,8 +19,9 @@ from local_elasticity.engine.difference import (
     delta_of,
     rule,
     vectorized_over_sources,
+    write,
 )
-from local_elasticity.engine.supported import UnsupportedModelError
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError
 from local_elasticity.engine.uses import each_axis
 
 
@@ -149,7 +150,8 @@ _DIRECT: dict[str, Any] = {
     "clone detach": _same,
     # vectorised
     "squeeze roll flip cumsum tile gather index_select take_along_dim repeat_interleave": None,
-    "tril triu diagonal unbind swapdims t scatter_add index_add": None,
+    "tril triu diagonal diag_embed unbind swapdims t scatter_add index_add index_copy": None,
+    "tensor_split split_with_sizes ravel adjoint positive select_scatter slice_scatter": None,
 }
 LINEAR.update({function: direct for names, direct in _DIRECT.items() for function in _of_both(names)})
 LINEAR.update(
@@ -171,19 +173,35 @@ LINEAR.update(
         [
             *(getattr(Tensor, name) for name in ("repeat", "expand_as", "reshape_as", "unfold")),
             *(F.interpolate, F.pixel_shuffle, F.pixel_unshuffle, F.unfold, F.fold),
-            *(torch.rot90, torch.channel_shuffle, Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
+            *(torch.rot90, torch.channel_shuffle, torch.broadcast_to, Tensor.broadcast_to),
+            *(getattr(Tensor, name).__get__ for name in ("T", "mT", "H", "mH")),
         ]
     )
 )
+
+
+@rule(Tensor.type)
+def cast_by_name(x: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """A cast; without a type, the name of the one that x has."""
+    cast = base_of(x).type() if dtype is None else base_of(x).type(dtype)
+    return cast if dtype is None else x.to(cast.dtype)
+
+
+@rule(torch.view_as_complex)
+def view_as_complex(x: Any) -> Pair:
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    return torch.view_as_complex(h.contiguous()), torch.view_as_complex(d.contiguous())
+
+
+LINEAR.update({function: function for function in (torch.view_as_real, torch.real, torch.imag)})
+LINEAR.update({Tensor.real.__get__: torch.real, Tensor.imag.__get__: torch.imag})  # type: ignore[attr-defined]
 
 
 @rule(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Pair:
     tensors = [one for one in tensors if one.ndim != 1 or one.numel()]  # torch takes no notice of empty ones
     return torch.cat([base_of(one) for one in tensors], dim), torch.cat(_all_deltas(tensors), _later(dim))
-
-
-IN_PLACE.update({Tensor.scatter_add_: torch.scatter_add, Tensor.index_add_: torch.index_add})
 
 
 @rule(torch.hstack)
@@ -225,10 +243,70 @@ def set_item(x: Any, index: Any, value: Any) -> None:
     moved, dx = delta_of(value), delta_of(x)
     known = moved if moved is not None else dx
     assert known is not None
-    after = x.new_zeros(()).expand(len(known), *x.shape).clone() if dx is None else dx.clone()
+    after = x.base.new_zeros(len(known), *x.shape) if dx is None else dx.clone()
     after[(slice(None), *index)] = 0 if moved is None else aligned(moved, base_of(x)[index].ndim)
-    base_of(x)[index] = base_of(value)
-    x.set_difference(base_of(after))
+    write(x, lambda base: base.__setitem__(index, base_of(value)), after)
+
+
+@rule(torch.scatter, Tensor.scatter)
+def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Any:
+    """x[…, index, …] = src, or a number."""
+    if reduce is not None:
+        raise UnsupportedModelError(f"scatter with reduce={reduce!r}")
+    src, index = value if src is None else src, base_of(index)
+    src = src if isinstance(src, Tensor) else torch.full(index.shape, src, dtype=x.dtype, device=x.device)
+    return _jointly(torch.scatter, x, dim, index, src)
+
+
+@rule(torch.index_fill, Tensor.index_fill)
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    if delta_of(value) is not None:
+        raise UnsupportedModelError("index_fill with a value that moves")
+    h, d, index = base_of(x), delta_of(x), base_of(index)
+    assert d is not None
+    return torch.index_fill(h, dim, index, base_of(value)), torch.index_fill(d, _later(dim), index, 0)
+
+
+@rule(torch.index_put, Tensor.index_put)
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    return _jointly(torch.index_put, x, tuple(map(base_of, indices)), values, accumulate)
+
+
+@rule(torch.masked_scatter, Tensor.masked_scatter)
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """The values of `source`, in order, where the mask is true."""
+    mask = base_of(mask).expand(x.shape)
+    return _jointly(torch.index_put, x, mask.nonzero(as_tuple=True), source.reshape(-1)[: mask.sum()])
+
+
+@rule(torch.masked_select, Tensor.masked_select)
+def masked_select(x: Any, mask: Any) -> Any:
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return x.expand(shape)[base_of(mask).expand(shape)]
+
+
+def _jointly(function: Any, *args: Any) -> Pair:
+    """A function that is linear in all of its tensors of numbers together."""
+    return function(*map(base_of, args)), vectorized_over_sources(function, args, {})
+
+
+@rule(torch._VF._pack_padded_sequence)
+def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, ...]:
+    """The sources lie on a last axis, as further features."""
+    h, d, lengths = base_of(x), delta_of(x), base_of(lengths)
+    assert d is not None
+    base, sizes = torch._VF._pack_padded_sequence(h, lengths, batch_first)
+    moved = torch._VF._pack_padded_sequence(d.movedim(0, -1), lengths, batch_first)[0]
+    return Difference.of(base, moved.movedim(-1, 0)), sizes
+
+
+@rule(torch._VF._pad_packed_sequence)
+def pad_packed_sequence(x: Any, sizes: Any, batch_first: bool, value: float, length: int) -> tuple[Any, ...]:
+    h, d, sizes = base_of(x), delta_of(x), base_of(sizes)
+    assert d is not None
+    base, lengths = torch._VF._pad_packed_sequence(h, sizes, batch_first, value, length)
+    moved = torch._VF._pad_packed_sequence(d.movedim(0, -1), sizes, batch_first, 0.0, length)[0]
+    return Difference.of(base, moved.movedim(-1, 0)), lengths
 
 
 @rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
@@ -279,6 +357,34 @@ def _extreme(values: Any, before: Any) -> Any:
     return type(before)((values, Difference.unknown(before.indices, "the place of a maximum or minimum")))
 
 
+@rule(torch.topk, Tensor.topk)
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The values at the places before the step, which must be those after it."""
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    before = torch.topk(h, k, dim, largest, sorted)
+    places = _unchanged("topk", before.indices, torch.topk(h + d, k, _later(dim), largest, sorted).indices)
+    moved = d.gather(_later(dim), before.indices.expand(len(d), *before.indices.shape))
+    return type(before)((Difference.of(before.values, moved), places))
+
+
+@rule(torch.argmax, Tensor.argmax)
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    h, d = base_of(x), delta_of(x)
+    assert d is not None
+    if dim is None:
+        h, d = h.flatten(), d.flatten(1)
+    after = torch.argmax(h + d, -1 if dim is None else _later(dim), keepdim and dim is not None)
+    return _unchanged("argmax", torch.argmax(base_of(x), dim, keepdim), after)
+
+
+def _unchanged(name: str, before: Tensor, after: Tensor) -> Difference:
+    """Places that no step of these changes."""
+    if not torch.equal(after.reshape(len(after), -1), before.flatten().expand(len(after), -1)):
+        raise ChangedChoiceError(f"{name}, whose choice changes with the step,")
+    return Difference.of(before, None)
+
+
 @rule(torch.amin, Tensor.amin)
 def amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return -torch.amax(-x, dim, keepdim)
@@ -292,37 +398,62 @@ def max_pool1d(
     return F.max_pool2d(x.unsqueeze(-2), kernel, step, (0, *each_axis(padding, 1)), spacing, **options).squeeze(-2)
 
 
-@rule(F.max_pool2d, torch.max_pool2d)
-def max_pool2d(
-    x: Any,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Pair:
-    """max(h + δ) − max(h) = max((h − max(h)) + δ) over each window; h − max(h) is 0 where the maximum was."""
-    if return_indices or ceil_mode:
-        raise UnsupportedModelError("max_pool2d with indices or ceil_mode")
-    h, d = base_of(x), delta_of(x)
-    assert d is not None
-    base = F.max_pool2d(h, kernel_size, stride, padding, dilation)
-    kernel, step, border, spacing = (each_axis(v, 2) for v in (kernel_size, stride or kernel_size, padding, dilation))
-    if any(border):
-        edges = (border[1], border[1], border[0], border[0])
-        h, d = F.pad(h, edges, value=-torch.inf), F.pad(d.flatten(0, 1), edges).unflatten(0, d.shape[:2])
-    rows, columns = base.shape[-2:]
-    best: Tensor | None = None
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            top, left = i * spacing[0], j * spacing[1]
-            window = (
-                ...,
-                slice(top, top + step[0] * (rows - 1) + 1, step[0]),
-                slice(left, left + step[1] * (columns - 1) + 1, step[1]),
-            )
+def _max_pool(axes: int) -> Any:
+    def max_pool(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Pair:
+        """max(h + δ) − max(h) = max((h − max(h)) + δ) over each window; h − max(h) is 0 where the maximum was."""
+        if return_indices:
+            raise UnsupportedModelError("a pool by maximum with indices")
+        h, d = base_of(x), delta_of(x)
+        assert d is not None
+        pool = F.max_pool3d if axes == 3 else F.max_pool2d
+        base = pool(h, kernel_size, stride, padding, dilation, ceil_mode)
+        given = kernel_size, stride or kernel_size, padding, dilation
+        kernel, step, border, spacing = (each_axis(one, axes) for one in given)
+        reach = [s * (n - 1) for s, n in zip(step, base.shape[-axes:], strict=True)]
+        ends = [r + s * (k - 1) + 1 for r, s, k in zip(reach, spacing, kernel, strict=True)]
+        beyond = [max(0, end - n - before) for end, n, before in zip(ends, h.shape[-axes:], border, strict=True)]
+        if any(border) or any(beyond):
+            edges = [end for both in zip(border[::-1], beyond[::-1], strict=True) for end in both]
+            h, d = F.pad(h, edges, value=-torch.inf), F.pad(d.flatten(0, 1), edges).unflatten(0, d.shape[:2])
+        best: Tensor | None = None
+        for offsets in product(*map(range, kernel)):
+            starts = [i * s for i, s in zip(offsets, spacing, strict=True)]
+            window: Any = (..., *(slice(i, i + r + 1, s) for i, r, s in zip(starts, reach, step, strict=True)))
             after = d[window] + (h[window] - base)
             best = after if best is None else torch.maximum(best, after, out=best)
-    assert best is not None
-    return base, best
+        assert best is not None
+        return base, best
+
+    return max_pool
+
+
+def _adaptive(axes: int) -> Any:
+    def pool(x: Any, output_size: Any, return_indices: bool = False) -> Any:
+        """One axis after the other: windows are products of intervals, which may overlap."""
+        if return_indices:
+            raise UnsupportedModelError("a pool by maximum with indices")
+        sizes = (output_size,) * axes if isinstance(output_size, int) else output_size
+        for axis, size in zip(range(-axes, 0), sizes, strict=True):
+            n = x.shape[axis]
+            if size is not None and size != n:
+                ends = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+                x = torch.stack([x.narrow(axis, start, end - start).amax(axis) for start, end in ends], axis)
+        return x
+
+    return pool
+
+
+rule(torch.argmin, Tensor.argmin)(lambda x, dim=None, keepdim=False: argmax(-x, dim, keepdim))
+rule(F.max_pool2d, torch.max_pool2d)(_max_pool(2))
+rule(F.max_pool3d, torch.max_pool3d)(_max_pool(3))
+rule(F.adaptive_max_pool1d)(_adaptive(1))
+rule(F.adaptive_max_pool2d)(_adaptive(2))
+rule(F.adaptive_max_pool3d)(_adaptive(3))
