@@ -162,7 +162,8 @@ def responses(device: str) -> Bars:
     for file in ("modern-cpu",) if device == "cpu" else ("modern-cuda", "unseen-cuda"):
         for name, one in _results(file)["networks"].items():
             if "loop_s" in one:
-                bars[name.replace("100 000", "100 000 parameters")] = {tool: one[key] for key, tool in loops.items() if key in one}
+                job = name.replace("100 000", "100 000 parameters")
+                bars[job] = {tool: one[key] for key, tool in loops.items() if key in one}
     return bars
 
 
