@@ -811,6 +811,16 @@ def test_an_object_that_is_nested_too_deeply_is_named():
         measured(Net(chain(lambda after: (after, []), 3000), lambda held: None))
 
 
+def test_an_object_of_python_s_own_that_is_made_of_itself_is_named():
+    def hold(net):
+        made = [1]
+        made.append(itertools.cycle(made))
+        return made[1]
+
+    with pytest.raises(ValueError, match="model: an object of cycle, which it holds, is made of parts"):
+        measured(Net(hold, lambda held: None))
+
+
 def test_a_helper_with_a_logger_is_copied():
     loggers = [logging.getLogger(f"{__name__}.{i}") for i in range(300)]
     net = Net(lambda net: with_attribute(Count(), log=loggers[0]), lambda held: (held.up(), held.log.name))
@@ -955,6 +965,18 @@ def test_generators_that_a_model_holds_draw_the_same_in_each_pass(make):
     first = drawn(make())
     found = measured(Stateful(make(), drawn), "auto")
     torch.testing.assert_close(found, measured(Stateful(None, lambda state: first), "auto"), **CLOSE)
+
+
+def test_a_state_that_cannot_be_read_is_taken_to_change():
+    class Closed(random.Random):
+        def __deepcopy__(self, memo):
+            return Closed(0)
+
+        def __reduce__(self):
+            raise TypeError("not to be pickled")
+
+    net = Stateful(Closed(0), lambda state: 1.0 if state.random() > 0.5 else 30.0)
+    assert torch.equal(measured(net, "auto"), measured(Stateful(None, lambda state: 1.0), "auto"))
 
 
 def test_an_object_that_is_only_held_costs_no_speed():

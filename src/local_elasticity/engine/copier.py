@@ -80,7 +80,6 @@ class Copier:
     Attributes:
         tensors: copies of tensors without a name, each with the storage of the original.
         named: originals of tensors with a name.
-        opaque: whether an object has parts that `contents` does not read.
     """
 
     def __init__(
@@ -100,9 +99,9 @@ class Copier:
         """
         self.tensors: list[tuple[Tensor, int]] = []
         self.named: dict[str, Tensor] = {}
-        self.opaque = False
         self._names, self._known, self._identities = names or {}, known or {}, identities or {}
         self._dtype, self._most_parts, self._argument = dtype, most_parts, argument
+        self._atoms = ATOMS - {int} if identities else ATOMS
         self._copies: dict[int, Any] = dict(self._known)
         self._cells: dict[int, types.CellType] = {}
         self._storages: dict[int, Any] = {}
@@ -150,8 +149,10 @@ class Copier:
         """The copy of an object, which may still be empty. The copy of an object that leads back to itself may have
         been made on the way."""
         kind = type(value)
-        if kind in ATOMS:
-            return self._identities.get(value, value) if kind is int else value
+        if kind in self._atoms:
+            return value
+        if kind is int:
+            return self._identities.get(value, value)
         if id(value) not in self._copies:
             made = self._copy(value, kind)
             self._copies.setdefault(id(value), made)
@@ -218,13 +219,16 @@ class Copier:
             object.__setattr__(made, "__dict__", made)
         elif attributes is not None:
             missing = {key: part for key, part in dict.items(attributes) if key not in own}
-            # in their order, and with names that a hash is computed from
-            dict.update(own, {key: part if type(part) in ATOMS else None for key, part in missing.items()})
+            dict.update(own, zip(missing, self._at_first(missing.values()), strict=True))
             for key, part in missing.items():
-                if type(part) not in ATOMS or type(part) is int:
+                if type(part) not in self._atoms:
                     self._put(part, dict.__setitem__, own, key)
         self._fill_slots(made, value)
         self._track(made)
+
+    def _at_first(self, values: Iterable[Any]) -> list[Any]:
+        """What is in a copy before it is filled: names that a hash may be computed from, and no part of the user's."""
+        return [value if type(value) in self._atoms else None for value in values]
 
     def _fill_slots(self, made: Any, value: Any) -> None:
         for member in members(type(value)):
@@ -318,9 +322,10 @@ class Copier:
             for key, part in list(base.items(value)):
                 self._put(part, base.__setitem__, made, self._key(key))
         elif base in _SEQUENCES:
-            base.extend(made, [None] * base.__len__(value))
+            base.extend(made, self._at_first(base.__iter__(value)))
             for i, part in enumerate(base.__iter__(value)):
-                self._put(part, base.__setitem__, made, i)
+                if type(part) not in self._atoms:
+                    self._put(part, base.__setitem__, made, i)
         else:
             copies = [self._of(part) for part in list(base.__iter__(value))]
             self._last.append(lambda: [base.add(made, part) for part in copies])
@@ -529,16 +534,16 @@ class Copier:
         memo = {**self._copies, **{id(part): self._of(part) for part in inside}}
         made = _tried(copy.deepcopy, value, memo)
         if made is not NOTHING and made is not value:
-            lasting = memo.pop(id(memo), None)  # originals that deepcopy keeps alive
-            self._lasting.append(lasting)
-            self._copies = memo | self._copies
+            self._lasting.append(memo.pop(id(memo), None))  # originals that deepcopy keeps alive
+            self._copies = memo
             self._track_inside(made)
         return made
 
     def _track_inside(self, made: Any) -> None:
         """Count all parts of what the code of a class has made among `contents`."""
         found = parts(made, self._most_parts)
-        self.opaque = self.opaque or len(found) > self._most_parts
+        if len(found) > self._most_parts:
+            self._reads.append(_unknown)
         copied = {id(tensor) for tensor, _ in self.tensors}
         for part in found:
             kind = type(part)
@@ -554,30 +559,32 @@ class Copier:
 
     def _track_state(self, made: Any) -> None:
         """Count what an object keeps outside of attributes and slots."""
-        if not has_hidden_state(made):
-            return
-        read = functools.partial(_state, made)
-        if _has_numbers(made) or _tried(read) is not NOTHING:
-            self._reads.append(read)
-        else:
-            self.opaque = True
+        if has_hidden_state(made):
+            self._reads.append(functools.partial(_state, made))
 
 
-def _has_numbers(value: Any) -> bool:
-    return issubclass(type(value), np.ndarray) and not value.dtype.hasobject
-
-
-def _state(value: Any) -> list[int]:
+def _state(value: Any) -> list[Any]:
     """A number for the state of an object that is written in C."""
-    if _has_numbers(value):
-        return [hash(np.ndarray.tobytes(value))]
-    if isinstance(value, torch.Generator):
-        return [hash(value.get_state().numpy().tobytes())]
-    if isinstance(value, torch.UntypedStorage):
-        return [hash(torch.empty(0, dtype=torch.uint8, device=value.device).set_(value).cpu().numpy().tobytes())]
+    found = _tried(_in_bytes, value)
+    return _unknown() if found is NOTHING else [hash(found)]
+
+
+def _unknown() -> list[Any]:
+    """What stands for a state that cannot be read: it is never the same as before."""
+    return [object()]
+
+
+def _in_bytes(value: Any) -> bytes:
+    kind = type(value)
+    if issubclass(kind, np.ndarray) and not value.dtype.hasobject:
+        return np.ndarray.tobytes(value)
+    if issubclass(kind, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if issubclass(kind, torch.UntypedStorage):
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value).cpu().numpy().tobytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects of itertools will not be pickled by a later Python
-        return [hash(pickle.dumps(value))]
+        return pickle.dumps(value)
 
 
 def _values(part: dict[Any, Any]) -> list[Any]:

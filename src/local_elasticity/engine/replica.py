@@ -178,7 +178,6 @@ class Replica:
         with torch.enable_grad(), Reads(outside, OUT_OF_REACH), _Writes({*of_inputs, *of_tensors, *held}) as writes:
             result = read(self._called(made, tensors, inputs))
         attributes = not writes.seen.isdisjoint(held) or (made is not None and not _same(before, made.contents()))
-        attributes = attributes or (made is not None and made.opaque)
         if made is not None and not attributes:
             made.put({**self.constants, **params})
         self._kept = None if attributes else made
