@@ -561,8 +561,10 @@ def test_a_view_of_a_weight_is_refused_wherever_it_is_held(hold):
             flat = held["flat"] if isinstance(held, dict) else getattr(held, "flat", getattr(held, "last", None))
             return self.body(x) + x @ flat.view(3, 4).T
 
-    with pytest.raises(ValueError, match="model: its forward pass, or output=, reads body.weight from"):
-        measured(Viewing())
+    problem = le.Problem.of(Viewing(), "cross_entropy")
+    for one, x in ((problem, X), (problem.to(torch.float64), X.double())):
+        with pytest.raises(ValueError, match="model: its forward pass, or output=, reads body.weight from"):
+            le.respond(one, (x, Y), update=le.SGD(0.1))
 
 
 class Deeper:
