@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from local_elasticity.engine.object_parts import proxied
+from local_elasticity.engine.object_parts import attributes_of, proxied
 
 if TYPE_CHECKING:
     from local_elasticity.engine.problem import BoundProblem
@@ -55,6 +55,15 @@ MOST_ENTRIES = 64
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = frozenset(_VALUES)
+_OWN: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: lambda value: bytes(memoryview(value)),
+}
+"""Numbers and words of Python's own classes, from those of classes that derive from them."""
 
 
 def traits(model: Callable[..., Any]) -> Hashable:
@@ -66,16 +75,17 @@ def traits(model: Callable[..., Any]) -> Hashable:
 
 
 def _of_module(module: nn.Module) -> Hashable:
-    own = tuple((key, stand_in(value)) for key, value in vars(module).items() if key not in _OF_EVERY_MODULE)
+    own = tuple((key, stand_in(value)) for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE)
     switches = tuple((key, b.item()) for key, b in module._buffers.items() if b is not None and _is_switch(b))
     hooks = tuple(stand_in(hook) for name in _HOOKS for hook in getattr(module, name).values())
-    return type(module), _of_class(type(module)), own, switches, hooks
+    return _reference(type(module)), _of_class(type(module)), own, switches, hooks
 
 
 def _of_class(kind: type) -> Hashable:
     """Numbers and words that are attributes of the user's own classes."""
     users = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins"))]
-    return tuple((key, value) for base in users for key, value in vars(base).items() if isinstance(value, _VALUES))
+    items = [item for base in users for item in vars(base).items()]
+    return tuple((key, stand_in(value)) for key, value in items if issubclass(type(value), _VALUES))
 
 
 def _is_switch(buffer: Tensor) -> bool:
@@ -85,32 +95,55 @@ def _is_switch(buffer: Tensor) -> bool:
 
 def stand_in(value: Any, depth: int = 4) -> Hashable:
     """Equal for as long as a value is the same: itself for numbers and words, a weak reference to a function, the
-    contents of a container or object.
+    contents of a container or object. It does not run the user's methods, and holds no references to classes.
 
     >>> stand_in([1, "a"]) == stand_in([1, "a"]), stand_in([1]) == stand_in([True])
     (True, False)
     """
-    if type(value) in weakref.ProxyTypes:
-        return type(value), stand_in(proxied(value), depth)
-    if isinstance(value, _VALUES):
-        return type(value), value
-    if isinstance(value, Tensor):
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind in weakref.ProxyTypes:
+        return kind, stand_in(proxied(value), depth)
+    if issubclass(kind, Tensor):
         return Tensor, () if value.is_nested else tuple(value.shape), value.dtype
-    if isinstance(value, (list, tuple, dict)):
-        parts = list(value.items()) if isinstance(value, dict) else list(value)
-        inside = parts if depth and len(parts) <= MOST_ENTRIES else []
-        return type(value), len(parts), tuple(stand_in(part, depth - 1) for part in inside)
-    if callable(value):
-        return _reference(value)
-    return type(value), stand_in(vars(value), depth - 1) if depth and hasattr(value, "__dict__") else None
+    for base, own in _OWN.items():
+        if issubclass(kind, base):
+            return _reference(kind), own(value), _of_attributes(value, depth)
+    for elements in (list, tuple, dict):
+        if issubclass(kind, elements):
+            parts = list(dict.items(value) if issubclass(kind, dict) else elements.__iter__(value))
+            inside = parts if depth and len(parts) <= MOST_ENTRIES else []
+            return _reference(kind), len(parts), tuple(stand_in(part, depth - 1) for part in inside)
+    return _reference(value) if callable(value) else (_reference(kind), _of_attributes(value, depth))
+
+
+def _of_attributes(value: Any, depth: int) -> Hashable:
+    attributes = attributes_of(value) if depth else None
+    return None if attributes is None else stand_in(attributes, depth - 1)
 
 
 def _reference(value: Any) -> Hashable:
-    if isinstance(value, types.MethodType):
+    kind: Any = type(value)
+    if issubclass(kind, types.MethodType):
         return _reference(value.__self__), _reference(value.__func__)
+    plain = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
     try:
-        reference = weakref.ref(value)
-        hash(reference)
+        return weakref.ref(value) if plain else _Same(value)
     except TypeError:
-        return type(value).__qualname__
-    return reference
+        return kind.__qualname__
+
+
+class _Same(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that is equal for the very same object. The object's own methods may compare otherwise."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, value: Any) -> None:
+        self.place = id(value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Same) and self() is other() is not None)
+
+    def __hash__(self) -> int:
+        return self.place

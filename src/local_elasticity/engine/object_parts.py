@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import threading
 import types
+import weakref
 from array import array
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +27,13 @@ ATOMS: frozenset[type] = frozenset(
 """Classes whose objects are never written to, or have no copy."""
 
 _IN_MEMORY = (bytearray, array, ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+
+_TRANSPARENT: tuple[Any, ...] = (
+    *(dict, list, tuple, set, frozenset, deque, weakref.ref, weakref.WeakSet, functools.partial),
+    *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.CellType),
+    *(types.MappingProxyType, *weakref.ProxyTypes, *_IN_MEMORY),
+)
+"""Classes of objects whose changes are seen, or that have none."""
 
 NOTHING = object()
 
@@ -84,6 +95,18 @@ def has_memory(value: Any) -> bool:
     return issubclass(type(value), _IN_MEMORY)
 
 
+def has_hidden_state(value: Any) -> bool:
+    """Whether an object may change outside of attributes, slots and elements, such as a random generator. Values that
+    compare and hash by themselves, such as dates, do not change."""
+    kind: Any = type(value)
+    if issubclass(kind, np.ndarray):
+        return True
+    if kind in ATOMS or issubclass(kind, _TRANSPARENT) or kind.__hash__ not in (None, object.__hash__):
+        return False
+    own = len(members(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ > object.__basicsize__ + own * ctypes.sizeof(ctypes.c_void_p)
+
+
 def parts(value: Any, most: float) -> list[Any]:
     """The objects that this one refers to, directly or indirectly, and this one; at most `most` + 1 of them."""
     seen: dict[int, Any] = {}
@@ -97,8 +120,8 @@ def parts(value: Any, most: float) -> list[Any]:
 
 
 def _direct_parts(value: Any, kind: type) -> list[Any]:
-    """What an object holds itself; modules and tensors count as one part."""
-    if issubclass(kind, (nn.Module, Tensor, type)):
+    """What an object holds itself. Modules and tensors count as one part. So do loggers, which lead to all others."""
+    if issubclass(kind, (nn.Module, Tensor, type, logging.Logger)):
         return []
     found = list(dict.values(value)) if issubclass(kind, dict) else []
     for base in (list, tuple, set, frozenset, deque):
@@ -130,7 +153,7 @@ def _has_hooks(module: nn.Module) -> bool:
 def without_finalizer(kind: type[Any]) -> type[Any]:
     """The class without its `__del__`, which would release what the original still uses. What the user's classes do for
     a new subclass, such as listing it, is not done."""
-    if not hasattr(kind, "__del__"):
+    if not hasattr(kind, "__del__") or issubclass(kind, _Unannounced):
         return kind
     members = {"__del__": lambda self: None, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type.__new__(type(kind), kind.__name__, (_Unannounced, kind), members)

@@ -130,7 +130,9 @@ def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     held = [p for group in optimizer.param_groups for p in group["params"]]
     copies = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
     made: torch.optim.Optimizer = object.__new__(without_finalizer(type(optimizer)))
-    copier = Copier(known={**copies, id(optimizer): made}, most_parts=math.inf)
+    known = {**copies, id(optimizer): made}
+    identities = {place: id(one) for place, one in known.items()}
+    copier = Copier(known=known, identities=identities, most_parts=math.inf, argument="optimizer")
     for p in held:
         vars(copies[id(p)]).update({key: copier.of(value) for key, value in vars(p).items()})
     for key, value in vars(optimizer).items():

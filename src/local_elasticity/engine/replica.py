@@ -7,6 +7,7 @@ it ends. Weights are shared with the model; a pass that writes weights, inputs o
 from __future__ import annotations
 
 import types
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from local_elasticity.engine.copying import StructuralCopy
+from local_elasticity.engine.copying import Shared, StructuralCopy
 from local_elasticity.engine.guard import FunctionMode, interruption
 from local_elasticity.engine.half_stored import HalfStored, cast
 from local_elasticity.engine.object_parts import storage_of
@@ -97,10 +98,14 @@ class Replica:
             inputs = tree_map(Tensor.clone, inputs)
         names = {*self.constants, *params} if effects is None else effects.tensors
         self.written = {name: (params if name in params else self.constants)[name].clone() for name in names}
-        tensors = {**params, **self.written} if names else params
         if isinstance(self.model, nn.Module) and (self._kept is None or effects is None or effects.attributes):
             self._kept = self.copy()
-        return self._called(self._kept, tensors, inputs)
+        if names and self._kept is not None:
+            for shared in self._kept.shared:
+                stay = shared.named.keys() - params.keys()
+                if stay and stay <= names:
+                    self.written |= shared.joined({name: self.written[name] for name in stay}) or {}
+        return self._called(self._kept, {**params, **self.written} if names else params, inputs)
 
     @property
     def coarsest(self) -> float:
@@ -162,15 +167,18 @@ class Replica:
     def _watched(self, params: Params, inputs: Any, read: Callable[[Any], Any]) -> Any:
         tensors = {name: tensor.data for name, tensor in {**self.constants, **params}.items()}
         of_inputs = {_storage(leaf) for leaf in tree_leaves(inputs)}
-        of_tensors = {_storage(tensor): name for name, tensor in tensors.items()}
+        of_tensors: dict[int, list[str]] = defaultdict(list)
+        for name, tensor in tensors.items():
+            of_tensors[_storage(tensor)].append(name)
         outside = dict(self.names)
         held: set[int] = set()
         made = self.copy() if isinstance(self.model, nn.Module) else None
         if made is not None:
             made.put(tensors)
             held = {_storage(tensor) for tensor, _ in made.tensors}
-            aliases = {id(tensor): of_tensors.get(storage, "") for tensor, storage in made.tensors}
-            outside |= {place: name for place, name in aliases.items() if name in params}
+            of_params = {_storage(made.named[name]): name for name in params if name in made.named}
+            aliases = {id(tensor): of_params.get(storage) for tensor, storage in made.tensors}
+            outside |= {place: name for place, name in aliases.items() if name is not None}
         before = made.contents() if made is not None else []
         with torch.enable_grad(), Reads(outside, OUT_OF_REACH), _Writes({*of_inputs, *of_tensors, *held}) as writes:
             result = read(self._called(made, tensors, inputs))
@@ -179,12 +187,27 @@ class Replica:
             made.put({**self.constants, **params})
         self._kept = None if attributes else made
         swapped = {name for name, tensor in tensors.items() if _storage(tensor) not in of_tensors}
-        written = {of_tensors[at] for at in writes.seen if at in of_tensors} | swapped
+        written = {name for at in writes.seen if at in of_tensors for name in of_tensors[at]} | swapped
+        for shared in made.shared if made is not None else ():
+            written.update(self._written_as_well(shared, written, writes.seen, params))
         in_inputs = not writes.seen.isdisjoint(of_inputs)
         normalized = writes.normalized(result)
         found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads, normalized)
         self.effects = found if self.effects is None else self.effects | found
         return result
+
+    def _written_as_well(self, shared: Shared, written: set[str], seen: set[int], params: Params) -> Collection[str]:
+        """Constants whose memory a pass writes by another name, or by a tensor that has none."""
+        names = [name for name in shared.named if name not in params]
+        by_copies = any(_storage(copied) in seen for copied in shared.copies)
+        if not names or (written.isdisjoint(names) and not by_copies):
+            return ()
+        if shared.joined({name: self.constants[name] for name in names}) is None:
+            raise ValueError(
+                f"model: its forward pass writes {names[0]}, which shares memory with a tensor of another type or "
+                "layout; give each a memory of its own"
+            )
+        return names
 
     def watch_again(self, call: Callable[[], T]) -> T:
         """What a later call returns, having noted whether it writes attributes that the watched pass did not."""
