@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 
 def contiguous_on_cpus(tensor: Tensor) -> Tensor:
-    """An image or a filter channel by channel, if it is on a CPU. The stride of an axis with one place means nothing, but
-    torch takes the layout from it."""
+    """An image or a filter channel by channel, if it is on a CPU. The stride of an axis with one place means nothing,
+    but torch takes the layout from it."""
     if tensor.ndim < 4 or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return tensor
     tensor = tensor.contiguous()
