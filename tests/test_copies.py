@@ -1109,3 +1109,40 @@ def test_containers_of_the_user_are_not_asked(engine):
     measured(net, engine)
     assert Asked.asked == 0
     assert all(kind.asked == 0 for kind in Asked.__subclasses__())
+
+
+class CountsInKeys(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.seen = {0: None}
+
+    def forward(self, x):
+        (count,) = self.seen
+        del self.seen[count]
+        self.seen[count + 1] = None
+        return super().forward(x) * (2 if count < 5 else 3)
+
+
+class CountsInData(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.count = torch.zeros(1)
+
+    def forward(self, x):
+        self.count.data = self.count.data + 1
+        return super().forward(x) * (2 if float(self.count) < 8 else 3)
+
+
+@pytest.mark.parametrize("make", [CountsInKeys, CountsInData])
+@pytest.mark.parametrize("engine", ["looped", "auto"])
+def test_states_in_keys_and_in_data_are_measured_as_they_are(make, engine):
+    torch.manual_seed(0)
+    net, x, y = make(), torch.randn(3, 4), torch.arange(3)
+    plain = nn.Sequential(nn.Linear(4, 3))
+    plain[0].load_state_dict(net.state_dict())
+    problem = le.Problem.of(plain, "cross_entropy", output=lambda out: 2 * out)
+    exact = le.respond(problem, (x, y), update=le.SGD(0.1)).target_change
+    for _ in range(3):
+        found = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine=engine).target_change
+        assert torch.allclose(found, exact, rtol=1e-4, atol=1e-6)
+    assert net.seen == {0: None} if make is CountsInKeys else float(net.count) == 0

@@ -402,6 +402,45 @@ def test_probabilities_that_a_step_moves_to_an_end(step_size):
     assert known.mean() > 0.5
 
 
+def test_the_rounding_of_predictions_counts_along_a_walk():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 1))
+    with torch.no_grad():  # small sums of large parts
+        net[0].weight[:32], net[0].bias[:32] = net[0].weight[32:], net[0].bias[32:]
+        net[2].weight[:, :32], net[2].weight[:, 32:] = 1e3 + torch.rand(32), -1e3
+    x, targets, exact = torch.randn(8, 6), 30 * torch.randn(10, 6), copy.deepcopy(net).double()
+    y, labels = (exact(x.double()).detach() + 0.1).float(), (exact(targets.double()).detach() + 1e-3).float()
+    walk = le.respond_in_sequence(net, (x, y), (targets, labels), loss="mse", update=le.SGD(1e-9))
+    assert float(walk.target_rounding.min()) > 1e-3
+    assert le.loss_change(walk).isnan().all()
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_losses_of_ones_own_that_lose_digits_after_the_step(seed):
+    """1 − f has none where a step moves f to nearly 1."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+    x, y = 8 * torch.randn(12, 6).double(), (torch.arange(12) % 2).double()[:, None]
+    exact = looped_loss_change(net, F.binary_cross_entropy_with_logits, (x, y), (x, y), sgd(0.3)).numpy()
+    own = lambda outputs, labels: F.binary_cross_entropy(outputs, labels)
+    found = le.loss_change(le.respond(nn.Sequential(net, nn.Sigmoid()), (x, y), loss=own, update=le.SGD(0.3))).numpy()
+    size, known = np.maximum(np.abs(exact), np.abs(exact.diagonal())[:, None]), np.isfinite(found)
+    assert (np.abs(found - exact) / size)[known].max() < RESOLVED_ERROR
+    assert known.mean() > 0.5
+
+
+@pytest.mark.parametrize("masked", [-1e4, -1e9, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masked_logits_do_not_count_as_noise(masked, dtype):
+    class Masked(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).masked_fill(torch.arange(5) == 3, masked)
+
+    torch.manual_seed(0)
+    net, x, y = Masked(4, 5).to(dtype), torch.randn(8, 4).to(dtype), torch.arange(8) % 3
+    assert le.loss_change(le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(1))).isfinite().all()
+
+
 def test_minibatches_move_the_loss_as_one_step():
     case = CASE_OF["tanh net, three outputs"]
     x, y = case.sources[0][:4], case.sources[1][:4]

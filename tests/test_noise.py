@@ -602,6 +602,32 @@ def test_changes_of_probabilities_do_not_cancel_at_any_size(size, dtype):
             assert sigmoid_change(z, d).flatten().tolist() == pytest.approx(true, rel=float(rounding), abs=1e-30)
 
 
+class Written(nn.Module):
+    """Its outputs are written into a tensor of torch's default dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        out = torch.zeros(len(x), 3)
+        out[:, :] = self.b(torch.tanh(self.a(x)))
+        return out
+
+
+@pytest.mark.parametrize("step_size", [1e-7, 2e-8])
+def test_float32_inside_of_float64_is_not_called_resolved(step_size):
+    torch.manual_seed(0)
+    net, x, y = Written(), torch.randn(20, 4), torch.arange(20) % 3
+    plain = nn.Sequential(net.a, nn.Tanh(), net.b)
+    update = le.SGD(step_size)
+    found = le.relative(le.respond(net, (x, y), loss="cross_entropy", update=update)).double()
+    exact = le.respond(le.Problem.of(plain, "cross_entropy").to(torch.float64), (x, y), update=update)
+    truth = le.relative(exact)
+    known = found.isfinite()
+    assert bool(((found - truth).abs() / truth.clamp_min(1) < RESOLVED_ERROR)[known].all())
+
+
 @pytest.mark.parametrize("spread", [0.1, 3, 30])
 @pytest.mark.parametrize("kind", ["logits", "binary_logits"])
 def test_the_noise_of_probabilities_keeps_its_digits(spread, kind):

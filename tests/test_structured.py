@@ -550,3 +550,21 @@ def test_split_products_are_computed_on_a_cpu_too(written):
     assert 1e-7 < errors["split_bf16"] < 1e-4
     assert errors["split_bf16"] > 3 * errors["float32"]
     assert torch.equal(found["default"], found["float32"])
+
+
+def test_a_write_to_places_that_are_not_side_by_side_is_refused():
+    class Scattered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.head = nn.Linear(4, 3), nn.Linear(15, 3)
+
+        def forward(self, x):
+            made = x.new_zeros(len(x), 3, 5)
+            made[torch.arange(len(x)), :, (x[:, 0].abs() * 3).long() % 5] = self.a(x)
+            return self.head(torch.tanh(made).flatten(1))
+
+    torch.manual_seed(0)
+    net, x, y = Scattered(), torch.randn(8, 4), torch.arange(8) % 3
+    for n in (1, 8):
+        with pytest.raises(ValueError, match="a write to places that tensors name"):
+            le.respond(net, (x[:n], y[:n]), loss="cross_entropy", engine="structured")

@@ -25,7 +25,7 @@ from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.progress import now, seconds_in_words
 from local_elasticity.engine.rows import Counted, Rows, collect
 from local_elasticity.engine.structured import Structured, StructuredRunner, spot_check, two_layer_runner
-from local_elasticity.engine.supported import UnsupportedModelError, first_line
+from local_elasticity.engine.supported import ChangedChoiceError, UnsupportedModelError, first_line
 from local_elasticity.engine.vmapped import Vmapped, VmappedRunner, check_vmap
 
 logger = logging.getLogger("local_elasticity")
@@ -247,7 +247,7 @@ class Race:
             spot_check(self.job, StructuredRunner)
         except UNSUPPORTED as error:
             self._pass_over("structured", error)
-            _unread.put(self.job.bound, _pair(self.job), first_line(error))
+            _note_unread(self.job, error)
             return
         trial = Trial(Structured(), runner, min(runner.chunk, max(1, self.left // 2)))
         if self._timed(trial):
@@ -396,6 +396,12 @@ def dismiss(job: Job, choice: Choice, error: BaseException) -> None:
     if before is not None:
         remember(job, replace(before, reason=f"{reason}; {before.reason}", rival=None))
     if isinstance(choice.engine, Structured):
+        _note_unread(job, error)
+
+
+def _note_unread(job: Job, error: BaseException) -> None:
+    """Keep why differences cannot take a model, unless that depends on the step."""
+    if not isinstance(error, ChangedChoiceError):
         _unread.put(job.bound, _pair(job), first_line(error))
 
 

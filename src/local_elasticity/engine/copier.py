@@ -120,7 +120,8 @@ class Copier:
         without the lists that recurrent layers build again when their weights are put."""
         cells = [[cell_contents(cell)] for cell in self._cells.values()]
         marks = [[vars(tensor).get(key) for key in self._marks[name]] for name, tensor in self._marked.items()]
-        return [*cells, *marks, *(list(read()) for read in self._reads)]
+        memory = [_address(tensor) for tensor, _ in self.tensors]  # another one is in `tensor.data` now
+        return [*cells, *marks, memory, *(list(read()) for read in self._reads)]
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors, with the attributes of the original, wherever the tensor of that name is kept."""
@@ -240,7 +241,7 @@ class Copier:
         """Count attributes and slots of a copy, and what it keeps in memory of its own, among `contents`."""
         own, found = attributes_of(made), members(type(made))
         if own is not None:
-            self._reads.append(functools.partial(dict.values, own))
+            self._reads.append(functools.partial(_keys_and_values, own))
         if found:
             self._reads.append(lambda: [slot(made, member) for member in found])
         if has_memory(made):
@@ -329,7 +330,7 @@ class Copier:
         else:
             copies = [self._of(part) for part in list(base.__iter__(value))]
             self._last.append(lambda: [base.add(made, part) for part in copies])
-        self._reads.append(functools.partial(base.values if base in _MAPPINGS else base.__iter__, made))
+        self._reads.append(functools.partial(_keys_and_values if base in _MAPPINGS else base.__iter__, made))
         if type(made) is not base or attributes_of(value):
             self._fill(made, value)
 
@@ -553,7 +554,7 @@ class Copier:
             elif not issubclass(kind, (nn.Module, type)):
                 base = next((one for one in _WITH_ELEMENTS if issubclass(kind, one)), None)
                 if base is not None:
-                    self._reads.append(functools.partial(dict.values if base is dict else base.__iter__, part))
+                    self._reads.append(functools.partial(_keys_and_values if base is dict else base.__iter__, part))
                 self._track(part)
                 self._track_state(part)
 
@@ -590,7 +591,7 @@ def _in_bytes(value: Any) -> bytes:
 def _values(part: dict[Any, Any]) -> list[Any]:
     """What the attributes of a module are, without those lists if it is a recurrent layer."""
     if "_flat_weights_names" not in part:
-        return list(part.values())
+        return _keys_and_values(part)
     return [value for key, value in part.items() if key not in _OF_RECURRENT_LAYERS]
 
 
@@ -620,3 +621,15 @@ def _reduced(value: Any, kind: type) -> Any:
     """What `pickle` and `copy` ask an object for: a function and its arguments, a state, elements."""
     reduce = copyreg.dispatch_table.get(kind)
     return value.__reduce_ex__(4) if reduce is None else reduce(value)
+
+
+def _keys_and_values(mapping: Any) -> list[Any]:
+    """What a dict or a weak dict holds, by the methods of Python's own class, in its order."""
+    base: Any = next(one for one in type(mapping).__mro__ if one in _MAPPINGS)
+    return [*base.keys(mapping), *base.values(mapping)]
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's numbers are; 0 where torch does not tell."""
+    plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+    return tensor.data_ptr() if plain and not tensor.is_nested else 0

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from local_elasticity.engine.layouts import contiguous_on_cpus
 from local_elasticity.engine.loader_states import beside, kept_states
 from local_elasticity.engine.problem import Inputs
 
@@ -195,7 +194,7 @@ def _checked_leaf(leaf: Tensor, name: str, device: torch.device, dtype: torch.dt
     leaf = leaf.data.clone() if leaf.is_inference() else leaf.data
     if not leaf.is_floating_point():
         return leaf
-    leaf = contiguous_on_cpus(leaf.to(dtype))
+    leaf = leaf.to(dtype)
     if not leaf.isfinite().all():
         raise ValueError(f"{name}: inputs contain NaN or infinity; remove those examples")
     return leaf

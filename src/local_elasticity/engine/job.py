@@ -6,17 +6,18 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import cast_floats, count, given_twice, read_sources, read_targets, take
+from local_elasticity.engine.layouts import CRASHES, batches_of, crashes, is_usual
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities, check_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, keep_freed_memory, may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of, sizes_of
@@ -116,7 +117,7 @@ class Job:
             update=update,
             rule=(rule := rule_of(update, bound)),
             plain=is_plain(update, rule, bound),
-            source_inputs=tree_map(lambda leaf: leaf.unflatten(0, (-1, batch)), inputs),
+            source_inputs=tree_map(lambda leaf: batches_of(leaf, batch), inputs),
             source_labels=labels.unflatten(0, (-1, batch)),
             target_inputs=target_inputs,
             targets_are_sources=source_batch_size is None and shared,
@@ -382,6 +383,7 @@ def check_network(
     outputs of the first source; what the pass of one target took, and the predictions of the first and the last target
     by themselves, or of sources where those are the targets."""
     outputs, size, alone = _taken(bound, sources, names[0])
+    _check_layout(bound, sources)
     if targets is not None:
         expected, size, alone = _taken(bound, targets, names[1])
         if outputs.shape[1:] != expected.shape[1:]:
@@ -390,6 +392,14 @@ def check_network(
                 f"{tuple(outputs.shape[1:])}; {names[0]} and {names[1]} must give the same number of outputs"
             )
     return outputs, size, alone
+
+
+def _check_layout(bound: BoundProblem, inputs: Inputs) -> None:
+    tensors = (*tree_leaves(inputs), *bound.params.values(), *bound.constants.values())
+    if bound.device.type != "cpu" or all(map(is_usual, tensors)):
+        return
+    if crashes(partial(bound.outputs, leaves_of(bound.params)), inputs):
+        raise ValueError(f"model: {CRASHES}; pass x.contiguous() and model.to(memory_format=torch.contiguous_format)")
 
 
 def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint, Float[Tensor, "2 k"]]:
@@ -442,11 +452,11 @@ def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footpri
 
 
 def _why_it_fails(bound: BoundProblem, error: Exception) -> str:
-    """What to say where the forward pass does not find something. A key that is a part of the copy, or its id, says
-    that it looks for its parts by their identity."""
+    """What to say where the forward pass does not find something. A key that is an object, or the id of a part of the
+    copy, says that it looks for its parts by their identity."""
     said = f"{type(error).__name__}: {error}"
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
-    if isinstance(key, (nn.Module, Tensor)) or key in bound.replica.identities():
+    if not isinstance(key, (str, int, float, bytes, type(None))) or key in bound.replica.identities():
         return (
             f"model: its forward pass fails on a private copy of it ({said}); "
             "it must find its parts by attribute, not by their identity"
@@ -466,7 +476,9 @@ def name_example(bound: BoundProblem, error: Exception) -> None:
     """Raise an ExampleError if the model does not take one of its examples, in place of an error that does not name an
     argument. Predicts all examples for this, half of those that fail at a time."""
     named = isinstance(error, (ValueError, TypeError)) and re.match(r"\w+: ", str(error)) is not None
-    if not bound.examples or not may_be_passed_over(error) or (named and not isinstance(error, UnsupportedModelError)):
+    if not may_be_passed_over(error) or (named and not isinstance(error, UnsupportedModelError)):
+        return
+    if not bound.examples or not _comes_from_the_model(error):
         return
     for name, inputs in bound.examples.items():
         for start in range(0, count(inputs), AT_ONCE):
@@ -477,8 +489,20 @@ def name_example(bound: BoundProblem, error: Exception) -> None:
                 first = _refused(bound, take(inputs, slice(place, place + half)))
                 place, few = (place, half) if first is not None else (place + half, few - half)
                 why = first or _refused(bound, take(inputs, slice(place, place + few)))
-            if why is not None:
+            if why is not None and place > 0:  # the first was predicted before, so that it is not the cause
                 raise ExampleError(name, place, str(why) or type(why).__name__) from error
+
+
+def _comes_from_the_model(error: BaseException | None) -> bool:
+    """Whether a forward pass raised an error, or the one that it follows from; a loss or a callback may have."""
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in (BoundProblem.raw_outputs.__code__, BoundProblem.watched.__code__):
+                return True
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _refused(bound: BoundProblem, inputs: Inputs) -> Exception | None:

@@ -1,8 +1,7 @@
 """Layouts of images in memory: torch's kernels on CPUs do not take each of them.
 
-With channels last, the backward pass of a batch norm is wrong where a batch of one has other strides than usual, as
-slices and views do, and that of a group norm ends the process where its input needs no gradient. So images and filters
-are contiguous on CPUs, unless an engine lays them out otherwise to save time.
+With channels last, the backward pass of a batch norm is wrong where a batch of one has other strides than a larger one
+would have, as views do, and that of a group norm ends the process where its input needs no gradient.
 """
 
 from __future__ import annotations
@@ -16,15 +15,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+CRASHES = (
+    "torch's group norm ends the process in the backward pass on CPUs if its input has channels last and needs no "
+    "gradient, as in the first layer or behind frozen layers"
+)
 
-def contiguous_on_cpus(tensor: Tensor) -> Tensor:
-    """An image or a filter channel by channel, if it is on a CPU. The stride of an axis with one place means nothing,
-    but torch takes the layout from it."""
-    if tensor.ndim < 4 or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return tensor
-    tensor = tensor.contiguous()
-    usual = torch.empty(tensor.shape, device="meta").stride()
-    return tensor if tensor.stride() == usual else tensor.as_strided(tensor.shape, usual, tensor.storage_offset())
+
+def batches_of(examples: Tensor, size: int) -> Tensor:
+    """Examples [n · size, …] as batches [n, size, …], each with the strides of the examples."""
+    first, *rest = examples.stride()
+    shape = len(examples) // size, size, *examples.shape[1:]
+    return examples.as_strided(shape, (size * first, first, *rest), examples.storage_offset())
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -40,9 +41,12 @@ def batches_with_channels_last(batches: Tensor) -> Tensor:
     """Images [n, batch, …] in that layout, each batch with its usual strides."""
     if batches.ndim != 5:
         return batches
-    n, batch = batches.shape[:2]
-    found = channels_last(batches.flatten(0, 1))
-    return found.as_strided((n, batch, *found.shape[1:]), (batch * found.stride(0), *found.stride()))
+    return batches_of(channels_last(batches.flatten(0, 1)), batches.shape[1])
+
+
+def is_usual(tensor: Tensor) -> bool:
+    """Whether a tensor is laid out as torch does by default."""
+    return tensor.ndim < 4 or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 def crashes(forward: Callable[[Any], Any], inputs: Any) -> bool:

@@ -14,7 +14,7 @@ from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner, predictions
-from local_elasticity.engine.layouts import batches_with_channels_last, channels_last, crashes
+from local_elasticity.engine.layouts import CRASHES, batches_with_channels_last, channels_last, crashes
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.progress import now
@@ -218,11 +218,7 @@ def _with_channels_last(job: Job) -> Job:
     UnsupportedModelError if its gradients are others there."""
     other = _laid_out_job(job)
     if crashes(partial(other.bound.outputs, leaves_of(other.bound.params)), other.examples()):
-        raise UnsupportedModelError(
-            "engine: torch's group norm ends the process in the backward pass on CPUs if its input has channels last "
-            "and needs no gradient, as in the first layer or behind frozen layers; use engine='auto' or Looped() "
-            "without channels_last"
-        )
+        raise UnsupportedModelError(f"engine: {CRASHES}; use engine='auto' or Looped() without channels_last")
     if not _gradients_are_the_same(job, other):
         raise UnsupportedModelError(
             "engine: the gradients of this network depend on the layout of images in memory, as torch's instance norm "

@@ -49,6 +49,9 @@ DRIFT_TARGETS = 16
 STEPS_LOOKED_AT = 4
 """Sources whose steps are used to bound the rounding of displacements, if an optimizer steps on a copy."""
 
+SMALL_STEPS = 1e-9
+"""Learning rates up to which the rounding of weights in float64 may matter to their displacements."""
+
 CERTAIN = 5e-3
 """A share of predictions that rounding moves above which changes count as wrong by it, though a few were not."""
 
@@ -390,7 +393,8 @@ def _drift_error(job: Job, runner: Runner) -> float:
 def _step_rounding(job: Job) -> float:
     """The largest share that the rounding of weights, with signs at random, is of ⟨g, Δ⟩ for a few sources."""
     unit = job.update.rounding(job.bound.problem) if isinstance(job.update, FromOptimizer) else 0.0
-    if not unit:
+    fine = unit <= torch.finfo(torch.float64).eps
+    if not unit or (fine and job.update.step_size > SMALL_STEPS):
         return 0.0
     params = job.bound.params
     shares = []

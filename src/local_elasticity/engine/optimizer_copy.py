@@ -29,8 +29,8 @@ Places = dict[str, tuple[int, int]]
 PRECISIONS = (torch.float64, torch.float32)
 """In which steps are tried, the finest first."""
 
-REFUSALS = (TypeError, RuntimeError, ValueError, AssertionError)
-"""What the code of an optimizer raises where it was not made for a precision."""
+REFUSALS = (TypeError, RuntimeError, ValueError, AssertionError, LookupError, AttributeError)
+"""What the code of an optimizer raises where it was not made for a precision, or does not find what it looks up."""
 
 TRIED = 1 / 3
 """Every entry of the gradient that a step is tried with; no binary number, so that steps show their last digits."""

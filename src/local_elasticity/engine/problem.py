@@ -16,7 +16,6 @@ from torch.nn.parameter import UninitializedParameter
 
 from local_elasticity.engine.guard import interruption, isolated, notes_on_autocast
 from local_elasticity.engine.half_stored import HalfStored, keeps_half
-from local_elasticity.engine.layouts import contiguous_on_cpus
 from local_elasticity.engine.loss import NAMED, Kind, LossFunction, cross_entropy, gradient_of, nll, resolve_loss
 from local_elasticity.engine.model_cache import stand_in, traits
 from local_elasticity.engine.object_parts import unwrapped
@@ -293,7 +292,6 @@ class Problem:
         """`.data` has a version counter of its own, so that a write that is only noted breaks no backward pass."""
         if tensor.is_inference():
             tensor = tensor.clone()
-        tensor = contiguous_on_cpus(tensor)
         if self.dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         return tensor.to(self.dtype.to_complex() if tensor.is_complex() else self.dtype)

@@ -276,6 +276,10 @@ class Reads(FunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_CASTS = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}
+"""Kernels that may cast, and which argument they read."""
+
+
 class _Writes(TorchDispatchMode):
     """Records which of the `protected` storages functions write to, and redirects those writes to copies."""
 
@@ -323,8 +327,9 @@ class _Writes(TorchDispatchMode):
             self.kinds.add(found.dtype)
             if func is torch.ops.aten._log_softmax.default:
                 self._log_softmax = found, found._version
-            casts = func is torch.ops.aten._to_copy.default and found.is_floating_point()
-            if casts and args[0].is_floating_point() and found.dtype.itemsize < args[0].dtype.itemsize:
+            source = args[_CASTS[func]] if func in _CASTS else found
+            casts = found.is_floating_point() and source.is_floating_point()
+            if casts and found.dtype.itemsize < source.dtype.itemsize:
                 self.cast.add(found.dtype)
         return found
 

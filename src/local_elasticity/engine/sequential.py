@@ -20,6 +20,7 @@ from local_elasticity.engine.job import Job
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.loss import LossFunction, gradient_cancels
 from local_elasticity.engine.noise import Noise, turned_by_rounding
+from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.problem import Problem, as_predictions, as_problem, leaves_of
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
@@ -227,6 +228,7 @@ def _response(
     before = torch.stack([step.source_before for step in steps])
     at_targets = torch.zeros_like(steps[0].target_before) if noise is None else noise.target
     at_sources = torch.zeros_like(before) if noise is None else noise.source[recorded.to(before.device)]
+    typical = rounding_at_few(job, steps[0].target_before).typical if noise is None else 0.0
     cancels = gradient_cancels(job.bound.loss_function, job.source_labels)
     turned = turned_by_rounding(job, before, job.source_labels[recorded.to(job.source_labels.device)])
     dtype = torch.float64 if job.bound.dtype == torch.float64 else torch.float32
@@ -240,8 +242,8 @@ def _response(
         source_noise=Noise(before, at_sources, at_targets, cancels, turned=turned).of_rows(measured)[:, 0].to(dtype),
         target_noise=at_targets.to(dtype),
         noise_scale=measured.subtracted.to(dtype),
-        source_rounding=at_sources[:, 0].to(dtype),
-        target_rounding=at_targets.to(dtype),
+        source_rounding=at_sources[:, 0].clamp_min(typical).to(dtype),
+        target_rounding=at_targets.clamp_min(typical).to(dtype),
         kind=job.kind,
         update=job.update,
         engine=name,

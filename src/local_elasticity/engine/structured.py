@@ -341,7 +341,8 @@ def spot_check(job: Job, kind: Callable[[Job], Runner], name: str = "Structured"
     differ."""
     decay, problem = getattr(job.update, "weight_decay", 0.0), job.bound.problem
     loss = None if problem.loss_is_named else getattr(problem.loss, "__code__", type(problem.loss))
-    what = (kind, job.kind_of_targets, job.batch, bool(decay), loss)
+    few = min(job.n, 2), min(job.m, 2)  # one example alone may hide which axis is whose
+    what = (kind, job.kind_of_targets, few, job.batch, bool(decay), loss)
     at_its_own = (*what, job.update.step_size)
     try:
         if not (_proved.get(job.bound, what) or _proved.get(job.bound, at_its_own)):

@@ -23,7 +23,7 @@ from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response, norm_of
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.loss_differences import Losses, NamedLosses, OwnLosses, total
-from local_elasticity.measures.loss_gradients import gradient_products, rounded
+from local_elasticity.measures.loss_gradients import gradient_products, like_probabilities, rounded
 from local_elasticity.measures.measure import Limits, Measure, Scores
 from local_elasticity.shapes import Float
 
@@ -180,17 +180,22 @@ def _moments(response: Response, losses: Losses) -> Moments:
         before, d, noise, rounding = (part.reshape(shaped) for part in (before, d, noise, rounding))
         labels = labels.reshape(-1, *labels.shape[len(lead) :])
         slope = losses.gradient(before, labels)
-        turned = losses.gradient(rounded(before, rounding=rounding), labels) - slope
+        turned = losses.gradient(rounded(before, rounding=rounding, counted=slope != 0), labels) - slope
         if response.exact:
             change, formula = losses.change(before, d, labels)
-            steepest = torch.maximum(slope.abs(), losses.gradient(before + d, labels).abs())
+            steepest = torch.maximum(slope.abs(), losses.gradient(like_probabilities(before + d, before), labels).abs())
         else:
             change, formula = total(slope * d), torch.zeros((), dtype=d.dtype, device=d.device)
             steepest = slope.abs()
-        sigma = torch.hypot(norm_of((steepest * noise).reshape(len(d), -1))[:, 0], formula)
-        return change.reshape(lead), (sigma + total((turned * d).abs())).reshape(lead)
+        sigma = torch.hypot(norm_of(_product(steepest, noise).reshape(len(d), -1))[:, 0], formula)
+        return change.reshape(lead), (sigma + total(_product(turned, d).abs())).reshape(lead)
 
     return moments
+
+
+def _product(slope: Tensor, change: Tensor) -> Tensor:
+    """0 where a masked output, which may be infinite, has no slope."""
+    return torch.where(slope != 0, slope * change, 0)
 
 
 LOSS = Measure(

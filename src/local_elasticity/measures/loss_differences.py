@@ -33,7 +33,7 @@ from local_elasticity.engine.loss import (
     nll,
 )
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.measures.loss_gradients import rounded
+from local_elasticity.measures.loss_gradients import like_probabilities, rounded
 from local_elasticity.measures.relative import expm1_minus
 
 HALF = 0.5
@@ -110,12 +110,18 @@ class OwnLosses:
 
     def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         higher = self._cast(before, labels)
-        after = higher + d.to(higher.dtype)
+        after = like_probabilities(higher + d.to(higher.dtype), higher)
         one, other = self._values(higher, labels), self._values(after, labels)
         eps = torch.finfo(higher.dtype).eps
-        null = torch.stack([self._values(rounded(higher, pattern), labels) - one for pattern in range(PATTERNS)])
+        null = self._rounded_values(higher, labels) - one
+        of_sum = torch.maximum(eps * higher.abs(), torch.finfo(d.dtype).eps * d.abs().to(higher.dtype))
         rounding = null.abs().amax(0).clamp_min(null.square().mean().sqrt()) + eps * (one.abs() + other.abs())
+        rounding = rounding + (self._rounded_values(after, labels, of_sum) - other).abs().amax(0)
         return (other - one).to(before.dtype), rounding.to(before.dtype)
+
+    def _rounded_values(self, outputs: Tensor, labels: Tensor, rounding: Tensor | None = None) -> Tensor:
+        """The losses at outputs that are rounded in several ways."""
+        return torch.stack([self._values(rounded(outputs, i, rounding), labels) for i in range(PATTERNS)])
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,10 +111,28 @@ def _block(
     return found, GradientNorms(norm, scaled, turned, tape.predictions.detach())
 
 
-def rounded(outputs: Tensor, pattern: int = 0, rounding: Tensor | None = None) -> Tensor:
+def _of_examples(each: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    return reduce(each.reshape(len(each), -1), 1).reshape(-1, *[1] * (each.ndim - 1))
+
+
+FAR_LARGER = 10
+"""Outputs this many times as large as all with a gradient are masked."""
+
+
+def rounded(outputs: Tensor, pattern: int = 0, rounding: Tensor | None = None, counted: Tensor | None = None) -> Tensor:
     """Outputs that differ by one unit in the last place of the largest, up or down, or by their `rounding` if that is
-    more."""
-    largest = outputs.reshape(len(outputs), -1).abs().amax(1).reshape(-1, *[1] * (outputs.ndim - 1))
+    more. Only those that are `counted` do, where there are any: masked ones, with a gradient of 0, are left out."""
+    size = outputs.abs()
+    if counted is not None:
+        size = torch.where(counted | ~_of_examples(counted, torch.any), size, 0)
+    largest = _of_examples(size, torch.amax)
     unit = torch.finfo(outputs.dtype).eps * largest
     unit = unit if rounding is None else torch.maximum(unit, rounding.nan_to_num(0.0))
-    return outputs + unit * alternating_signs(outputs[0], pattern)
+    unit = torch.where(outputs.abs() <= FAR_LARGER * largest, unit, 0)
+    moved = outputs + (-1) ** pattern * unit * alternating_signs(outputs[0], pattern)
+    return like_probabilities(moved, outputs)
+
+
+def like_probabilities(moved: Tensor, outputs: Tensor) -> Tensor:
+    """Within 0 and 1 if these outputs are, which a loss may require."""
+    return moved.clamp(0, 1) if bool(((outputs >= 0) & (outputs <= 1)).all()) else moved

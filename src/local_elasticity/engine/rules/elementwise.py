@@ -306,7 +306,8 @@ def _power_change(h: Tensor, d: Tensor, p: Any, moved: Any = 0) -> Tensor:
     """h^p expm1((p + ε) log1p(δ/h) + ε log h), subtracted where δ is large."""
     base, share = torch.pow(h, p), d / h
     grown = (p + moved) * torch.log1p(share.clamp(-0.5, 0.5)) + torch.special.xlogy(moved, h.abs())
-    return torch.where(share.abs() < 0.5, base * torch.expm1(grown), torch.pow(h + d, p + moved) - base)
+    near = (share.abs() < 0.5) & ((h > 0) | torch.as_tensor(moved == 0, device=h.device))
+    return torch.where(near, base * torch.expm1(grown), torch.pow(h + d, p + moved) - base)
 
 
 def _whole_power_change(h: Tensor, d: Tensor, p: int) -> Tensor:

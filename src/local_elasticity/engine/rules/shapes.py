@@ -240,12 +240,21 @@ def set_item(x: Any, index: Any, value: Any) -> None:
         raise UnsupportedModelError("a value that moves, written into a part of another tensor")
     index = index if isinstance(index, tuple) else (index,)
     index = tuple(base_of(one) for one in index)
+    if _puts_places_first(index):
+        raise UnsupportedModelError("a write to places that tensors name on axes with another one between them")
     moved, dx = delta_of(value), delta_of(x)
     known = moved if moved is not None else dx
     assert known is not None
     after = x.base.new_zeros(len(known), *x.shape) if dx is None else dx.clone()
     after[(slice(None), *index)] = 0 if moved is None else aligned(moved, base_of(x)[index].ndim)
     write(x, lambda base: base.__setitem__(index, base_of(value)), after)
+
+
+def _puts_places_first(index: tuple[Any, ...]) -> bool:
+    """Whether tensors name places on axes that are not side by side, so that indexing puts these places first."""
+    named = [i for i, one in enumerate(index) if isinstance(one, (Tensor, list, int))]
+    tensors = any(isinstance(index[i], (Tensor, list)) for i in named)
+    return tensors and named != list(range(named[0], named[0] + len(named)))
 
 
 @rule(torch.scatter, Tensor.scatter)
