@@ -104,6 +104,7 @@ def test_structured_agrees_with_the_loop(modern, update, batch):
     assert_same_as_the_loop(modern.problem(net), sources, (targets, None), step, batch)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @_each_network(slow=lambda i: i % 2)
 @pytest.mark.parametrize("step_size", [1e-4, pytest.param(1e-2, marks=pytest.mark.slow)])
 def test_what_is_called_resolved_in_float32_is_right(modern, step_size):
