@@ -1146,3 +1146,26 @@ def test_states_in_keys_and_in_data_are_measured_as_they_are(make, engine):
         found = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine=engine).target_change
         assert torch.allclose(found, exact, rtol=1e-4, atol=1e-6)
     assert net.seen == {0: None} if make is CountsInKeys else float(net.count) == 0
+
+
+class KeepsItsLast(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.last = torch.zeros(1)
+
+    def forward(self, x):
+        found = super().forward(x)
+        self.last = found.detach()
+        return found
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "structured"])
+def test_a_tensor_that_is_kept_from_pass_to_pass_is_measured(engine):
+    torch.manual_seed(0)
+    net, x, y = KeepsItsLast(), torch.randn(3, 4), torch.arange(3)
+    plain = nn.Sequential(nn.Linear(4, 3))
+    plain[0].load_state_dict({name: part for name, part in net.state_dict().items() if name != "last"})
+    exact = le.respond(plain, (x, y), loss="cross_entropy", update=le.SGD(0.1)).target_change
+    found = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine=engine).target_change
+    assert torch.allclose(found, exact, rtol=1e-4, atol=1e-6)
+    assert torch.equal(net.last, torch.zeros(1))

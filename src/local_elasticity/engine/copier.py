@@ -629,7 +629,6 @@ def _keys_and_values(mapping: Any) -> list[Any]:
     return [*base.keys(mapping), *base.values(mapping)]
 
 
-def _address(tensor: Tensor) -> int:
-    """Where a tensor's numbers are; 0 where torch does not tell."""
-    plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
-    return tensor.data_ptr() if plain and not tensor.is_nested else 0
+def _address(tensor: Tensor) -> Any:
+    """Where a tensor's numbers are; `NOTHING` where torch does not tell."""
+    return _tried(Tensor.data_ptr, tensor)
