@@ -274,7 +274,9 @@ class Copier:
             key = storage._cdata, tensor.dtype
             if key not in self._cast:
                 numbers = storage.nbytes() // tensor.element_size()
-                self._cast[key] = empty.set_(memory, 0, (numbers,), (1,)).to(dtype).untyped_storage()
+                self._cast[key] = torch.UntypedStorage(numbers * dtype.itemsize, device=tensor.device)
+                fresh = tensor.data.new_empty(0, dtype=dtype).set_(self._cast[key], 0, (numbers,), (1,))
+                fresh.copy_(empty.set_(memory, 0, (numbers,), (1,)))  # torch.func does not tell a result's memory
             memory, empty = self._cast[key], tensor.data.new_empty(0, dtype=dtype)
         viewed = empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
         viewed = viewed.conj() if tensor.is_conj() else viewed
