@@ -115,3 +115,11 @@ def test_public_classes_describe_their_arguments(name):
     assert doc
     if not issubclass(found, BaseException):  # which take a message
         assert not inspect.signature(found).parameters or "Args:" in doc or "Attributes:" in doc
+
+
+def test_published_results_name_no_folder():
+    """Which folder a run read is its user's own matter."""
+    root = PACKAGE.parent.parent
+    results = [*(root / "docs" / "results").rglob("*.json"), *(root / "benchmarks" / "results").glob("*.json")]
+    assert results
+    assert not [str(file) for file in results if re.search(r'"(/|[A-Z]:\\)[^"]', file.read_text())]

@@ -19,6 +19,9 @@ from local_elasticity.shapes import Float
 
 Examples = tuple[Inputs, Tensor]
 
+FAR_LARGER = 10
+"""Outputs this many times as large as all with a gradient are masked."""
+
 
 @dataclass(frozen=True)
 class GradientNorms:
@@ -113,10 +116,6 @@ def _block(
 
 def _of_examples(each: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
     return reduce(each.reshape(len(each), -1), 1).reshape(-1, *[1] * (each.ndim - 1))
-
-
-FAR_LARGER = 10
-"""Outputs this many times as large as all with a gradient are masked."""
 
 
 def rounded(outputs: Tensor, pattern: int = 0, rounding: Tensor | None = None, counted: Tensor | None = None) -> Tensor:

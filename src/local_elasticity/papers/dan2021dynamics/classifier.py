@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class Split:
     x_test: Tensor
     y_test: Tensor
     origin: str
+    """The name of the file or package. Results are published, so that it names no folder."""
 
 
 def prepare(dataset: str, classes: tuple[int, ...], per_class: int | None, seed: int, device: str) -> Split:
@@ -73,7 +75,8 @@ def prepare(dataset: str, classes: tuple[int, ...], per_class: int | None, seed:
     sd = x_train.std((0, 2, 3), keepdim=True)
     baked = cropped_and_flipped((x_train - mean) / sd, generator)
     x_test = (x_test - mean) / sd
-    return Split(baked.to(device), y_train.to(device), x_test.to(device), y_test.to(device), images.origin)
+    origin = Path(images.origin).name
+    return Split(baked.to(device), y_train.to(device), x_test.to(device), y_test.to(device), origin)
 
 
 def _chosen(x: Tensor, y: Tensor, classes: tuple[int, ...], per_class: int | None) -> tuple[Tensor, Tensor]:
