@@ -200,6 +200,20 @@ class FunctionMode(TorchFunctionMode):
             torch._C._pop_torch_function_stack()
 
 
+class DispatchMode(_python_dispatch.TorchDispatchMode):
+    """A mode that sees operations of higher-order operators, too. Nothing is compiled while one is on, so that torch
+    need not import its compiler to keep it away from `__torch_dispatch__`."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 WITHOUT_EFFECT = {torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 """Functions that change no values."""
 

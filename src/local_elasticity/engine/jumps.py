@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from local_elasticity.engine.guard import DispatchMode
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.rounding import alternating_signs
 from local_elasticity.shapes import Bool
@@ -168,13 +168,11 @@ def read_units(bound: BoundProblem, inputs: Inputs, most: int) -> list[Units]:
     return seen.found
 
 
-class _Reader(TorchDispatchMode):
+class _Reader(DispatchMode):
     """Collects units."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, most: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.most, self.found = most, list[Units]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

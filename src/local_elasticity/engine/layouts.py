@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from local_elasticity.engine.guard import DispatchMode
 
 CRASHES = (
     "torch's group norm ends the process in the backward pass on CPUs if its input has channels last and needs no "
@@ -57,13 +58,11 @@ def crashes(forward: Callable[[Any], Any], inputs: Any) -> bool:
     return seen.crash
 
 
-class _GroupNorms(TorchDispatchMode):
+class _GroupNorms(DispatchMode):
     """Looks at the inputs of group norms whose weights need a gradient."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.crash = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

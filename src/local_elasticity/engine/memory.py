@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from local_elasticity.engine.guard import FunctionMode, interruption, raise_interruption
+from local_elasticity.engine.guard import DispatchMode, FunctionMode, interruption, raise_interruption
 from local_elasticity.engine.inputs import count
 from local_elasticity.engine.object_parts import storage_of
 from local_elasticity.engine.problem import BoundProblem, Inputs
@@ -111,7 +110,7 @@ def may_be_passed_over(error: BaseException) -> bool:
     return not is_out_of_memory(error) and interruption(error) is None
 
 
-class Live(TorchDispatchMode):
+class Live(DispatchMode):
     """Counts the bytes of the tensors that are made inside and still alive; `most` is the largest count there was.
 
     >>> with Live() as live:
@@ -122,7 +121,7 @@ class Live(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.most = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 

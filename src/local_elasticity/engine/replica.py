@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.copying import Shared, StructuralCopy
-from local_elasticity.engine.guard import FunctionMode, interruption
+from local_elasticity.engine.guard import DispatchMode, FunctionMode, interruption
 from local_elasticity.engine.half_stored import HalfStored, cast
 from local_elasticity.engine.object_parts import storage_of
 
@@ -280,13 +279,11 @@ _CASTS = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}
 """Kernels that may cast, and which argument they read."""
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(DispatchMode):
     """Records which of the `protected` storages functions write to, and redirects those writes to copies."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, protected: Collection[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.protected = protected
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()

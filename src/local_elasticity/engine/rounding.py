@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from local_elasticity.engine.guard import DispatchMode
 from local_elasticity.engine.memory import may_be_passed_over
 
 T = TypeVar("T")
@@ -84,17 +84,15 @@ READS_EACH = frozenset(
 """Further kernels that lose no digits inside, though torch does not call them elementwise."""
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(DispatchMode):
     """Moves every number that a kernel computes by a unit in its last place.
 
     Decisions that a network takes by such numbers, as by `mask.sum(1).long()`, are those of `decisions`, if given: what
     rounding does to them is no small change. `decides` says whether there were any.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, pattern: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.pattern = pattern
         self.units: dict[Any, Tensor] = {}
         self.offset = self.place = 0
@@ -211,13 +209,11 @@ class Decision:
     found: Any
 
 
-class _Decisions(TorchDispatchMode):
+class _Decisions(DispatchMode):
     """Records the decisions of a pass."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.taken: list[Decision] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
