@@ -119,7 +119,7 @@ def _hidden_share(job: Job, runner: Runner) -> float:
         return 0.0
     few = job.part(min(job.n, FEW_ROWS))
     noise = Noise.measure(few, runner)
-    rows = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), lambda count: None)
+    rows = collect(few, runner, Rows.empty(few), lambda count: None)
     return float((~clear_rows(few, runner, noise, rows)).double().mean())
 
 

@@ -111,7 +111,7 @@ class Race:
         self.notes: list[str] = []
         self.best = self._trial(Looped())
         self.losers: dict[str, Trial] = {}
-        self.rows = Rows.empty(job, self.best.runner.target_before.shape[1]) if keep else None
+        self.rows = Rows.empty(job) if keep else None
         self._counted = Counted()
         self._price = 1.0
         self._tried_differences = False

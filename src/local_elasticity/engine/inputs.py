@@ -133,9 +133,10 @@ def scattered(count: int, few: int, device: torch.device | str = "cpu") -> Tenso
     >>> scattered(100, 5)
     tensor([ 0, 32, 44, 77, 89])
     """
-    few = min(few, count)
-    places = torch.arange(few, dtype=torch.float64, device="cpu")
-    return ((places + (GOLDEN * places) % 1) * count / few).long().to(device)
+    few, there = min(few, count), torch.device(device)
+    made_on = "cpu" if there.type == "mps" else there  # without float64; a copy from the CPU would wait for a GPU
+    places = torch.arange(few, dtype=torch.float64, device=made_on)
+    return ((places + (GOLDEN * places) % 1) * count / few).long().to(there)
 
 
 def count(inputs: Inputs) -> int:

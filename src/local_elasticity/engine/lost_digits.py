@@ -53,7 +53,7 @@ _found: ModelCache[tuple[float | None]] = ModelCache()
 def _compared(job: Job, targets: int) -> float | None:
     """For a few sources: themselves and some targets in a batch."""
     some = take(job.target_inputs, scattered(job.m, targets, job.bound.device))
-    rows = scattered(job.n, SOURCES, job.bound.device).tolist()
+    rows = scattered(job.n, SOURCES).tolist()
     try:
         inputs = tree_map(lambda *parts: torch.cat(parts), *(job.source(row)[0] for row in rows), some)
         moves = _gradients(job, rows)

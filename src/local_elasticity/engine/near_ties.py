@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +45,16 @@ NEAR = 4
 NEAR_TARGETS = 100
 """At targets, up to this many times: a step may move a unit as far, and its change then lacks the rounding."""
 
+SMALL_MOVES = NEAR_TARGETS / NEAR
+"""How many times as many units count at targets as at sources."""
+
 PATTERNS = 4
 """Ways in which gradients are rounded."""
 
 
 def decided_by_rounding(job: Job) -> Bool[Tensor, " n"] | None:
     """Which sources have a gradient that rounding decides; None if that is unlikely, or cannot be compared."""
-    if not _comparable(job):
+    if not _comparable(job) or _known_to_be_unlikely(job, job.examples(), "sources"):
         return None
     try:
         with job.bound.problem.to(torch.float64).bound() as finer:
@@ -72,7 +76,8 @@ def near_ties(job: Job) -> tuple[Bool[Tensor, " m"], Bool[Tensor, " n"]]:
     cannot be compared."""
     device = job.bound.device
     none = torch.zeros(job.m, dtype=torch.bool, device=device), torch.zeros(job.n, dtype=torch.bool, device=device)
-    if not _comparable(job):
+    examples = {"targets": job.target_inputs} | ({} if job.targets_are_sources else {"sources": job.examples()})
+    if not _comparable(job) or all(_known_to_be_unlikely(job, x, which, SMALL_MOVES) for which, x in examples.items()):
         return none
     try:
         with job.bound.problem.to(torch.float64).bound() as finer:
@@ -89,7 +94,7 @@ def near_ties(job: Job) -> tuple[Bool[Tensor, " m"], Bool[Tensor, " n"]]:
 
 def _near_if_likely(job: Job, finer: BoundProblem, inputs: Inputs, which: str) -> Bool[Tensor, " b"]:
     """Which examples have a unit so near a tie that its rounding matters to a small change."""
-    if _are_likely(job, finer, inputs, which, NEAR_TARGETS / NEAR):
+    if _are_likely(job, finer, inputs, which, SMALL_MOVES):
         return _near(job, finer, inputs, NEAR_TARGETS)
     return torch.zeros(count(inputs), dtype=torch.bool, device=job.bound.device)
 
@@ -111,13 +116,23 @@ _known: ModelCache[float] = ModelCache()
 def _are_likely(job: Job, finer: BoundProblem, inputs: Inputs, which: str, factor: float = 1.0) -> bool:
     """Whether so many near ties are expected that they are worth a search, if so many times as many count as are within
     their rounding. Their number at an example is estimated once for a model and data."""
-    what = which, tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs)), job.scales
+    what = _which_examples(job, inputs, which)
     found = _known.get(job.bound, what)
     if found is None:
         some = take(inputs, scattered(count(inputs), LOOKED_AT, job.bound.device))
         found = _expected(*_both(job, finer, some)) / min(LOOKED_AT, count(inputs))
         _known.put(job.bound, what, found)
     return factor * count(inputs) * found >= EXPECTED_TIES[job.bound.device.type]
+
+
+def _known_to_be_unlikely(job: Job, inputs: Inputs, which: str, factor: float = 1.0) -> bool:
+    """Whether an earlier estimate says so, for which no weights in float64 are needed."""
+    found = _known.get(job.bound, _which_examples(job, inputs, which))
+    return found is not None and factor * count(inputs) * found < EXPECTED_TIES[job.bound.device.type]
+
+
+def _which_examples(job: Job, inputs: Inputs, which: str) -> Any:
+    return which, tuple(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs)), job.scales
 
 
 def _expected(found: list[Units], exact: list[Units]) -> float:

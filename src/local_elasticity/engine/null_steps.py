@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from local_elasticity.engine.inputs import cast_floats, scattered, take
-from local_elasticity.engine.job import Job, predictions
+from local_elasticity.engine.job import Job, octaves_of, predictions
 from local_elasticity.engine.memory import may_be_passed_over
+from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rounding import Rounding, repeated, run_rounded
@@ -115,7 +116,7 @@ class OutputRounding:
         off = moved.norm(dim=1)
         size = known.norm(dim=1)
         if len(before) > 1:
-            middle = torch.where(finite, known, torch.nan).nanmedian(0).values.nan_to_num(0.0)
+            middle = _median(torch.where(finite, known, torch.nan))
             apart = torch.where(finite, known - middle, 0).norm(dim=1)
             size = apart.clamp_min(max(float(apart.median()), LEAST_SPREAD * float(size.median())))
         shares = torch.where(size > 0, off / size, 0).sort(descending=True).values
@@ -124,12 +125,29 @@ class OutputRounding:
         return cls(share if share > WELL_CONDITIONED else 0.0, typical)
 
 
+def _median(values: Float[Tensor, "b k"]) -> Float[Tensor, " k"]:
+    """Of the first axis, without NaN; 0 where there is nothing else. On a GPU torch has no deterministic median along
+    an axis, and says so where it is asked to compute deterministically."""
+    in_order = values.sort(0).values
+    middle = ((~values.isnan()).sum(0) - 1).clamp_min(0) // 2
+    return in_order.gather(0, middle[None])[0].nan_to_num(0.0)
+
+
 def rounding_at_few(job: Job, before: Float[Tensor, "m k"]) -> OutputRounding:
-    """Of the predictions at a few targets, by one null step."""
-    few = scattered(job.m, NULL_SAMPLES, job.bound.device)
-    at_once = max(1, job.memory // job.footprint.forward())
-    null_steps = NullSteps(job, take(job.target_inputs, few), at_once, before.device)
-    return OutputRounding.of(before[few], _difference(null_steps, before[few]))
+    """Of the predictions at a few targets, by one null step. It is found once for a model and data, and again where
+    weights, inputs, predictions or their spread grow or shrink by about two."""
+    what = job.kind_of_targets, job.scales, octaves_of([before, before - before.mean(0)])
+    found = _found.get(job.bound, what)
+    if found is None:
+        few = scattered(job.m, NULL_SAMPLES, job.bound.device)
+        at_once = max(1, job.memory // job.footprint.forward())
+        null_steps = NullSteps(job, take(job.target_inputs, few), at_once, before.device)
+        found = OutputRounding.of(before[few], _difference(null_steps, before[few]))
+        _found.put(job.bound, what, found)
+    return found
+
+
+_found: ModelCache[OutputRounding] = ModelCache()
 
 
 def _difference(null_steps: NullSteps, before: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
@@ -144,9 +162,9 @@ def _rounded_weights(bound: BoundProblem, generator: torch.Generator) -> Params:
     computed from them."""
     floating = [p for p in (*bound.params.values(), *bound.constants.values()) if p.is_floating_point()]
     unit = max(*(torch.finfo(p.dtype).eps for p in floating), bound.replica.coarsest)
-    moved = {}
-    for name, p in bound.params.items():
-        length = max(1, min(PATTERN, p.numel()))
-        pattern = torch.randint(-1, 2, (length,), generator=generator, device=p.device, dtype=p.dtype)
-        moved[name] = repeated(1 + unit * pattern, p).mul_(p)
-    return moved
+    lengths = [max(1, min(PATTERN, p.numel())) for p in bound.params.values()]
+    pattern = torch.randint(-1, 2, (sum(lengths),), generator=generator, device=bound.device, dtype=bound.dtype)
+    parts = (1 + unit * pattern).split(lengths)
+    weights = list(bound.params.values())
+    moved = torch._foreach_mul([repeated(part, p) for part, p in zip(parts, weights, strict=True)], weights)
+    return dict(zip(bound.params, moved, strict=True))

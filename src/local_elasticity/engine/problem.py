@@ -163,7 +163,7 @@ class Problem:
         Returns:
             A new problem, or this one.
         """
-        return self.to(torch.float32) if self.half is not None and self.dtype is None else self
+        return self.to(torch.float32) if self.dtype is None and self.half is not None else self
 
     @property
     def half(self) -> torch.dtype | None:
@@ -210,14 +210,14 @@ class Problem:
 
     def check(self) -> None:
         """Raise a ValueError or TypeError if the model cannot be measured as it is now."""
-        own = self.named_parameters()
-        gone = [name for name in self.stepped if name not in own]
+        tensors = self.named_tensors()
+        gone = [name for name in self.stepped if name not in tensors]
         if gone:
             raise ParametersChangedError(
                 f"model: it no longer has the parameter {gone[0]}, which the problem steps; "
                 "build a new one with le.Problem.of"
             )
-        refuse_unsupported(self.model, self.named_tensors(), self.stepped)
+        refuse_unsupported(self.model, tensors, self.stepped)
 
     @property
     def device(self) -> torch.device:
@@ -257,8 +257,9 @@ class Problem:
             A context manager that gives a `BoundProblem`.
         """
         self.check()
-        problem, other, device = self.promoted(), self.weights or {}, self.device
+        problem, other = self.promoted(), self.weights or {}
         own, tensors = self.named_parameters(), self.named_tensors()
+        device = only_device(own)
         with isolated(device, self.model):
             parameters = {name: other.get(name, p).data for name, p in own.items()}
             params = {name: as_real(problem._cast(parameters[name])) for name in self.stepped}
@@ -502,18 +503,23 @@ def leaves_of(params: Params) -> Params:
 
 def sizes_of(tensors: Iterable[Tensor]) -> list[float]:
     """The norm of each tensor, with one transfer from the device."""
-    norms = [torch.linalg.vector_norm(_numbers(tensor)) for tensor in tensors if tensor.numel()]
-    return torch.stack(norms).tolist() if norms else []
+    numbers = [_numbers(tensor) for tensor in tensors if tensor.numel()]
+    if not numbers:
+        return []
+    exact = torch.float32 if numbers[0].device.type == "mps" else torch.float64
+    return torch.stack(torch._foreach_norm(numbers, 2, dtype=exact)).tolist()
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """The numbers that a tensor holds, those of a sparse one that are not zero, in a precision that keeps them."""
+    """The numbers that a tensor holds, those of a sparse one that are not zero, as plain floating-point numbers."""
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         tensor = tensor.coalesce().values()
     elif tensor.layout != torch.strided:
         tensor = tensor.values()
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if type(tensor) is Tensor and tensor.is_floating_point():
+        return tensor
     return tensor.float() if tensor.device.type == "mps" else tensor.double()
 
 

@@ -163,7 +163,7 @@ def response_of(
                 response = _auto(job, engine, bar)
             else:
                 runner = _runner(job, engine.runner)
-                rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), bar.advance)
+                rows = collect(job, runner, Rows.empty(job), bar.advance)
                 noise = _noise(runner)
                 response = as_response(job, rows, noise, runner, name_of(engine), runner.notes, exact=engine.exact)
                 response = _without_near_ties(job, engine, runner, noise, rows, response, bar)
@@ -288,7 +288,7 @@ def _refined(
     """All rows; those whose change is not clear of the noise again in float64, or without subtraction. The noise is
     asked for late: its many small kernels are prepared while a GPU computes the rows."""
     in_float64 = job.bound.dtype == torch.float64
-    rows = Rows.empty(job, runner.target_before.shape[1]) if rows is None else rows
+    rows = Rows.empty(job) if rows is None else rows
     collect(job, runner, rows, bar.advance, chunk=chunk, enough=_hopeless(job, runner, measured))
     noise = measured()
     hidden = torch.ones(job.n, dtype=torch.bool, device=job.bound.device)
@@ -370,7 +370,7 @@ def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progr
         before = higher.predict(bound.params, higher.examples(), fitting).reshape(finer.source_before.shape)
         before = before + runner.at_sources if isinstance(runner, DriftlessRunner) else before
         finer = replace(finer, source_before=before)
-        found = collect(higher, runner, Rows.empty(higher, runner.target_before.shape[1]), bar.advance)
+        found = collect(higher, runner, Rows.empty(higher), bar.advance)
         note = f"{len(rows)} of {job.n} rows are below the noise of {_name(job)} and were computed again in float64"
         if inside:
             note += ", but the forward pass itself rounds to fewer digits than that"
@@ -389,7 +389,7 @@ def _by_differences(job: Job, noise: Noise, response: Response, rows: Tensor, ba
     bar.total += len(rows)
     try:
         runner = _runner(few, differences_runner)
-        found = collect(few, runner, Rows.empty(few, runner.target_before.shape[1]), bar.advance)
+        found = collect(few, runner, Rows.empty(few), bar.advance)
     except (*UNSUPPORTED, MemoryError) as error:
         if interruption(error):
             raise

@@ -58,14 +58,14 @@ class Rows:
         return cls(source_change, target_change, loss_gradient, realized, each, len(realized))
 
     @classmethod
-    def empty(cls, job: Job, k: int) -> Rows:
+    def empty(cls, job: Job) -> Rows:
         """All rows of a job, none of them known."""
 
         def unknown(*shape: int) -> Tensor:
             return torch.full(shape, torch.nan, dtype=job.bound.dtype, device=job.bound.device)
 
-        own, each = unknown(job.n, job.batch, k), unknown(job.n)
-        return cls(own, unknown(job.n, job.m, k), own.clone(), each, each.clone(), 0)
+        own, each = unknown(job.n, job.batch, job.k), unknown(job.n)
+        return cls(own, unknown(job.n, job.m, job.k), own.clone(), each, each.clone(), 0)
 
     def first(self) -> Rows:
         """The rows that are known."""

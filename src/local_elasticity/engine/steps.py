@@ -30,10 +30,12 @@ LINEAR_SHARE = 1e-6
 
 @dataclass(frozen=True)
 class Steps:
-    """The parameters with the changes that steps on c sources make to them, and the loss gradients they come from."""
+    """The parameters with the changes that steps on c sources make to them, the loss gradients they come from, and the
+    predictions at the sources before the steps."""
 
     params: Params
     loss_gradient: Float[Tensor, "c batch k"]
+    predictions: Float[Tensor, "b k"]
 
     @classmethod
     def on(
@@ -55,7 +57,7 @@ class Steps:
             if coverage.unsupported:
                 gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
             made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
-        return cls(made, loss_gradient[:c])
+        return cls(made, loss_gradient[:c], tape.predictions.detach()[: c * job.batch])
 
 
 class _Gradients:
@@ -76,7 +78,8 @@ class _Gradients:
         """Of single examples, [c · B, 1, p]; those of a batch are summed."""
         for name, part in gradients.items():
             shape = self.job.bound.params[name].shape
-            summed = part.reshape(self.c, self.job.batch, *shape).sum(1)
+            summed = part.reshape(self.c, self.job.batch, *shape)
+            summed = summed[:, 0] if self.job.batch == 1 else summed.sum(1)
             self.written[name] = self.written[name] + summed if name in self.written else summed
 
     def stepped(self) -> Params:
@@ -132,7 +135,8 @@ def _joined(parts: list[LowRank | TokenRows]) -> Iterator[LowRank | TokenRows]:
     """The same; outer products of several uses are joined into those of one use with more places."""
     for transposed in (False, True):
         alike = [part for part in parts if isinstance(part, LowRank) and part.transposed is transposed]
-        if alike:
+        if len(alike) > 1:
             a, q = (torch.cat([getattr(part, side) for part in alike], 1) for side in ("a", "q"))
-            yield alike[0] if len(alike) == 1 else LowRank(a, q, transposed)
+            alike = [LowRank(a, q, transposed)]
+        yield from alike
     yield from (part for part in parts if isinstance(part, TokenRows))

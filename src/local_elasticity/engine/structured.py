@@ -190,9 +190,8 @@ class StructuredRunner(Runner):
         job.refuse_hooks("Structured")
         self.job = job
         self.splits = _splits(job, precision)
+        self._before: Tensor | None = None
         self.coverage = Coverage.of(job.bound, job.target_inputs)
-        fitting = max(1, job.memory // job.footprint.forward())
-        self.target_before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
         most, balanced = min(job.m, pairs, MOST_TARGETS), max(pairs // job.n, math.isqrt(pairs))
@@ -205,6 +204,15 @@ class StructuredRunner(Runner):
         if self.chunk < job.n and job.bound.device.type not in TILE_BYTES:
             self.fixed_bytes, self.row_bytes = self._measured_bytes()
             self.chunk = max(self.chunk, self._fitting(int(MEASURED_SHARE * job.memory)))
+
+    @property
+    def target_before(self) -> Tensor:  # type: ignore[override]
+        """Those of the sources' pass, where all targets are in it; else of a pass of its own."""
+        if self._before is None:
+            job = self.job
+            fitting = max(1, job.memory // job.footprint.forward())
+            self._before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
+        return self._before
 
     @property
     def bytes(self) -> int:
@@ -250,6 +258,8 @@ class StructuredRunner(Runner):
     def rows(self, start: int, stop: int) -> Rows:
         job, sampled = self.job, self._sampled(start, stop)
         steps = self._steps(start, stop, sampled)
+        if job.targets_are_sources and self._before is None and stop - start == job.n:
+            self._before = steps.predictions
         with torch.no_grad(), by_parts(self.splits):
             target_change = self._changes(steps, job.target_inputs)
             for place, row in enumerate(sampled, stop - start):

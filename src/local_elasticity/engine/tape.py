@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from local_elasticity.engine.composites import inside
-from local_elasticity.engine.guard import FunctionMode
+from local_elasticity.engine.guard import DispatchMode, FunctionMode
 from local_elasticity.engine.inputs import GOLDEN, count
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.order import Call, call_of, is_ragged, may_move
@@ -84,7 +83,10 @@ class Tape:
         """
         if not self.uses:
             return []
-        found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
+        if cotangents.shape[1] == 1:
+            found = [q[None] for q in self._at_uses(cotangents[:, 0])]
+        else:
+            found = [torch.stack(q) for q in zip(*(self._at_uses(one) for one in cotangents.unbind(1)), strict=True)]
         if self.moves:
             weights = far_apart(cotangents.shape[1], cotangents)
             summed = [torch.tensordot(weights, q, 1) for q in found]
@@ -260,12 +262,12 @@ class _Recorder(FunctionMode):
         return {"edge": get_gradient_edge(result), "output": output, "shape": result.shape}
 
 
-class _Unseen(TorchDispatchMode):
+class _Unseen(DispatchMode):
     """Finds operations that come from no function that a recorder saw, as those of TorchScript, which may put examples
     into another order."""
 
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

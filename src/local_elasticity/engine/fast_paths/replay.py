@@ -235,7 +235,7 @@ def _measured(
     """The similarities of a probe, and whether they are clear of noise, without a look at any number."""
     runner = differences_runner(job)
     noise = Noise.measure(job, runner, rounding)
-    rows = collect(job, runner, Rows.empty(job, runner.target_before.shape[1]), lambda count: None)
+    rows = collect(job, runner, Rows.empty(job), lambda count: None)
     response = as_response(job, rows, noise, runner, "structured", ())
     clear = clear_rows(job, runner, noise, rows).all()
     return similarities(response), clear
