@@ -1148,6 +1148,75 @@ def test_states_in_keys_and_in_data_are_measured_as_they_are(make, engine):
     assert net.seen == {0: None} if make is CountsInKeys else float(net.count) == 0
 
 
+@dataclass
+class Setting:
+    """Hashed and compared by identity."""
+
+    name: str
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def keyed(make, place=lambda one: one, modules=False):
+    """A table with keys that the net holds as well: before the table, or after it."""
+
+    def hold(net):
+        one, other = (nn.Identity(), nn.Identity()) if modules else (Setting("one"), Setting("other"))
+        net.before = one
+        table = make({place(one): torch.tensor(2.0), place(other): net.bias, "name": torch.tensor(5.0)})
+        net.after = [other]
+        return table
+
+    return hold
+
+
+KEYED = {
+    "a dict": (keyed(dict), lambda one: one),
+    "an ordered dict": (keyed(OrderedDict), lambda one: one),
+    "a loud dict": (keyed(lambda held: with_attribute(Table(held), seen=[])), lambda one: one),
+    "a weak dict": (
+        keyed(lambda held: weakref.WeakKeyDictionary({k: v for k, v in held.items() if k != "name"})),
+        lambda one: one,
+    ),
+    "a user's dict": (keyed(UserDict), lambda one: one),
+    "modules": (keyed(dict, modules=True), lambda one: one),
+    "modules in tuples": (keyed(dict, lambda one: ("at", one), modules=True), lambda one: ("at", one)),
+    "tuples": (keyed(dict, lambda one: ("at", one)), lambda one: ("at", one)),
+}
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "auto"])
+@pytest.mark.parametrize("name", KEYED)
+def test_dictionaries_are_asked_for_what_the_model_holds(name, engine):
+    hold, place = KEYED[name]
+
+    class Scaled(Net):
+        def forward(self, x):
+            scale, shift = self.held[place(self.before)], self.held[place(self.after[0])]
+            assert list(self.held)[:2] == [place(self.before), place(self.after[0])]
+            return super().forward(x) * scale + shift
+
+    class Plain(Net):
+        def forward(self, x):
+            return super().forward(x) * 2.0 + self.bias
+
+    net = Scaled(hold, lambda held: None)
+    torch.testing.assert_close(measured(net, engine), measured(Plain(lambda net: None, id)), **CLOSE)
+    assert [key for key in net.held if key != "name"] == [place(net.before), place(net.after[0])]
+
+
+SHARED_KEY = Setting("shared")
+
+
+def test_dictionaries_are_asked_for_global_names():
+    class Scaled(Net):
+        def forward(self, x):
+            return super().forward(x) * self.held[SHARED_KEY]
+
+    net = Scaled(lambda net: {SHARED_KEY: 1.0}, id)
+    assert torch.equal(measured(net), measured(Net(lambda net: None, id)))
+
+
 class KeepsItsLast(nn.Linear):
     def __init__(self):
         super().__init__(4, 3)

@@ -113,6 +113,7 @@ class Copier:
         self._lasting: list[Any] = []
         self._waiting: list[Callable[[], object]] = []
         self._last: list[Callable[[], object]] = []
+        self._keyed: list[tuple[Any, Any]] = []
         self._under_way: set[int] = set()
 
     def contents(self) -> list[list[Any]]:
@@ -138,6 +139,7 @@ class Copier:
         try:
             made = self._of(value)
             self._complete()
+            self._put_keys()
         except RecursionError as error:
             raise_interruption(error)
             raise ValueError(
@@ -322,8 +324,12 @@ class Copier:
         if base is defaultdict:
             made.default_factory = self._of(value.default_factory)
         if base in _MAPPINGS:
-            for key, part in list(base.items(value)):
-                self._put(part, base.__setitem__, made, self._key(key))
+            items, put = list(base.items(value)), base.__setitem__
+            if not all(type(key) in self._atoms for key, _ in items):
+                put = functools.partial(self._put_item, base)
+                self._keyed.append((made, base))
+            for key, part in items:
+                self._put(part, put, made, key)
         elif base in _SEQUENCES:
             base.extend(made, self._at_first(base.__iter__(value)))
             for i, part in enumerate(base.__iter__(value)):
@@ -336,15 +342,32 @@ class Copier:
         if type(made) is not base or attributes_of(value):
             self._fill(made, value)
 
+    def _put_item(self, base: Any, made: Any, key: Any, part: Any) -> None:
+        base.__setitem__(made, self._key(key), part)
+
+    def _put_keys(self) -> None:
+        """Put the copies of keys into dicts that were filled before these copies were made."""
+        for made, base in self._keyed:
+            items = list(base.items(made))
+            if any(self._key(key) is not key for key, _ in items):
+                for key, part in items:
+                    base.__delitem__(made, key)
+                    self._put_item(base, made, key, part)
+
     def _key(self, key: Any) -> Any:
-        """A key of a dict. It is shared, because a global name may look it up, unless it is a module."""
+        """A key of a dict: the copy of a module, and of what the model holds elsewhere as well. Other keys are shared,
+        because a global name may look them up."""
         kind = type(key)
         if kind is tuple:
             keys = tuple(map(self._key, key))
             return key if all(map(operator.is_, key, keys)) else keys
         if kind is int:
             return self._identities.get(key, key)
-        return self._of(key) if issubclass(kind, nn.Module) else self._known.get(id(key), key)
+        if issubclass(kind, nn.Module):
+            copied = self._of(key)
+            self._copies[id(copied)] = copied  # the key of a copy is asked for as well
+            return copied
+        return self._copies.get(id(key), key)
 
     def _immutable(self, value: Any, kind: type, base: Any) -> Any:
         complete = self._complete_of if base is frozenset else functools.partial(map, self._of)
