@@ -183,6 +183,11 @@ def objects(net):
     return made
 
 
+@functools.lru_cache(maxsize=8)
+def doubled(n):
+    return 2 * n
+
+
 HELD = {
     "a namespace with an activation": (
         lambda net: SimpleNamespace(n=0, last=net.weight * 2),
@@ -208,6 +213,12 @@ HELD = {
         lambda net: functools.lru_cache(4)(net.made),
         lambda held: held(1),
         lambda net: (net.made_so_far, net.held.cache_info().currsize),
+    ),
+    "a cached function": (lambda net: doubled, lambda held: held(1), lambda net: net.held.cache_info()),
+    "a partial of a cached function": (
+        lambda net: functools.partial(doubled, 2),
+        lambda held: held(),
+        lambda net: doubled.cache_info(),
     ),
     "a default that is made": (
         lambda net: defaultdict(functools.partial(net.made, 0)),

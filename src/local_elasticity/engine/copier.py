@@ -385,8 +385,8 @@ class Copier:
         return made
 
     def _callable(self, value: Any, kind: type) -> Any:
-        """The function bound to copies of its bound objects; the function itself if it is bound to no part of the
-        model."""
+        """The function bound to copies of its bound objects, with a cache of its own if it has one; the function itself
+        if it is bound to no part of the model."""
         if issubclass(kind, types.FunctionType):
             return self._function(value)
         if issubclass(kind, types.MethodType):
@@ -406,10 +406,7 @@ class Copier:
             made = functools.partial.__new__(kind, self._bound(value.func), *args, **named)
             self._fill_later(self._fill, made, value)
             return made
-        inner = self._of(value.__wrapped__)
-        if inner is value.__wrapped__:
-            return value
-        cached = functools.lru_cache(**value.cache_parameters())(inner)
+        cached = functools.lru_cache(**value.cache_parameters())(self._of(value.__wrapped__))
         self._fill_later(self._fill, cached, value)
         return cached
 
