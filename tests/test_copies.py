@@ -4,6 +4,7 @@ import copy
 import ctypes
 import functools
 import gc
+import io
 import itertools
 import logging
 import math
@@ -19,6 +20,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import PIL.Image
 import pydantic
 import pytest
 import torch
@@ -188,6 +191,12 @@ def doubled(n):
     return 2 * n
 
 
+def read_to(position, made):
+    """A file that was read up to a position."""
+    made.seek(position)
+    return made
+
+
 HELD = {
     "a namespace with an activation": (
         lambda net: SimpleNamespace(n=0, last=net.weight * 2),
@@ -279,6 +288,32 @@ HELD = {
         lambda net: with_attribute(torch.ones(2), seen=[]),
         lambda held: held.seen.append(1),
         lambda net: net.held.seen,
+    ),
+    "a frame": (
+        lambda net: pd.DataFrame({"a": [[1], Count()], "b": [1.0, 2.0]}),
+        lambda held: (held.loc[0, "a"].append(1), held.loc[1, "a"].up(), held.__setitem__("b", 0.0)),
+        lambda net: (net.held.loc[0, "a"], net.held.loc[1, "a"].n, list(net.held["b"])),
+    ),
+    "a series": (lambda net: pd.Series([[1]]), lambda held: held[0].append(1), lambda net: net.held[0]),
+    "a text in memory": (
+        lambda net: read_to(2, io.StringIO("text")),
+        lambda held: (held.read(1), held.write("more")),
+        lambda net: (net.held.getvalue(), net.held.tell()),
+    ),
+    "a file in memory": (
+        lambda net: read_to(2, io.BytesIO(b"text")),
+        lambda held: (held.read(1), held.write(b"more")),
+        lambda net: (net.held.getvalue(), net.held.tell()),
+    ),
+    "a file's attribute": (
+        lambda net: with_attribute(io.BytesIO(), seen=[]),
+        lambda held: held.seen.append(1),
+        lambda net: net.held.seen,
+    ),
+    "an image": (
+        lambda net: PIL.Image.new("RGB", (2, 2)),
+        lambda held: held.putpixel((0, 0), (1, 2, 3)),
+        lambda net: net.held.tobytes(),
     ),
     "an array of objects": (objects, lambda held: (held[0] + 1, held[1].up()), lambda net: net.held[1].n),
 }
@@ -942,6 +977,11 @@ def counted_in_memory(state):
     return state[0]
 
 
+def counted_in_pixels(state):
+    state.putpixel((0, 0), state.getpixel((0, 0)) + 1)
+    return state.getpixel((0, 0))
+
+
 INSIDE = {
     "a pydantic model": (Model, called),
     "its own deep copy": (OwnCopy, called),
@@ -950,6 +990,9 @@ INSIDE = {
     "an array of records": (structured, called_in_a_row),
     "a storage": (lambda: torch.zeros(2, dtype=torch.uint8).untyped_storage(), counted_in_memory),
     "itertools": (lambda: itertools.count(1), next),
+    "a frame": (lambda: pd.DataFrame({"calls": [[]]}), lambda state: called(SimpleNamespace(calls=state.iloc[0, 0]))),
+    "a file in memory": (io.BytesIO, lambda state: state.write(b"1") and state.tell()),
+    "an image": (lambda: PIL.Image.new("L", (1, 1)), counted_in_pixels),
 }
 
 
@@ -978,6 +1021,12 @@ def test_generators_that_a_model_holds_draw_the_same_in_each_pass(make):
     first = drawn(make())
     found = measured(Stateful(make(), drawn), "auto")
     torch.testing.assert_close(found, measured(Stateful(None, lambda state: first), "auto"), **CLOSE)
+
+
+def test_a_closed_file_in_memory_is_shared():
+    net = Net(lambda net: io.StringIO("text"), lambda held: None)
+    net.held.close()
+    assert measured(net, "auto").isfinite().all()
 
 
 def test_a_state_that_cannot_be_read_is_taken_to_change():

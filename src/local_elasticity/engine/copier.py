@@ -32,6 +32,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from local_elasticity.engine.guard import raise_interruption
+from local_elasticity.engine.library_objects import (
+    are_pixels,
+    copy_of_file,
+    is_file_in_memory,
+    object_cells,
+    pixels_in_bytes,
+)
 from local_elasticity.engine.object_parts import (
     ATOMS,
     NOTHING,
@@ -475,13 +482,17 @@ class Copier:
         return made
 
     def _fill_array(self, made: Any, value: Any) -> None:
-        for index in np.ndindex(value.shape):
-            self._put(value[index], np.ndarray.__setitem__, made, index)
-        self._reads.append(lambda: made.ravel().tolist())
+        made[...] = value
+        for i, part in enumerate(value.flat):
+            if type(part) not in self._atoms:
+                self._put(part, np.ndarray.__setitem__, made, np.unravel_index(i, value.shape))
+        self._reads.append(lambda: list(made.flat))
 
     def _object(self, value: Any, kind: type, base: Any) -> Any:
         """A copy of a Python object. An object that cannot be copied, is large, or releases a resource when it is
         deleted is shared. So is a logger."""
+        if is_file_in_memory(kind) or are_pixels(kind):
+            return self._in_c(value, kind)
         shared = (type, Enum, np.number, np.bool_, logging.Logger)
         if issubclass(kind, shared) or hasattr(kind, "__del__") or self._is_large(value):
             return value
@@ -509,6 +520,16 @@ class Copier:
             made = self._rebuilt(value, kind)
         self._under_way.discard(id(value))
         return value if made is NOTHING else made
+
+    def _in_c(self, value: Any, kind: Any) -> Any:
+        """A copy of a file in memory or of an image's pixels; a closed file itself."""
+        made = _tried(kind.copy if are_pixels(kind) else copy_of_file, value)
+        if made is NOTHING:
+            return value
+        self._track_state(made)
+        if attributes_of(value):
+            self._fill_later(self._fill, made, value)
+        return made
 
     def _assembled(self, value: Any, kind: type, base: Any) -> Any:
         """An empty object with the attributes and slots of this one."""
@@ -559,6 +580,8 @@ class Copier:
         if made is not NOTHING and made is not value:
             self._lasting.append(memo.pop(id(memo), None))  # originals that deepcopy keeps alive
             self._copies = memo
+            for cells in object_cells(made):
+                self._fill_array(cells, cells)
             self._track_inside(made)
         return made
 
@@ -605,6 +628,8 @@ def _in_bytes(value: Any) -> bytes:
         return value.get_state().numpy().tobytes()
     if issubclass(kind, torch.UntypedStorage):
         return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value).cpu().numpy().tobytes()
+    if are_pixels(kind):
+        return pixels_in_bytes(value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects of itertools will not be pickled by a later Python
         return pickle.dumps(value)
