@@ -1066,6 +1066,73 @@ def test_a_parameter_in_a_list_is_one_in_the_copy():
     assert torch.equal(measured(Listed()), measured(Plain()))
 
 
+class Branching(nn.Module):
+    """Takes another branch where a tensor that is not registered requires a gradient."""
+
+    def __init__(self, hold, required):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.required = nn.Linear(4, 8), nn.Linear(8, 3), required
+        self.held = hold(torch.linspace(1.0, 2.0, 8).requires_grad_(required))
+
+    def forward(self, x):
+        scale = self.held["scale"] if isinstance(self.held, dict) else self.held[0]
+        assert scale.requires_grad == self.required
+        return self.head(self.body(x).tanh() * scale)
+
+
+HOLDS = {
+    "a dict": lambda tensor: {"scale": tensor},
+    "a list of parameters": lambda tensor: [nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)],
+    "a view": lambda tensor: [tensor.detach().view(2, 4).view(8).requires_grad_(tensor.requires_grad)],
+}
+
+
+def responded(**options):
+    return lambda net: le.respond(net, (X, Y), loss="cross_entropy", **options).target_change
+
+
+def alike(measure, **options):
+    return lambda net: torch.as_tensor(
+        le.similarity(net, (X, Y), loss="cross_entropy", measure=measure, **options).values
+    )
+
+
+ASKED = {
+    **{engine: responded(update=le.SGD(0.1), engine=engine) for engine in ("auto", "looped", "vmapped", "structured")},
+    "linearized": responded(update=le.SGD(1e-6), approximate=True),
+    **{measure: alike(measure, update=le.SGD(0.1)) for measure in ("kl", "loss", "relative_l1")},
+    "stiffness": alike("stiffness_cos"),
+    "ntk": lambda net: le.ntk(net, X),
+    "sketch": lambda net: le.gradient_sketch(net, X, dimension=16),
+    "live optimizer": lambda net: responded(update=le.FromOptimizer(torch.optim.Adamax(net.parameters())))(net),
+    "sequence": lambda net: (
+        le.respond_in_sequence(le.Problem.of(net, "cross_entropy"), (X, Y), X, update=le.SGD(0.1)).target_change
+    ),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_tensors_that_are_not_registered_require_gradients_as_in_the_model(hold, ask):
+    net = Branching(hold, required=True)
+    found, expected = ask(net), ask(Branching(hold, required=False))
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+    assert (net.held["scale"] if isinstance(net.held, dict) else net.held[0]).grad is None
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("required", [False, True])
+def test_parameters_do_not_count_as_reached_because_a_tensor_that_is_not_registered_is(required, ask):
+    class Unreached(Branching):
+        def forward(self, x):
+            return super().forward(x).detach() * self.held[0][:3]
+
+    with pytest.raises(ValueError, match="^model: none of the parameters that step"):
+        ask(Unreached(lambda tensor: [tensor], required))
+
+
 class ByIdentity(torch.optim.Optimizer):
     """Keeps rates by the identity of parameters, and ends with something to release."""
 

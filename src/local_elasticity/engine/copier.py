@@ -265,6 +265,8 @@ class Copier:
         copied = self._view(tensor, dtype) if plain else tensor.detach().clone().to(dtype)
         if isinstance(tensor, nn.Parameter):
             copied._is_param = True  # what isinstance asks
+        if tensor.requires_grad and tensor.is_leaf:
+            copied.requires_grad = True  # the method `requires_grad_` is refused inside of torch.func
         self._copies[id(tensor)] = copied
         storage = _tried(storage_of, tensor)
         if storage is not NOTHING:
