@@ -514,7 +514,7 @@ class Rings(Count):
     __slots__ = ("empty",)
 
 
-LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "_tried")
+LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "tried")
 
 
 @pytest.mark.parametrize("what", [AttributeError, ValueError, TypeError, ReferenceError])
