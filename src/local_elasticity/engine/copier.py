@@ -141,15 +141,8 @@ class Copier(Filling):
         return made
 
     def _fill_container(self, made: Any, value: Any, base: Any) -> None:
-        if base is defaultdict:
-            made.default_factory = self._of(value.default_factory)
         if base in MAPPINGS:
-            items, put = list(base.items(value)), base.__setitem__
-            if not all(type(key) in self._atoms for key, _ in items):
-                put = functools.partial(self._put_item, base)
-                self._keyed.append((made, base))
-            for key, part in items:
-                self._put(part, put, made, key)
+            self._fill_mapping(made, value, base)
         elif base in _SEQUENCES:
             base.extend(made, self._at_first(base.__iter__(value)))
             for i, part in enumerate(base.__iter__(value)):
@@ -158,12 +151,24 @@ class Copier(Filling):
         else:
             copies = [self._of(part) for part in list(base.__iter__(value))]
             self._last.append(lambda: [base.add(made, part) for part in copies])
-        if base in MAPPINGS:
-            self._states.of_mapping(made)
-        else:
+        if base not in MAPPINGS:
             self._states.read_by(functools.partial(base.__iter__, made))
         if type(made) is not base or attributes_of(value):
             self._fill(made, value)
+
+    def _fill_mapping(self, made: Any, value: Any, base: Any) -> None:
+        """Put the items. Keys that are objects may be put again, when they are copied later."""
+        if base is defaultdict:
+            made.default_factory = self._of(value.default_factory)
+        items, put = list(base.items(value)), base.__setitem__
+        objects = [key for key, _ in items if type(key) not in self._atoms]
+        if objects:
+            put = functools.partial(self._put_item, base)
+        if not all(id(key) in self._copies for key in objects):
+            self._keyed.append((made, base))
+        for key, part in items:
+            self._put(part, put, made, key)
+        self._states.of_mapping(made)
 
     def _immutable(self, value: Any, kind: type, base: Any) -> Any:
         complete = self._complete_of if base is frozenset else functools.partial(map, self._of)
