@@ -4,6 +4,7 @@ import copy
 import ctypes
 import functools
 import gc
+import io
 import itertools
 import logging
 import math
@@ -19,6 +20,8 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import PIL.Image
 import pydantic
 import pytest
 import torch
@@ -183,6 +186,17 @@ def objects(net):
     return made
 
 
+@functools.lru_cache(maxsize=8)
+def doubled(n):
+    return 2 * n
+
+
+def read_to(position, made):
+    """A file that was read up to a position."""
+    made.seek(position)
+    return made
+
+
 HELD = {
     "a namespace with an activation": (
         lambda net: SimpleNamespace(n=0, last=net.weight * 2),
@@ -208,6 +222,12 @@ HELD = {
         lambda net: functools.lru_cache(4)(net.made),
         lambda held: held(1),
         lambda net: (net.made_so_far, net.held.cache_info().currsize),
+    ),
+    "a cached function": (lambda net: doubled, lambda held: held(1), lambda net: net.held.cache_info()),
+    "a partial of a cached function": (
+        lambda net: functools.partial(doubled, 2),
+        lambda held: held(),
+        lambda net: doubled.cache_info(),
     ),
     "a default that is made": (
         lambda net: defaultdict(functools.partial(net.made, 0)),
@@ -268,6 +288,32 @@ HELD = {
         lambda net: with_attribute(torch.ones(2), seen=[]),
         lambda held: held.seen.append(1),
         lambda net: net.held.seen,
+    ),
+    "a frame": (
+        lambda net: pd.DataFrame({"a": [[1], Count()], "b": [1.0, 2.0]}),
+        lambda held: (held.loc[0, "a"].append(1), held.loc[1, "a"].up(), held.__setitem__("b", 0.0)),
+        lambda net: (net.held.loc[0, "a"], net.held.loc[1, "a"].n, list(net.held["b"])),
+    ),
+    "a series": (lambda net: pd.Series([[1]]), lambda held: held[0].append(1), lambda net: net.held[0]),
+    "a text in memory": (
+        lambda net: read_to(2, io.StringIO("text")),
+        lambda held: (held.read(1), held.write("more")),
+        lambda net: (net.held.getvalue(), net.held.tell()),
+    ),
+    "a file in memory": (
+        lambda net: read_to(2, io.BytesIO(b"text")),
+        lambda held: (held.read(1), held.write(b"more")),
+        lambda net: (net.held.getvalue(), net.held.tell()),
+    ),
+    "a file's attribute": (
+        lambda net: with_attribute(io.BytesIO(), seen=[]),
+        lambda held: held.seen.append(1),
+        lambda net: net.held.seen,
+    ),
+    "an image": (
+        lambda net: PIL.Image.new("RGB", (2, 2)),
+        lambda held: held.putpixel((0, 0), (1, 2, 3)),
+        lambda net: net.held.tobytes(),
     ),
     "an array of objects": (objects, lambda held: (held[0] + 1, held[1].up()), lambda net: net.held[1].n),
 }
@@ -468,7 +514,7 @@ class Rings(Count):
     __slots__ = ("empty",)
 
 
-LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "_tried")
+LOOKING = ("slot", "proxied", "cell_contents", "_assembled", "tried")
 
 
 @pytest.mark.parametrize("what", [AttributeError, ValueError, TypeError, ReferenceError])
@@ -931,6 +977,11 @@ def counted_in_memory(state):
     return state[0]
 
 
+def counted_in_pixels(state):
+    state.putpixel((0, 0), state.getpixel((0, 0)) + 1)
+    return state.getpixel((0, 0))
+
+
 INSIDE = {
     "a pydantic model": (Model, called),
     "its own deep copy": (OwnCopy, called),
@@ -939,6 +990,9 @@ INSIDE = {
     "an array of records": (structured, called_in_a_row),
     "a storage": (lambda: torch.zeros(2, dtype=torch.uint8).untyped_storage(), counted_in_memory),
     "itertools": (lambda: itertools.count(1), next),
+    "a frame": (lambda: pd.DataFrame({"calls": [[]]}), lambda state: called(SimpleNamespace(calls=state.iloc[0, 0]))),
+    "a file in memory": (io.BytesIO, lambda state: state.write(b"1") and state.tell()),
+    "an image": (lambda: PIL.Image.new("L", (1, 1)), counted_in_pixels),
 }
 
 
@@ -967,6 +1021,12 @@ def test_generators_that_a_model_holds_draw_the_same_in_each_pass(make):
     first = drawn(make())
     found = measured(Stateful(make(), drawn), "auto")
     torch.testing.assert_close(found, measured(Stateful(None, lambda state: first), "auto"), **CLOSE)
+
+
+def test_a_closed_file_in_memory_is_shared():
+    net = Net(lambda net: io.StringIO("text"), lambda held: None)
+    net.held.close()
+    assert measured(net, "auto").isfinite().all()
 
 
 def test_a_state_that_cannot_be_read_is_taken_to_change():
@@ -1004,6 +1064,73 @@ def test_a_parameter_in_a_list_is_one_in_the_copy():
             return nn.Linear.forward(self, x) * self.held[0]
 
     assert torch.equal(measured(Listed()), measured(Plain()))
+
+
+class Branching(nn.Module):
+    """Takes another branch where a tensor that is not registered requires a gradient."""
+
+    def __init__(self, hold, required):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.required = nn.Linear(4, 8), nn.Linear(8, 3), required
+        self.held = hold(torch.linspace(1.0, 2.0, 8).requires_grad_(required))
+
+    def forward(self, x):
+        scale = self.held["scale"] if isinstance(self.held, dict) else self.held[0]
+        assert scale.requires_grad == self.required
+        return self.head(self.body(x).tanh() * scale)
+
+
+HOLDS = {
+    "a dict": lambda tensor: {"scale": tensor},
+    "a list of parameters": lambda tensor: [nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)],
+    "a view": lambda tensor: [tensor.detach().view(2, 4).view(8).requires_grad_(tensor.requires_grad)],
+}
+
+
+def responded(**options):
+    return lambda net: le.respond(net, (X, Y), loss="cross_entropy", **options).target_change
+
+
+def alike(measure, **options):
+    return lambda net: torch.as_tensor(
+        le.similarity(net, (X, Y), loss="cross_entropy", measure=measure, **options).values
+    )
+
+
+ASKED = {
+    **{engine: responded(update=le.SGD(0.1), engine=engine) for engine in ("auto", "looped", "vmapped", "structured")},
+    "linearized": responded(update=le.SGD(1e-6), approximate=True),
+    **{measure: alike(measure, update=le.SGD(0.1)) for measure in ("kl", "loss", "relative_l1")},
+    "stiffness": alike("stiffness_cos"),
+    "ntk": lambda net: le.ntk(net, X),
+    "sketch": lambda net: le.gradient_sketch(net, X, dimension=16),
+    "live optimizer": lambda net: responded(update=le.FromOptimizer(torch.optim.Adamax(net.parameters())))(net),
+    "sequence": lambda net: (
+        le.respond_in_sequence(le.Problem.of(net, "cross_entropy"), (X, Y), X, update=le.SGD(0.1)).target_change
+    ),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_tensors_that_are_not_registered_require_gradients_as_in_the_model(hold, ask):
+    net = Branching(hold, required=True)
+    found, expected = ask(net), ask(Branching(hold, required=False))
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+    assert (net.held["scale"] if isinstance(net.held, dict) else net.held[0]).grad is None
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("required", [False, True])
+def test_parameters_do_not_count_as_reached_because_a_tensor_that_is_not_registered_is(required, ask):
+    class Unreached(Branching):
+        def forward(self, x):
+            return super().forward(x).detach() * self.held[0][:3]
+
+    with pytest.raises(ValueError, match="^model: none of the parameters that step"):
+        ask(Unreached(lambda tensor: [tensor], required))
 
 
 class ByIdentity(torch.optim.Optimizer):
@@ -1146,6 +1273,75 @@ def test_states_in_keys_and_in_data_are_measured_as_they_are(make, engine):
         found = le.respond(net, (x, y), loss="cross_entropy", update=le.SGD(0.1), engine=engine).target_change
         assert torch.allclose(found, exact, rtol=1e-4, atol=1e-6)
     assert net.seen == {0: None} if make is CountsInKeys else float(net.count) == 0
+
+
+@dataclass
+class Setting:
+    """Hashed and compared by identity."""
+
+    name: str
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def keyed(make, place=lambda one: one, modules=False):
+    """A table with keys that the net holds as well: before the table, or after it."""
+
+    def hold(net):
+        one, other = (nn.Identity(), nn.Identity()) if modules else (Setting("one"), Setting("other"))
+        net.before = one
+        table = make({place(one): torch.tensor(2.0), place(other): net.bias, "name": torch.tensor(5.0)})
+        net.after = [other]
+        return table
+
+    return hold
+
+
+KEYED = {
+    "a dict": (keyed(dict), lambda one: one),
+    "an ordered dict": (keyed(OrderedDict), lambda one: one),
+    "a loud dict": (keyed(lambda held: with_attribute(Table(held), seen=[])), lambda one: one),
+    "a weak dict": (
+        keyed(lambda held: weakref.WeakKeyDictionary({k: v for k, v in held.items() if k != "name"})),
+        lambda one: one,
+    ),
+    "a user's dict": (keyed(UserDict), lambda one: one),
+    "modules": (keyed(dict, modules=True), lambda one: one),
+    "modules in tuples": (keyed(dict, lambda one: ("at", one), modules=True), lambda one: ("at", one)),
+    "tuples": (keyed(dict, lambda one: ("at", one)), lambda one: ("at", one)),
+}
+
+
+@pytest.mark.parametrize("engine", ["looped", "vmapped", "auto"])
+@pytest.mark.parametrize("name", KEYED)
+def test_dictionaries_are_asked_for_what_the_model_holds(name, engine):
+    hold, place = KEYED[name]
+
+    class Scaled(Net):
+        def forward(self, x):
+            scale, shift = self.held[place(self.before)], self.held[place(self.after[0])]
+            assert list(self.held)[:2] == [place(self.before), place(self.after[0])]
+            return super().forward(x) * scale + shift
+
+    class Plain(Net):
+        def forward(self, x):
+            return super().forward(x) * 2.0 + self.bias
+
+    net = Scaled(hold, lambda held: None)
+    torch.testing.assert_close(measured(net, engine), measured(Plain(lambda net: None, id)), **CLOSE)
+    assert [key for key in net.held if key != "name"] == [place(net.before), place(net.after[0])]
+
+
+SHARED_KEY = Setting("shared")
+
+
+def test_dictionaries_are_asked_for_global_names():
+    class Scaled(Net):
+        def forward(self, x):
+            return super().forward(x) * self.held[SHARED_KEY]
+
+    net = Scaled(lambda net: {SHARED_KEY: 1.0}, id)
+    assert torch.equal(measured(net), measured(Net(lambda net: None, id)))
 
 
 class KeepsItsLast(nn.Linear):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.engine.problem import BoundProblem, Inputs, gradient, leaves_of
+from local_elasticity.engine.problem import BoundProblem, Inputs, leaves_of, reached_gradients
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.uses import Matrices
 from local_elasticity.shapes import Float
@@ -21,6 +21,7 @@ from local_elasticity.shapes import Float
 def left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inputs) -> Matrices:
     """name → [b, k, p_name] for some parameters, by vmap, or one by one for modules that vmap cannot take."""
     some = {name: bound.params[name] for name in names}
+    zeros = tree_map(torch.zeros_like, some)  # of those that the forward pass reads under no_grad
 
     def predict(params: Params, one: Inputs) -> Tensor:
         return bound.predict({**bound.params, **params}, take(one, None))[0]
@@ -31,9 +32,7 @@ def left_over_jacobian(bound: BoundProblem, names: tuple[str, ...], inputs: Inpu
     def plainly(one: Inputs) -> Params:
         leaves = leaves_of(some)
         rows = [
-            gradient(output, leaves, torch.ones_like(output), retain=True)
-            if output.requires_grad
-            else {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}  # under no_grad in the forward pass
+            zeros | reached_gradients(output, leaves, torch.ones_like(output), retain=True)
             for output in predict(leaves, one)
         ]
         return {name: torch.stack([row[name] for row in rows]) for name in leaves}
@@ -47,6 +46,7 @@ def left_over_gradients(
 ) -> Matrices:
     """name → [b, 1, p_name] along one cotangent for each example."""
     some = {name: bound.params[name] for name in names}
+    zeros = tree_map(torch.zeros_like, some)  # of those that the forward pass reads under no_grad
 
     def along(params: Params, one: Inputs) -> Tensor:
         predictions = bound.predict({**bound.params, **params}, take(one[0], None))
@@ -59,9 +59,7 @@ def left_over_gradients(
         leaves = leaves_of(some)
         with torch.enable_grad():
             value = along(leaves, one)
-        return (
-            gradient(value, leaves, torch.ones_like(value)) if value.requires_grad else tree_map(torch.zeros_like, some)
-        )
+        return zeros | reached_gradients(value, leaves, torch.ones_like(value))
 
     parts = _each(by_vmap, plainly, (inputs, cotangents))
     return {name: part.reshape(len(part), 1, -1) for name, part in parts.items()}

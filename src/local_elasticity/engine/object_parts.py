@@ -9,7 +9,8 @@ import threading
 import types
 import weakref
 from array import array
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ _TRANSPARENT: tuple[Any, ...] = (
     *(types.MappingProxyType, *weakref.ProxyTypes, *_IN_MEMORY),
 )
 """Classes of objects whose changes are seen, or that have none."""
+
+MAPPINGS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, OrderedDict, defaultdict, dict)
+"""Classes of Python's with keys, each before those that it derives from."""
 
 NOTHING = object()
 
@@ -77,6 +81,15 @@ def cell_contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError as error:
+        raise_interruption(error)
+        return NOTHING
+
+
+def tried(function: Callable[..., Any], *args: Any) -> Any:
+    """What the code of a class returns; `NOTHING` where it raises, as that of whatever cannot be copied does."""
+    try:
+        return function(*args)
+    except Exception as error:
         raise_interruption(error)
         return NOTHING
 

@@ -527,13 +527,23 @@ def gradient(
     outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: bool = False, reached: bool = False
 ) -> Params:
     """Σ cotangents · ∂outputs/∂leaf for every leaf, dense. A leaf that the outputs do not depend on has zeros, or is
-    left out where only those `reached` are asked for.
+    left out where only those `reached` are asked for. Raises a NoGradientError if the outputs depend on none.
     """
-    if not outputs.requires_grad:
+    found = reached_gradients(outputs, leaves, cotangents, retain=retain)
+    if not found:
         raise NoGradientError(
             f"model: none of the parameters that step ({', '.join(list(leaves)[:3])}, …) reaches its outputs, "
             "so a step moves nothing; select others with params="
         )
+    if reached:
+        return found
+    return {name: found[name] if name in found else torch.zeros_like(leaf) for name, leaf in leaves.items()}
+
+
+def reached_gradients(outputs: Tensor, leaves: Params, cotangents: Tensor, *, retain: bool = False) -> Params:
+    """Σ cotangents · ∂outputs/∂leaf for the leaves that the outputs depend on, dense."""
+    if not outputs.requires_grad:
+        return {}
     try:
         found = torch.autograd.grad(outputs, list(leaves.values()), cotangents, retain_graph=retain, allow_unused=True)
     except RuntimeError as error:
@@ -543,11 +553,7 @@ def gradient(
             "model: checkpoint(..., use_reentrant=True) has no gradient with respect to single tensors; use "
             "use_reentrant=False"
         ) from error
-    return {
-        name: torch.zeros_like(leaf) if g is None else g.to_dense()
-        for (name, leaf), g in zip(leaves.items(), found, strict=True)
-        if g is not None or not reached
-    }
+    return {name: g.to_dense() for name, g in zip(leaves, found, strict=True) if g is not None}
 
 
 class NoGradientError(ValueError):

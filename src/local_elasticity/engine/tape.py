@@ -22,7 +22,7 @@ from local_elasticity.engine.guard import DispatchMode, FunctionMode
 from local_elasticity.engine.inputs import GOLDEN, count
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.order import Call, call_of, is_ragged, may_move
-from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, gradient
+from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, reached_gradients
 from local_elasticity.engine.readers import READERS
 from local_elasticity.engine.replica import Params, flatten_tree
 from local_elasticity.engine.uses import Matrices, Meeting, Use
@@ -121,9 +121,9 @@ class Tape:
     def reaches(self, names: Collection[str]) -> set[str]:
         """The parameters among these that gradients reach, zero gradients included."""
         leaves = {name: self.leaves[name] for name in names}
-        if not leaves or not self.outputs.requires_grad:
+        if not leaves:
             return set()
-        return set(gradient(self.outputs, leaves, torch.zeros_like(self.outputs), retain=True, reached=True))
+        return set(reached_gradients(self.outputs, leaves, torch.zeros_like(self.outputs), retain=True))
 
     def pulled_back(self, gradients: Matrices) -> Matrices:
         """Gradients [b, r, p] of derived tensors turned into gradients of their parameters, and summed."""
