@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine import linearized
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.near_ties import GRADIENT_ERROR, decided_by_rounding
 
@@ -216,3 +217,21 @@ def test_small_steps_take_the_right_side_at_targets(engine, offset, seed):
         known = S.isfinite()
         assert known.all()
         assert bool((((S - exact).abs() / exact.clamp_min(1))[known] < 0.01).all())
+
+
+def test_rows_of_the_limit_are_computed_again_as_they_were(monkeypatch):
+    """With many outputs by differences: Jacobians would take a backward pass for each output, in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.LeakyReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.LeakyReLU()),
+        *(nn.MaxPool2d(2), nn.Conv2d(8, 2, 1)),
+    )
+    sources = torch.randn(60, 1, 16, 16), torch.randint(0, 2, (60, 8, 8))
+    problem = le.Problem.of(net, "cross_entropy")
+    step = {"update": le.SGD(1e-4), "engine": "linearized"}
+    exact = le.respond(problem.to(torch.float64), sources, **step).target_change
+    monkeypatch.setattr(linearized, "LinearizedRunner", None)
+    found = le.respond(problem, sources, **step)
+    assert any("computed again in float64" in note for note in found.notes)
+    error = (found.target_change - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
+    assert error.max() < 0.01

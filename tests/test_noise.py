@@ -11,6 +11,7 @@ import xarray as xr
 from torch import nn
 
 import local_elasticity as le
+from local_elasticity.engine.null_steps import NullSteps
 from tests.tolerances import RESOLVED_ERROR
 
 RESIDUALS = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
@@ -872,3 +873,24 @@ def test_tiny_steps_are_resolved_in_float64(lr):
     S = le.similarity(problem, data, update=le.SGD(lr)).values
     exact = le.similarity(problem.to(torch.float64), data, update=le.SGD(1e-6)).values
     assert np.abs(S - exact).max() < RESOLVED_ERROR
+
+
+def test_what_rounding_does_is_found_again_where_the_model_or_data_change(monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    problem, x, y = le.Problem.of(net, "cross_entropy"), torch.randn(6, 5), torch.arange(6) % 3
+    measured, predictions = [], NullSteps.predictions
+    monkeypatch.setattr(NullSteps, "predictions", lambda self: measured.append(1) or predictions(self))
+
+    def null_steps(problem, x):
+        measured.clear()
+        le.respond(problem, (x, y), engine="structured")
+        return len(measured)
+
+    assert [null_steps(problem, x) for _ in range(2)] == [1, 0]
+    assert null_steps(problem.to(torch.float64), x) == 1
+    assert null_steps(problem, 3 * x) == 1
+    assert null_steps(problem, x + 100) == 1
+    with torch.no_grad():
+        net[0].weight *= 3
+    assert [null_steps(problem, x) for _ in range(2)] == [1, 0]

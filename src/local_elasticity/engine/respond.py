@@ -43,7 +43,7 @@ from local_elasticity.engine.problem import Problem, as_problem
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.rows import Rows, collect
-from local_elasticity.engine.structured import Structured, differences_runner
+from local_elasticity.engine.structured import LimitRunner, Structured, differences_runner
 from local_elasticity.engine.supported import first_line
 from local_elasticity.engine.update import DEFAULT_UPDATE, SGD, Update
 from local_elasticity.engine.vmapped import Vmapped
@@ -298,7 +298,7 @@ def _refined(
         response = as_response(job, rows, noise, runner, name_of(engine), tuple(notes))
         return _by_differences(job, noise, response, again, bar) if bool(rows.subtracted.any()) else response
     try:
-        better = _in_float64(job, engine, noise, again, bar)
+        better = _in_float64(job, engine, _maker(engine, runner), noise, again, bar)
     except (RuntimeError, TypeError) as error:
         if interruption(error):
             raise
@@ -350,7 +350,7 @@ def _without_near_ties(
     if not len(again):
         return response
     try:
-        return _merged(response, _in_float64(job, engine, noise, again, bar), again)
+        return _merged(response, _in_float64(job, engine, _maker(engine, runner), noise, again, bar), again)
     except (RuntimeError, TypeError) as error:
         if interruption(error):
             raise
@@ -359,13 +359,22 @@ def _without_near_ties(
         return replace(response, notes=(*response.notes, note))
 
 
-def _in_float64(job: Job, engine: Engine, noise: Noise, rows: Tensor, bar: Progress) -> Response:
+def _maker(engine: Engine, runner: Runner) -> Callable[[Job], Runner]:
+    """What makes the runner of rows that are computed again: by differences where those took less time than Jacobians,
+    which take a backward pass for each output."""
+    inner = runner.runner if isinstance(runner, DriftlessRunner) else runner
+    return LimitRunner if isinstance(inner, LimitRunner) else engine.runner
+
+
+def _in_float64(
+    job: Job, engine: Engine, make: Callable[[Job], Runner], noise: Noise, rows: Tensor, bar: Progress
+) -> Response:
     """Some rows in float64; a RuntimeError or TypeError if the network does not take that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
-        runner, finer = _runner(higher, engine.runner), noise.again(rows, torch.float64, inside)
+        runner, finer = _runner(higher, make), noise.again(rows, torch.float64, inside)
         fitting = max(1, higher.memory // higher.footprint.forward())
         before = higher.predict(bound.params, higher.examples(), fitting).reshape(finer.source_before.shape)
         before = before + runner.at_sources if isinstance(runner, DriftlessRunner) else before
