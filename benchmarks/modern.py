@@ -434,19 +434,22 @@ def measured_large(device: str) -> dict[str, Any]:
     found["peak_GiB"] = torch.cuda.max_memory_allocated() / 2**30
     print(json.dumps(found), flush=True)
     with exact_norms():
-        truth = ours(4, job.problem.to(torch.float64), engine=le.Looped()).target_change
-    error = (response.target_change[:4, :4].double() - truth).abs() / truth.abs()
-    return found | {"worst": float(error.max()), "median": float(error.median())}
+        truth = le.relative(ours(4, job.problem.to(torch.float64), engine=le.Looped())).double()
+    return found | errors(le.relative(response)[:4, :4].double(), truth)
 
 
 def agreement(job: Job, response: le.Response) -> dict[str, float]:
     """Resolved pairs of a few rows against a loop in float64: the worst and the median relative error."""
     with exact_norms():
         truth = good_loop(job, range(SAMPLED_ROWS), torch.float64)
-    S = le.relative(response)[:SAMPLED_ROWS].double()
     sizes = truth.norm(dim=2)
     own = torch.stack([sizes[i, i] for i in range(SAMPLED_ROWS)])[:, None]
-    error = ((S - sizes / own).abs() / (sizes / own).clamp_min(1e-2))[S.isfinite()]
+    return errors(le.relative(response)[:SAMPLED_ROWS].double(), sizes / own)
+
+
+def errors(S: Tensor, truth: Tensor) -> dict[str, float]:
+    """Of the resolved pairs."""
+    error = ((S - truth).abs() / truth.clamp_min(1e-2))[S.isfinite()]
     return {
         "worst": float(error.max()),
         "median": float(error.median()),

@@ -189,3 +189,25 @@ def test_products_with_stored_weights_on_tensor_cores():
         found = total_of([Term(rows, HalfStored(W, torch.float32))], 8)
     expected = rows.double() @ W.double().T
     assert (found - expected).norm() <= SPLIT_ROUNDING * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_with_stored_weights_keep_all_digits_on_tensor_cores(bias, size):
+    """Forwards and backwards, no worse than twice the products of float32."""
+    torch.manual_seed(0)
+    stored = torch.randn(512, 1024, device="cuda").bfloat16()
+    rows, shift = size * torch.randn(2, 300, 1024, device="cuda"), size * torch.randn(512, device="cuda")
+    cotangent = torch.randn(2, 300, 512, device="cuda")
+
+    def both(weight, dtype=torch.float32):
+        x = rows.to(dtype).requires_grad_()
+        out = F.linear(x, weight, shift.to(dtype) if bias else None)
+        return out.detach(), torch.autograd.grad(out, x, cotangent.to(dtype))[0]
+
+    for found, plain, exact in zip(
+        both(HalfStored(stored, torch.float32)), both(stored.float()), both(stored.double(), torch.float64), strict=True
+    ):
+        off, usual = (((one - exact).norm() / exact.norm()).item() for one in (found, plain))
+        assert off < max(2 * usual, 1e-6), (off, usual)

@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_map
 
 HALVES = (torch.bfloat16, torch.float16)
 
+ALIGNED = 8
+"""Rows and columns of weights are multiples of this where tensor cores are used."""
+
 LAYER_AXES = 2
 """Axes from which on a weight is kept as it is stored. Smaller ones take no memory and are cast."""
 
@@ -60,6 +63,9 @@ class HalfStored(Tensor):
             return HalfStored(func(first.stored, *args[1:], **kwargs), first.dtype)
         if func is _aten.embedding.default and isinstance(args[0], HalfStored):
             return func(args[0].stored, *args[1:], **kwargs).to(args[0].dtype)
+        if func in _PRODUCTS and not kwargs and _takes_tensor_cores(*args[-2:]):
+            found = _product(args[-2], args[-1].stored)
+            return found if func is _aten.mm.default else found.add_(cast(args[0]))
         return func(*tree_map(cast, args), **tree_map(cast, kwargs))
 
 
@@ -73,7 +79,28 @@ def cast(value: Any) -> Any:
     return value.stored.to(value.dtype) if isinstance(value, HalfStored) else value
 
 
+def _takes_tensor_cores(rows: Tensor, weight: Tensor) -> bool:
+    """Whether tensor cores multiply float32 rows with a weight that is stored in bfloat16."""
+    if not (isinstance(weight, HalfStored) and weight.stored.dtype is torch.bfloat16 and rows.is_cuda):
+        return False
+    wide = all(size % ALIGNED == 0 for size in weight.shape) and torch.version.hip is None
+    return wide and rows.dtype == torch.float32 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+
+
+def _product(rows: Tensor, stored: Tensor) -> Tensor:
+    """Their product in float32. A number of 24 digits is the sum of three of 8 digits. The products of these with the
+    numbers of the weight are exact, and are added in float32, the small ones first."""
+    high = rows.bfloat16()
+    rest = rows - high
+    middle = rest.bfloat16()
+    total = torch.mm((rest - middle).bfloat16(), stored, out_dtype=torch.float32)
+    for part in (middle, high):
+        total += torch.mm(part, stored, out_dtype=torch.float32)
+    return total
+
+
 _aten = torch.ops.aten
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
 _VIEWS = frozenset(
     {
         *(_aten.detach.default, _aten.alias.default, _aten.t.default, _aten.transpose.int, _aten.permute.default),
