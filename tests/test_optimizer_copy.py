@@ -1,6 +1,7 @@
 """Steps of a live optimizer on a copy: small displacements keep their digits, and rounding that remains is counted."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -168,3 +169,90 @@ def test_adafactor_keeps_the_constant_of_its_own_precision():
         moving.step()
         expected = (moved.weight - net.weight)[0].detach()
         assert torch.allclose(response.target_change[i, :, 0].float(), expected, rtol=1e-2, atol=0)
+
+
+class Flat(optim.Optimizer):
+    """Updates one buffer, of which the parameters are views. Weight decay is for matrices alone."""
+
+    def __init__(self, params, lr, momentum):
+        super().__init__(params, {"lr": lr, "decay": 0.01})
+        held = self.param_groups[0]["params"]
+        self.buffer, self.momentum = torch.cat([p.detach().flatten() for p in held]), momentum
+        self.velocity, ends = torch.zeros_like(self.buffer), itertools.accumulate(p.numel() for p in held)
+        for p, end in zip(held, ends, strict=True):
+            p.data = self.buffer[end - p.numel() : end].view_as(p)
+
+    @torch.no_grad()
+    def step(self):
+        group = self.param_groups[0]
+        for p in group["params"]:
+            if p.ndim > 1:
+                p.mul_(1 - group["lr"] * group["decay"])
+        self.velocity.mul_(self.momentum).add_(torch.cat([p.grad.flatten() for p in group["params"]]))
+        self.buffer.sub_(group["lr"] * self.velocity)
+
+
+class FlatGradients(Flat):
+    """Reads one buffer of gradients, too."""
+
+    def __init__(self, params, lr, momentum):
+        super().__init__(params, lr, momentum)
+        held = self.param_groups[0]["params"]
+        self.gradients = torch.zeros_like(self.buffer)
+        for p, end in zip(held, itertools.accumulate(p.numel() for p in held), strict=True):
+            p.grad = self.gradients[end - p.numel() : end].view_as(p)
+
+
+def flat_net(kind, seed, momentum=0.9):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    return net, kind(net.parameters(), 0.1, momentum)
+
+
+@pytest.mark.parametrize("engine", ["looped", "structured"])
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_parameters_that_are_views_of_a_buffer_of_the_optimizer(momentum, engine):
+    def trained(seed):
+        net, optimizer = flat_net(Flat, seed, momentum)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        return net, optimizer
+
+    for seed in range(12):
+        torch.manual_seed(seed)
+        x, y = torch.randn(4, 5).double(), torch.arange(4) % 3
+        net, optimizer = trained(seed)
+        buffer, weights = optimizer.buffer.clone(), [p.detach().clone() for p in net.parameters()]
+        update = le.FromOptimizer(optimizer)
+        found = le.respond(net, (x, y), loss="cross_entropy", update=update, engine=engine).target_change
+        assert torch.equal(optimizer.buffer, buffer)
+        assert all(map(torch.equal, net.parameters(), weights))
+        for i in range(4):
+            moved, moving = trained(seed)
+            nn.functional.cross_entropy(moved(x[i, None]), y[i, None]).backward()
+            moving.step()
+            assert torch.allclose(found[i], (moved(x) - net(x)).detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_that_are_views_of_a_buffer_of_the_optimizer_are_refused():
+    net, optimizer = flat_net(FlatGradients, 0)
+    data = torch.randn(4, 5).double(), torch.arange(4) % 3
+    with pytest.raises(ValueError, match="^optimizer: FlatGradients holds a buffer of which gradients are views"):
+        le.respond(net, data, loss="cross_entropy", update=le.FromOptimizer(optimizer))
+
+
+def test_the_rounding_of_a_buffer_in_float32_counts():
+    for rate in (0.1, 1e-7):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        x, y, exact = torch.randn(4, 5), torch.arange(4) % 3, copy.deepcopy(net).double()
+        optimizer = Flat(net.parameters(), rate, 0)
+        optimizer.param_groups[0]["decay"] = 0
+        S = le.relative(le.respond(net, (x, y), loss="cross_entropy", update=le.FromOptimizer(optimizer))).double()
+        truth = le.relative(le.respond(exact, (x.double(), y), loss="cross_entropy", update=le.SGD(rate)))
+        known = S.isfinite()
+        assert ((S - truth).abs() <= RESOLVED_ERROR * truth.clamp_min(1))[known].all()
+        assert known.all() == (rate == 0.1)

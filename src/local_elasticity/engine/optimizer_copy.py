@@ -19,7 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from local_elasticity.engine.copier import Copier
 from local_elasticity.engine.guard import interruption
-from local_elasticity.engine.object_parts import without_finalizer
+from local_elasticity.engine.object_parts import NOTHING, storage_of, tried, without_finalizer
 from local_elasticity.engine.problem import as_real
 from local_elasticity.engine.replica import Params
 
@@ -60,12 +60,13 @@ class OptimizerCopy:
         """A copy of a live optimizer, in the finest precision that one step of another copy succeeds in.
 
         The rounding is read from the weights after that step, because an optimizer may accept float64 and still
-        compute in float32.
+        compute in float32. One that holds memory of its parameters steps in their precision.
         """
-        for dtype in PRECISIONS:
-            tried = cls(_copied(optimizer), places, dtype, 0.0)
+        holds_memory = _copied_with_memory(optimizer)[1]
+        for dtype in () if holds_memory else PRECISIONS:
+            trial = cls(_copied(optimizer), places, dtype, 0.0)
             try:
-                after = tried._after_a_trial()
+                after = trial._after_a_trial()
             except REFUSALS as error:
                 if interruption(error):
                     raise
@@ -101,7 +102,10 @@ class OptimizerCopy:
         dtype = self.dtype or p.dtype.to_real()
         stored = torch.view_as_complex if p.is_complex() else Tensor.contiguous
         before = value.detach().to(dtype)
-        p.data = stored(before.clone())
+        if self.dtype is None:
+            p.data.copy_(stored(before))
+        else:
+            p.data = stored(before.clone())
         p.grad = stored(gradient.detach().to(dtype, copy=True))
         state = self.optimizer.state[p]
         self.optimizer.state[p] = {key: _cast(one, p.dtype) for key, one in state.items()}
@@ -127,6 +131,12 @@ def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
 
 def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """An optimizer of its own with parameters of its own."""
+    return _copied_with_memory(optimizer)[0]
+
+
+def _copied_with_memory(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, bool]:
+    """The copy, and whether parameters are views of buffers that the optimizer holds. Those of the copy are then views
+    of its own buffers."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     copies = {id(p): p.detach().clone().requires_grad_(p.requires_grad) for p in held}
     made: torch.optim.Optimizer = object.__new__(without_finalizer(type(optimizer)))
@@ -141,7 +151,29 @@ def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     made.state = defaultdict(dict, made.state)
     for group in made.param_groups:
         _keep_precision(made, group)
-    return made
+    buffers: dict[int | None, Tensor] = {place: tensor for tensor, place in copier.tensors}
+    _check_gradients(optimizer, held, set(buffers))
+    views = [(p, buffers[place]) for p in held if (place := _place(p)) in buffers]
+    for p, buffer in views:
+        memory = p.detach().new_empty(0)
+        copies[id(p)].data = memory.set_(buffer.untyped_storage(), p.storage_offset(), p.shape, p.stride())
+    return made, bool(views)
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Where a tensor's memory is; None for a tensor without any."""
+    storage = tried(storage_of, tensor)
+    return None if storage is NOTHING else storage._cdata
+
+
+def _check_gradients(optimizer: torch.optim.Optimizer, held: list[Tensor], buffers: set[int | None]) -> None:
+    """Raise a ValueError if gradients of several parameters are views of a buffer that the optimizer holds."""
+    places = [_place(p.grad) for p in held if p.grad is not None]
+    if any(place in buffers and places.count(place) > 1 for place in set(places)):
+        raise ValueError(
+            f"optimizer: {type(optimizer).__name__} holds a buffer of which gradients are views, and a measurement "
+            "does not write gradients there; let its step read p.grad, or use le.SGD, le.Adam or another optimizer"
+        )
 
 
 def _keep_precision(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:

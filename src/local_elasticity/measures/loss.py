@@ -22,16 +22,13 @@ from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response, norm_of
 from local_elasticity.engine.update import Update
-from local_elasticity.measures.loss_differences import Losses, NamedLosses, OwnLosses, total
-from local_elasticity.measures.loss_gradients import gradient_products, like_probabilities, rounded
+from local_elasticity.measures.loss_differences import STANDARD_DEVIATIONS, Losses, NamedLosses, OwnLosses, total
+from local_elasticity.measures.loss_gradients import gradient_products, rounded
 from local_elasticity.measures.measure import Limits, Measure, Scores
 from local_elasticity.shapes import Float
 
 KNOWN_TO = 0.01
 """A pair is resolved where its error is below this share of its value, or of the source's own change of loss."""
-
-STANDARD_DEVIATIONS = 10
-"""Those of the noise that count as the error of a pair, as for the other measures."""
 
 NUMBERS_AT_ONCE = 1 << 22
 """Outputs of pairs that are worked on at a time."""
@@ -179,16 +176,20 @@ def _moments(response: Response, losses: Losses) -> Moments:
         shaped = (-1, *response.output_shape)
         before, d, noise, rounding = (part.reshape(shaped) for part in (before, d, noise, rounding))
         labels = labels.reshape(-1, *labels.shape[len(lead) :])
+        rounding = torch.maximum(rounding.nan_to_num(0.0), torch.finfo(before.dtype).eps * before.abs())
         slope = losses.gradient(before, labels)
-        turned = losses.gradient(rounded(before, rounding=rounding, counted=slope != 0), labels) - slope
+        turned = losses.gradient(rounded(before, rounding), labels) - slope
+        error = _product(turned, d).abs()
         if response.exact:
-            change, formula = losses.change(before, d, labels)
-            steepest = torch.maximum(slope.abs(), losses.gradient(like_probabilities(before + d, before), labels).abs())
+            change, formula = losses.change(before, d, labels, rounding)
+            after = losses.gradient(before + d, labels)
+            steepest = torch.maximum(slope.abs(), after.abs())
+            error = torch.maximum(error, _product(after - slope, torch.minimum(rounding, d.abs())).abs())
         else:
             change, formula = total(slope * d), torch.zeros((), dtype=d.dtype, device=d.device)
             steepest = slope.abs()
         sigma = torch.hypot(norm_of(_product(steepest, noise).reshape(len(d), -1))[:, 0], formula)
-        return change.reshape(lead), (sigma + total(_product(turned, d).abs())).reshape(lead)
+        return change.reshape(lead), (sigma + total(error)).reshape(lead)
 
     return moments
 

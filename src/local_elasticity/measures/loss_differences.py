@@ -11,7 +11,9 @@ For the named losses nothing cancels:
 | `bce_logits`    | the same for the two logits (z, 0) and q = (y, 1 − y), mean over outputs                    |
 | `bce`           | mean of −y log1p(d/f) − (1 − y) log1p(−d/(1 − f))                                           |
 
-Any other loss is evaluated before and after in float64 and subtracted; its rounding is measured and counts as noise.
+Any other loss is evaluated before and after in float64 and subtracted; its rounding is measured and counts as noise. So
+does the rounding of predictions, which changes the result much where the loss has a kink nearby. Where the step moves
+outputs out of [0, 1], the change of a loss that takes probabilities only is not known.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from local_elasticity.engine.loss import (
     nll,
 )
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.measures.loss_gradients import like_probabilities, rounded
+from local_elasticity.measures.loss_gradients import rounded, takes_probabilities_only
 from local_elasticity.measures.relative import expm1_minus
 
 HALF = 0.5
@@ -42,6 +44,9 @@ HALF = 0.5
 PATTERNS = 4
 """How often the rounding of a user's loss is sampled."""
 
+STANDARD_DEVIATIONS = 10
+"""Those of the noise that count as the error of a pair, as for the other measures."""
+
 FEW_DIGITS = 1000
 """A sum that is below this many roundings of its parts is known to less than a thousandth."""
 
@@ -49,11 +54,12 @@ FEW_DIGITS = 1000
 class Losses(Protocol):
     """The losses of single examples, [N, …] each."""
 
-    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """ℓ(before + d) − ℓ(before), [N], and the standard deviation of what the formula itself rounds."""
+    def change(self, before: Tensor, d: Tensor, labels: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ(before + d) − ℓ(before), [N], and the standard deviation of what the formula itself rounds. Of a loss that
+        may have kinks, also of what the `rounding` of outputs before the step does to it."""
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """∂ℓ/∂f, [N, …]."""
+        """∂ℓ/∂f, [N, …], at the nearest outputs that the loss takes."""
 
 
 class NamedLosses:
@@ -62,7 +68,7 @@ class NamedLosses:
     def __init__(self, loss: LossFunction) -> None:
         self.loss = loss
 
-    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def change(self, before: Tensor, d: Tensor, labels: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
         found = self._change(before, d, labels)
         if self.loss is not bce:
             return found, torch.zeros_like(found)
@@ -70,10 +76,11 @@ class NamedLosses:
         below = (1 - eps) * before  # 1 − f has few digits where f is nearly 1
         y, after = labels.reshape(before.shape), before + d
         cancelled = ((y != 0) & (after < FEW_DIGITS * eps * before)) | ((y != 1) & (1 - after < FEW_DIGITS * eps))
-        unknown = total(torch.where(cancelled, torch.inf, torch.zeros_like(after)))
+        unknown = total(torch.where(cancelled | _is_outside(before, d), torch.inf, torch.zeros_like(after)))
         return found, (self._change(below, d, labels) - found).abs() + unknown
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = outputs.clamp(0, 1) if self.loss is bce else outputs
         if self.loss not in (cross_entropy, nll) or labels.is_floating_point():
             found = gradient_of(self.loss, outputs, labels)
             assert found is not None
@@ -107,27 +114,55 @@ class OwnLosses:
         self.loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
         self.takes_float64: bool | None = None
         self.vectorizes: bool | None = None
+        self.of_probabilities: bool | None = None
 
-    def change(self, before: Tensor, d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        higher = self._cast(before, labels)
-        after = like_probabilities(higher + d.to(higher.dtype), higher)
+    def change(self, before: Tensor, d: Tensor, labels: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+        higher = self._taken(self._cast(before, labels), labels)
+        move = d.to(higher.dtype)
+        after = self._taken(higher + move, labels)
         one, other = self._values(higher, labels), self._values(after, labels)
         eps = torch.finfo(higher.dtype).eps
-        null = self._rounded_values(higher, labels) - one
-        of_sum = torch.maximum(eps * higher.abs(), torch.finfo(d.dtype).eps * d.abs().to(higher.dtype))
-        rounding = null.abs().amax(0).clamp_min(null.square().mean().sqrt()) + eps * (one.abs() + other.abs())
-        rounding = rounding + (self._rounded_values(after, labels, of_sum) - other).abs().amax(0)
-        return (other - one).to(before.dtype), rounding.to(before.dtype)
+        null = self._rounded_values(higher, labels, eps * higher.abs()) - one
+        of_sum = torch.maximum(eps * higher.abs(), torch.finfo(d.dtype).eps * move.abs())
+        noise = null.abs().amax(0).clamp_min(null.square().mean().sqrt()) + eps * (one.abs() + other.abs())
+        noise = noise + (self._rounded_values(after, labels, of_sum) - other).abs().amax(0)
+        noise = noise + self._decided_by_rounding(higher, move, labels, other - one, rounding.to(higher.dtype))
+        if self.of_probabilities:
+            noise = noise + total(torch.where(_is_outside(before, d), torch.inf, torch.zeros_like(before)))
+        return (other - one).to(before.dtype), noise.to(before.dtype)
 
-    def _rounded_values(self, outputs: Tensor, labels: Tensor, rounding: Tensor | None = None) -> Tensor:
+    def _rounded_values(self, outputs: Tensor, labels: Tensor, unit: Tensor) -> Tensor:
         """The losses at outputs that are rounded in several ways."""
-        return torch.stack([self._values(rounded(outputs, i, rounding), labels) for i in range(PATTERNS)])
+        each = [self._taken(rounded(outputs, unit, i), labels) for i in range(PATTERNS)]
+        return torch.stack([self._values(one, labels) for one in each])
+
+    def _decided_by_rounding(
+        self, before: Tensor, d: Tensor, labels: Tensor, change: Tensor, rounding: Tensor
+    ) -> Tensor:
+        """How far the change of the loss is from that of rounded outputs. These are as far off as all standard
+        deviations that count, so that a kink of the loss within that distance is found."""
+        worst = torch.zeros_like(change)
+        for pattern in range(min(PATTERNS, max(1, (before[0].numel() - 1).bit_length()))):
+            for far in (STANDARD_DEVIATIONS * rounding, -STANDARD_DEVIATIONS * rounding):
+                start = rounded(before, far, pattern)
+                if self.of_probabilities:  # mirrored, since rounding leaves them between 0 and 1
+                    start = torch.where(start > 1, 2 - start, start.abs()).clamp(0, 1)
+                end = self._taken(start + d, labels)
+                found = self._values(end, labels) - self._values(start, labels)
+                worst = torch.maximum(worst, (found - change).abs())
+        return worst / STANDARD_DEVIATIONS
 
     def gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         with torch.enable_grad():
-            read = self._cast(outputs, labels).detach().requires_grad_()
+            read = self._taken(self._cast(outputs, labels).detach(), labels).requires_grad_()
             (found,) = torch.autograd.grad(self._values(read, labels).sum(), read)
         return found.to(outputs.dtype)
+
+    def _taken(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The outputs, or the nearest ones that the loss takes, as the first call finds out with predictions."""
+        if self.of_probabilities is None:
+            self.of_probabilities = takes_probabilities_only(self.loss, outputs, _like(labels, outputs))
+        return outputs.clamp(0, 1) if self.of_probabilities else outputs
 
     def _cast(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """In float64, where the loss takes that."""
@@ -209,6 +244,12 @@ def _of_probabilities(f: Tensor, d: Tensor, y: Tensor) -> Tensor:
     found = -(y * _log_change(f, d, after) + (1 - y) * _log_change(1 - f, -d, 1 - after))
     soft = d * (f - y) / (f * (1 - f)) - y * _log1p_minus(d / f) - (1 - y) * _log1p_minus(-d / (1 - f))
     return torch.where((y != 0) & (y != 1) & (d.abs() < 0.1 * f) & (d.abs() < 0.1 * (1 - f)), soft, found)
+
+
+def _is_outside(f: Tensor, d: Tensor) -> Tensor:
+    """Which f + d are below 0 or above 1 by more than their rounding."""
+    off = FEW_DIGITS * torch.finfo(f.dtype).eps
+    return (f + d < -off) | (f + d > 1 + off)
 
 
 def _log_change(f: Tensor, d: Tensor, after: Tensor) -> Tensor:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from local_elasticity.engine.coverage import Coverage, with_coverage
+from local_elasticity.engine.guard import DispatchMode
 from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.jacobian import Factors, explicit_columns, factors_along, inner_trace
-from local_elasticity.engine.memory import Footprint, examples_at_once
+from local_elasticity.engine.loss import NAMED, LossFunction, bce
+from local_elasticity.engine.memory import Footprint, examples_at_once, may_be_passed_over
 from local_elasticity.engine.problem import BoundProblem, Inputs
 from local_elasticity.engine.progress import Progress, ProgressOption
 from local_elasticity.engine.rounding import alternating_signs
 from local_elasticity.shapes import Float
 
 Examples = tuple[Inputs, Tensor]
-
-FAR_LARGER = 10
-"""Outputs this many times as large as all with a gradient are masked."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ def _block(
     found = factors_along(bound, coverage, tape, inputs, slope)
     scaled = turned = torch.zeros_like(norm := found.squares()[:, 0].sqrt())
     if rounding:
-        moved = bound.loss_gradients(rounded(outputs), labels[:, None]) - slope
+        other = rounded(outputs, last_places(outputs))
+        if takes_probabilities_only(bound.loss_function, outputs, labels):
+            other = other.clamp(0, 1)
+        moved = bound.loss_gradients(other, labels[:, None]) - slope
         along = (moved * slope).sum(2, keepdim=True) / slope.square().sum(2, keepdim=True)
         along = along.nan_to_num(0.0, 0.0, 0.0)
         scaled = along[:, 0, 0].abs()
@@ -114,24 +117,47 @@ def _block(
     return found, GradientNorms(norm, scaled, turned, tape.predictions.detach())
 
 
-def _of_examples(each: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    return reduce(each.reshape(len(each), -1), 1).reshape(-1, *[1] * (each.ndim - 1))
+def last_places(outputs: Tensor) -> Tensor:
+    """A unit in the last place of the largest finite output of each example."""
+    size = torch.where(outputs.isfinite(), outputs.abs(), 0)
+    largest = size.reshape(len(size), -1).amax(1).reshape(-1, *[1] * (size.ndim - 1))
+    return torch.finfo(outputs.dtype).eps * largest
 
 
-def rounded(outputs: Tensor, pattern: int = 0, rounding: Tensor | None = None, counted: Tensor | None = None) -> Tensor:
-    """Outputs that differ by one unit in the last place of the largest, up or down, or by their `rounding` if that is
-    more. Only those that are `counted` do, where there are any: masked ones, with a gradient of 0, are left out."""
-    size = outputs.abs()
-    if counted is not None:
-        size = torch.where(counted | ~_of_examples(counted, torch.any), size, 0)
-    largest = _of_examples(size, torch.amax)
-    unit = torch.finfo(outputs.dtype).eps * largest
-    unit = unit if rounding is None else torch.maximum(unit, rounding.nan_to_num(0.0))
-    unit = torch.where(outputs.abs() <= FAR_LARGER * largest, unit, 0)
+def rounded(outputs: Tensor, unit: Tensor, pattern: int = 0) -> Tensor:
+    """Outputs moved by `unit`, up or down in one of several patterns. Infinite ones, which are masked, stay."""
     moved = outputs + (-1) ** pattern * unit * alternating_signs(outputs[0], pattern)
-    return like_probabilities(moved, outputs)
+    return torch.where(moved.isfinite(), moved, outputs)
 
 
-def like_probabilities(moved: Tensor, outputs: Tensor) -> Tensor:
-    """Within 0 and 1 if these outputs are, which a loss may require."""
-    return moved.clamp(0, 1) if bool(((outputs >= 0) & (outputs <= 1)).all()) else moved
+def takes_probabilities_only(loss: LossFunction, outputs: Tensor, labels: Tensor) -> bool:
+    """Whether a loss raises at outputs below 0 or above 1. Torch's binary cross-entropy is found by its kernel and not
+    tried, because such outputs make the process unable to use the GPU."""
+    if loss in NAMED:
+        return loss is bce
+    if bool(((outputs < 0) | (outputs > 1)).any()):
+        return False
+    with _Kernels() as seen:
+        loss(outputs[:1], labels[:1].clone())
+    if torch.ops.aten.binary_cross_entropy in seen.kernels:
+        return True
+    try:
+        for outside in (-0.5, 1.5):
+            loss(torch.full_like(outputs[:1], outside), labels[:1].clone())
+    except Exception as error:  # any error of a loss that checks its outputs
+        if not may_be_passed_over(error):
+            raise
+        return True
+    return False
+
+
+class _Kernels(DispatchMode):
+    """Collects the kernels of torch that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kernels.add(func.overloadpacket)
+        return func(*args, **(kwargs or {}))

@@ -17,7 +17,8 @@ from local_elasticity.engine.inputs import count, take
 from local_elasticity.engine.respond import respond
 from local_elasticity.engine.response import Response
 from local_elasticity.engine.update import SGD, Update
-from local_elasticity.measures.loss import KNOWN_TO, LOSS, STANDARD_DEVIATIONS
+from local_elasticity.measures.loss import KNOWN_TO, LOSS
+from local_elasticity.measures.loss_differences import STANDARD_DEVIATIONS
 from local_elasticity.training.language import predicted_tokens, token_log_problem
 
 if TYPE_CHECKING:
