@@ -675,3 +675,26 @@ def test_it_is_shown_on_the_page(tmp_path):
         S = le.similarity(net, (x, y), loss="cross_entropy", measure="loss", update=le.SGD(0.1), examples=x)
         path = le.write_report(S, tmp_path / "report.html")
     assert "below 0 it helps" in path.read_text()
+
+
+ASKED = []
+"""The least and the largest output that `noted_bce` was asked for."""
+
+
+def noted_bce(f, y):
+    ASKED.append((float(f.detach().min()), float(f.detach().max())))
+    return F.binary_cross_entropy(f, y)
+
+
+def test_a_loss_of_probabilities_is_asked_for_no_others():
+    """On a GPU, torch's binary cross-entropy of an output outside of [0, 1] ends the use of the device."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.Sigmoid())
+    with torch.no_grad():
+        net[2].bias.copy_(torch.tensor([40.0, -200.0, 0.0]))
+    x, y = torch.randn(6, 4), torch.randint(0, 2, (6, 3)).float()
+    problem = le.Problem.of(net, noted_bce)
+    ASKED.clear()
+    le.loss_change(le.respond(problem, (x, y), (x, y), update=le.SGD(1e-3)))
+    assert min(least for least, _ in ASKED) >= 0
+    assert max(most for _, most in ASKED) <= 1

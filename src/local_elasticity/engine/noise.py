@@ -28,6 +28,7 @@ from local_elasticity.engine.loss import Kind, gradient_cancels
 from local_elasticity.engine.lost_digits import lost_in_changes
 from local_elasticity.engine.memory import may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
+from local_elasticity.engine.moved_outputs import takes_probabilities_only
 from local_elasticity.engine.near_ties import decided_by_rounding
 from local_elasticity.engine.null_steps import WELL_CONDITIONED, OutputRounding, null_noise, rounding_at_few
 from local_elasticity.engine.problem import Problem, leaves_of, sizes_of
@@ -228,8 +229,10 @@ def turned_by_rounding(
         unit = torch.where((slope.view_as(outputs) != 0) | (outputs.abs() < HUGE), torch.maximum(unit, noise), unit)
     unit = torch.where(outputs.isfinite(), unit, 0)
     try:
+        each = outputs.reshape(-1, *job.output_shape), labels.flatten(0, 1)
+        least, most = (0.0, 1.0) if takes_probabilities_only(job.bound.loss_function, *each) else (-math.inf, math.inf)
         moves = [UNITS * unit * alternating_signs(outputs[0], pattern) for pattern in range(PATTERNS)]
-        moved = [(gradients(outputs + move) - slope) / (UNITS * size) for move in moves]
+        moved = [(gradients((outputs + move).clamp(least, most)) - slope) / (UNITS * size) for move in moves]
         others = [gradients(at) / size for at in _far_from(outputs, job.output_shape)]
     except Exception as error:  # whatever a loss raises at outputs that it does not take, such as a probability of 1.1
         if not may_be_passed_over(error):

@@ -17,13 +17,14 @@ from local_elasticity.engine.guard import untouched
 from local_elasticity.engine.job import Job
 from local_elasticity.engine.linearized import notes_on_the_limit
 from local_elasticity.engine.loss import IGNORED, NAMED, LossFunction, cross_entropy, nll
+from local_elasticity.engine.moved_outputs import rounded
 from local_elasticity.engine.null_steps import rounding_at_few
 from local_elasticity.engine.problem import Problem
 from local_elasticity.engine.progress import ProgressOption
 from local_elasticity.engine.response import Response, norm_of
 from local_elasticity.engine.update import Update
 from local_elasticity.measures.loss_differences import STANDARD_DEVIATIONS, Losses, NamedLosses, OwnLosses, total
-from local_elasticity.measures.loss_gradients import gradient_products, rounded
+from local_elasticity.measures.loss_gradients import gradient_products
 from local_elasticity.measures.measure import Limits, Measure, Scores
 from local_elasticity.shapes import Float
 

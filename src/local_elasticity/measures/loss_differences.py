@@ -35,7 +35,7 @@ from local_elasticity.engine.loss import (
     nll,
 )
 from local_elasticity.engine.memory import may_be_passed_over
-from local_elasticity.measures.loss_gradients import rounded, takes_probabilities_only
+from local_elasticity.engine.moved_outputs import rounded, takes_probabilities_only
 from local_elasticity.measures.relative import expm1_minus
 
 HALF = 0.5
