@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from local_elasticity.engine import structured  # noqa: F401 (registers the rules)
 from local_elasticity.engine.composites import COMPOSITES
 from local_elasticity.engine.difference import (
+    AS_ANOTHER,
     IN_PLACE,
     LINEAR,
     READ_AS,
@@ -167,6 +168,111 @@ def test_functions_in_place_leave_the_difference(function):
         assert_right([leaves[0]], before, after, share=SAME_IN_FLOAT64, rounding=1e-13)
         tried += 1
     assert tried
+
+
+def first_constant(call, kind):
+    """Arguments of which the first tensor of numbers is a constant of this type, and all others move."""
+    bases, deltas, spec = drawn(call, 0.5)
+    numbers = [i for i, one in enumerate(bases) if isinstance(one, Tensor) and one.is_floating_point()]
+    if len(numbers) < 2:
+        return None
+    first, *others = numbers
+    deltas = [0.1 * torch.randn(SOURCES, *one.shape).double() if i in others else None for i, one in enumerate(bases)]
+    mask = bases[first] > 0
+    bases[first] = mask if kind is torch.bool else (mask + 1).to(kind)
+    return bases, deltas, spec
+
+
+def as_differences(bases, deltas):
+    """Constants are differences as well, as inputs are."""
+    return [Difference.of(b.clone(), d) if isinstance(b, Tensor) else b for b, d in zip(bases, deltas, strict=True)]
+
+
+@each_call
+@pytest.mark.parametrize("kind", [torch.float64, torch.int64, torch.bool], ids=str)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@torch.no_grad()
+def test_a_first_argument_that_does_not_move(i, kind):
+    """Such as a mask that is cast to what moves. Its change is none, whatever its type, or the call is refused."""
+    call = CALLS[i]
+    for function in call.functions:
+        made = first_constant(call, kind)
+        if made is None:
+            continue
+        bases, deltas, spec = made
+        try:
+            before, after = before_and_after(function, bases, deltas, spec)
+        except (RuntimeError, IndexError, TypeError):  # torch does not take this type here
+            continue
+        for some in subsets(deltas):
+            try:
+                found = called(function, as_differences(bases, some), spec)
+            except (UnsupportedModelError, RuntimeError):  # of both, the engine says that it cannot read the function
+                assert function not in AS_ANOTHER
+                continue
+            before, after = before_and_after(function, bases, some, spec)
+            assert_right(found, before, after, share=SAME_IN_FLOAT64, rounding=1e-6 if call.coarse else 1e-13)
+
+
+@pytest.mark.parametrize("function", IN_PLACE, ids=lambda function: function.__name__)
+@torch.no_grad()
+def test_what_moves_is_written_into_a_constant(function):
+    """Into one that may take differences, as what a forward pass makes may; into another tensor it is refused."""
+    plain = IN_PLACE[function]
+    for call in CALLS:
+        made = first_constant(call, torch.float64) if plain in call.functions and "inplace" not in call.kwargs else None
+        if made is None or not isinstance(tree_leaves(call.args)[0], (Moves, Tensor)):
+            continue
+        bases, deltas, spec = made
+        before, after = before_and_after(plain, bases, deltas, spec)
+        if deltas[0] is not None or before[0].shape != bases[0].shape:
+            continue
+        leaves = as_differences(bases, deltas)
+        try:
+            called(function, leaves, spec)
+        except UnsupportedModelError:
+            continue
+        assert_right([leaves[0]], before, after, share=SAME_IN_FLOAT64, rounding=1e-13)
+        with pytest.raises(UnsupportedModelError):
+            called(function, [bases[0], *leaves[1:]], spec)
+
+
+def cast(mask, h):
+    """A mask as numbers of the type and shape of h, in all ways that look at h alone."""
+    yield from (mask.to(h), mask.type_as(h), mask.to(h.dtype), mask.to(h, copy=True))
+    yield from (one.to(h) for one in (mask.expand_as(h), mask.view_as(h), mask.reshape_as(h), mask.expand(h.shape)))
+    yield from (h.new_tensor(mask.tolist()), torch.ones_like(h) * mask, h.new_ones(h.shape) * mask)
+    yield torch.zeros_like(h).masked_fill(mask.bool(), 1)
+    yield torch.full_like(h, 1).where(mask.bool(), torch.zeros_like(h))
+    yield torch.zeros_like(h).copy_(mask)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32], ids=str)
+@pytest.mark.parametrize("known", [True, False], ids=["an input", "made inside"])
+@torch.no_grad()
+def test_a_mask_that_is_cast_to_what_moves_stays(kind, known):
+    h, d = torch.randn(2, 3).double(), torch.randn(SOURCES, 2, 3).double()
+    mask = torch.tensor([[1, 0, 1], [0, 0, 1]]).to(kind)
+    for found in cast(Difference.of(mask, None) if known else mask, Difference.of(h, d)):
+        assert delta_of(found) is None
+        assert torch.equal(base_of(found), mask.double())
+        product = found * Difference.of(h, d)
+        assert torch.equal(delta_of(product), mask.double() * d)
+
+
+def test_what_moves_is_not_rounded_to_whole_numbers():
+    x = Difference.of(torch.randn(2, 3), torch.randn(SOURCES, 2, 3))
+    counts = Difference.of(torch.zeros(2, 3).long(), None)
+    for refused in (
+        lambda: x.sum(0, dtype=torch.long),
+        lambda: counts.__setitem__(0, x[0]),
+        lambda: counts.slice_scatter(x, 0),
+        lambda: counts.copy_(x),
+    ):
+        with pytest.raises(UnsupportedModelError):
+            refused()
+    found = x.select_scatter(torch.tensor([True, False, True]), 0, 1)
+    assert torch.equal(delta_of(found), torch.stack([delta_of(x)[:, 0], torch.zeros(SOURCES, 3)], 1))
 
 
 def test_functions_that_ask_through_another_are_named():

@@ -398,6 +398,40 @@ def test_constants_beside_activations_do_not_change():
     assert not found[..., 1].any()
 
 
+class Indicator(nn.Module):
+    """A branch for examples with a rare token, which a mask switches on."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.words, self.rare, self.head = nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, tokens):
+        h = self.words(tokens).mean(1)
+        return self.head(torch.tanh(h) + self.how((tokens == 9).any(1, keepdim=True), h) * torch.tanh(self.rare(h)))
+
+
+CASTS = [
+    lambda mask, h: mask.to(h),
+    lambda mask, h: mask.type_as(h),
+    lambda mask, h: mask.expand_as(h).to(h.dtype),
+    lambda mask, h: mask.long().expand(h.shape).view_as(h).to(h),
+]
+
+
+@pytest.mark.parametrize("how", CASTS)
+def test_a_mask_that_is_cast_to_an_activation_does_not_change(how):
+    """Also where no pair of those that are compared with the loop has what it masks."""
+    torch.manual_seed(0)
+    net, tokens, labels = Indicator(how).double(), torch.randint(0, 9, (40, 4)), torch.arange(40) % 3
+    tokens[17, 2] = 9
+    found, expected = (
+        le.respond(net, (tokens, labels), loss="cross_entropy", engine=engine, update=le.SGD(0.1)).target_change
+        for engine in ("structured", "looped")
+    )
+    assert_same_rows(found, expected)
+
+
 def test_zero_gradients_and_overflowing_steps_are_rows_without_values():
     net = le.models.fnn(3, width=6).double()
     x = torch.randn(4, 3, dtype=torch.float64)

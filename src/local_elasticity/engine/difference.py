@@ -32,8 +32,8 @@ RULES: dict[Any, Callable[..., Any]] = {}
 """Function → rule(*args, **kwargs), which returns a pair, or a `Difference` that it made of others."""
 
 LINEAR: dict[Any, Callable[..., Any] | None] = {}
-"""Functions that are linear in their inputs: they do to differences what they do to activations. The value does it to
-[c, …]; where it is None, the function is vectorised."""
+"""Functions that are linear in their first argument, the only one that may differ: they do to differences what they do
+to activations. The value does it to [c, …]; where it is None, the function is vectorised."""
 
 READ_BY_PYTHON = {
     *(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")),
@@ -47,6 +47,9 @@ LIKE: set[Any] = {
     *(getattr(Tensor, name) for name in ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")),
 }
 """Functions that look at the shape of a tensor alone."""
+
+AS_ANOTHER: set[Any] = {Tensor.expand_as, Tensor.reshape_as, Tensor.to, Tensor.type_as}
+"""Functions that look at the shape, type or device of later arguments alone."""
 
 MADE = {torch.zeros, torch.ones, torch.empty, torch.full}
 """Functions that make tensors of a shape."""
@@ -270,46 +273,64 @@ def change_of(x: Any) -> WeightChange | None:
 
 
 def _difference_of(func: Any, args: Any, kwargs: Any) -> Any:
-    read = (args[1:], kwargs) if func in LIKE else (args, kwargs)
-    moves = any(isinstance(leaf, Difference) and leaf.moves for leaf in flatten_tree(read))
-    if moves:
+    moving = [leaf for leaf in _values_read(func, args, kwargs) if isinstance(leaf, Difference) and leaf.moves]
+    if moving:
         if func in RULES:
             found = RULES[func](*args, **kwargs)
-            return Difference.of(*found) if isinstance(found, tuple) and _is_pair(found) else found
+            return _checked(func, *found) if isinstance(found, tuple) and _is_pair(found) else found
         if func in LINEAR:
-            base, delta = func(*tree_map(base_of, args), **tree_map(base_of, kwargs)), of_deltas(func, args, kwargs)
-            if isinstance(base, Tensor):
-                return Difference.of(base, delta)
-            return type(base)(Difference.of(b, d) for b, d in zip(base, delta, strict=True))
+            return _linear(func, args, kwargs, moving)
         body = inside(func)
         if body is not None:
             return body(*args, **kwargs)
         if func in READ_BY_PYTHON or getattr(func, "__name__", "") == "__set__":
             raise UnsupportedModelError(f"{name_of(func)} of a value that moves")
     base = func(*tree_map(base_of, args), **tree_map(base_of, kwargs))
-    if args and isinstance(args[0], Difference) and not moves and func not in LIKE:
+    if args and isinstance(args[0], Difference) and not moving and func not in LIKE:
         was_written(args[0])
     if not any(isinstance(leaf, Tensor) for leaf in flatten_tree(base)):
         return base
-    if moves:
+    if moving:
         raise UnsupportedModelError(name_of(func))
     return tree_map(lambda leaf: Difference.of(leaf, None) if isinstance(leaf, Tensor) else leaf, base)
+
+
+def _values_read(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values a function looks at."""
+    if func in AS_ANOTHER:
+        return list(args[:1])
+    return flatten_tree((args[1:], kwargs) if func in LIKE else (args, kwargs))
 
 
 def _is_pair(found: tuple[Any, ...]) -> bool:
     return len(found) == 2 and not isinstance(found[0], Difference)
 
 
-def of_deltas(func: Any, args: Any, kwargs: Any) -> Any:
-    """A linear function of the differences, for every source."""
-    direct = LINEAR.get(func)
-    if direct is not None and isinstance(args[0], Difference) and args[0].moves:
-        return direct(args[0].delta, *args[1:], **kwargs)
-    return vectorized_over_sources(func, args, kwargs)
+def _checked(func: Any, base: Tensor, delta: Tensor | None) -> Difference:
+    """The result of a function; an UnsupportedModelError where it rounds what moves to whole numbers."""
+    if delta is not None and not (base.is_floating_point() or base.is_complex()):
+        raise UnsupportedModelError(f"{name_of(func)} as {base.dtype}".replace("torch.", ""))
+    return Difference.of(base, delta)
+
+
+def _linear(func: Any, args: Any, kwargs: Any, moving: list[Difference]) -> Any:
+    """What a linear function makes of its first argument and of the difference of that, for every source."""
+    if not args or any(leaf is not args[0] for leaf in moving):
+        raise UnsupportedModelError(f"{name_of(func)} where another than the first argument moves")
+    (h, *rest), named = tree_map(base_of, args), tree_map(base_of, kwargs)
+    base, delta, direct = func(h, *rest, **named), args[0].delta, LINEAR[func]
+    if direct is not None:
+        moved = direct(delta, *rest, **named)
+    else:
+        moved = torch.vmap(lambda one: func(one, *rest, **named))(delta)
+    if isinstance(base, Tensor):
+        return _checked(func, base, moved)
+    return type(base)(_checked(func, b, d) for b, d in zip(base, moved, strict=True))
 
 
 def vectorized_over_sources(func: Any, args: Any, kwargs: Any) -> Any:
-    """The function applied to every source's differences; to zeros where there are none."""
+    """A function that is linear in all of its tensors of numbers together, applied to every source's differences; to
+    zeros where there are none. Tensors of whole numbers and truths are places."""
     tensors = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
     found = [leaf for leaf in tensors if leaf.is_floating_point() or leaf.is_complex()]
     c = next(len(d) for d in map(delta_of, found) if d is not None)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from local_elasticity.engine.guard import vectorized
 from local_elasticity.engine.inputs import cast_floats, count, given_twice, read_sources, read_targets, take
-from local_elasticity.engine.layouts import CRASHES, batches_of, crashes, is_usual
+from local_elasticity.engine.layouts import CRASHES, batches_of, group_norms_of
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities, check_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, keep_freed_memory, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
@@ -396,6 +396,7 @@ def check_network(
     _check_layout(bound, sources)
     if targets is not None:
         expected, size, alone = _taken(bound, targets, names[1])
+        _check_layout(bound, targets)
         if outputs.shape[1:] != expected.shape[1:]:
             raise ValueError(
                 f"{names[1]}: outputs have shape {tuple(expected.shape[1:])}, those of {names[0]} "
@@ -405,11 +406,16 @@ def check_network(
 
 
 def _check_layout(bound: BoundProblem, inputs: Inputs) -> None:
-    tensors = (*tree_leaves(inputs), *bound.params.values(), *bound.constants.values())
-    if bound.device.type != "cpu" or all(map(is_usual, tensors)):
+    """Raise a ValueError if a backward pass may end the process, in a group norm that `GroupNormsInTwo` cannot see, as
+    one in TorchScript."""
+    effects = bound.replica.effects
+    if effects is None or not effects.group_norms:
         return
-    if crashes(partial(bound.outputs, leaves_of(bound.params)), inputs):
-        raise ValueError(f"model: {CRASHES}; pass x.contiguous() and model.to(memory_format=torch.contiguous_format)")
+    if group_norms_of(partial(bound.outputs, leaves_of(bound.params)), inputs).weighted:
+        raise ValueError(
+            f"model: {CRASHES}; call x.contiguous() before it, or pass contiguous images and "
+            "model.to(memory_format=torch.contiguous_format)"
+        )
 
 
 def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint, Float[Tensor, "ends k"]]:

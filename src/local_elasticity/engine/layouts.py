@@ -1,7 +1,7 @@
 """Layouts of images in memory: torch's kernels on CPUs do not take each of them.
 
 With channels last, the backward pass of a batch norm is wrong where a batch of one has other strides than a larger one
-would have, as views do, and that of a group norm ends the process where its input needs no gradient.
+would have, as views do. That of a group norm ends the process where its weights need a gradient and its input does not.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from local_elasticity.engine.guard import DispatchMode
+from local_elasticity.engine.guard import DispatchMode, FunctionMode
 
 CRASHES = (
     "torch's group norm ends the process in the backward pass on CPUs if its input has channels last and needs no "
@@ -50,25 +51,59 @@ def is_usual(tensor: Tensor) -> bool:
     return tensor.ndim < 4 or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
-def crashes(forward: Callable[[Any], Any], inputs: Any) -> bool:
-    """Whether the backward pass of these inputs would end the process on a CPU, one example or two at a time."""
-    with torch.enable_grad(), _GroupNorms() as seen:
+class GroupNormsInTwo(FunctionMode):
+    """Group norms with weights are two steps, a group norm without and an affine function: the backward pass of the
+    first is only taken where its input needs a gradient, so that any layout is right."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GROUP_NORMS and torch.is_grad_enabled():
+            return _in_two(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_GROUP_NORMS = {F.group_norm, torch.group_norm}
+
+
+def _in_two(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    channels = (1, -1, *[1] * (input.ndim - 2))
+    normal = F.group_norm(input, num_groups, eps=eps)
+    normal = normal if weight is None else normal * weight.reshape(channels)
+    return normal if bias is None else normal + bias.reshape(channels)
+
+
+def group_norms_of(forward: Callable[[Any], Any], inputs: Any) -> GroupNorms:
+    """The group norms that a network runs for these inputs, one example or two at a time."""
+    with torch.enable_grad(), GroupNorms() as seen:
         for few in (1, 2):
             forward(tree_map(itemgetter(slice(0, few)), inputs))
-    return seen.crash
+    return seen
 
 
-class _GroupNorms(DispatchMode):
-    """Looks at the inputs of group norms whose weights need a gradient."""
+class GroupNorms(DispatchMode):
+    """Looks at group norms on CPUs whose weights need a gradient.
+
+    Attributes:
+        weighted: whether there is one. Where its input is not laid out as usual, a backward pass to some parameters may
+            end the process.
+        crash: whether the input of one is laid out so and needs no gradient, so that a backward pass to all parameters
+            ends the process.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.crash = False
+        self.weighted = self.crash = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.native_group_norm.default:
+        if is_group_norm(func, args):
             x, *learned = args[:3]
             needed = any(isinstance(one, Tensor) and one.requires_grad for one in learned)
-            on_cpu = x.device.type == "cpu"
-            self.crash = self.crash or (on_cpu and needed and not x.requires_grad and not x.is_contiguous())
+            self.weighted |= needed
+            self.crash |= needed and not x.requires_grad and not is_usual(x)
         return func(*args, **(kwargs or {}))
+
+
+def is_group_norm(func: Any, args: Any) -> bool:
+    """Whether a kernel is a group norm on a CPU."""
+    return func is torch.ops.aten.native_group_norm.default and args[0].device.type == "cpu"

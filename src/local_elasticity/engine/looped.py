@@ -14,7 +14,7 @@ from local_elasticity.checks import check_count
 from local_elasticity.engine.coverage import Coverage
 from local_elasticity.engine.jacobian import factors_along
 from local_elasticity.engine.job import Job, Runner, predictions
-from local_elasticity.engine.layouts import CRASHES, batches_with_channels_last, channels_last, crashes
+from local_elasticity.engine.layouts import CRASHES, batches_with_channels_last, channels_last, group_norms_of
 from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.progress import now
@@ -217,7 +217,7 @@ def _with_channels_last(job: Job) -> Job:
     """The same job with its images and filters in that layout, in which kernels may round otherwise; an
     UnsupportedModelError if its gradients are others there."""
     other = _laid_out_job(job)
-    if crashes(partial(other.bound.outputs, leaves_of(other.bound.params)), other.examples()):
+    if group_norms_of(partial(other.bound.outputs, leaves_of(other.bound.params)), other.examples()).crash:
         raise UnsupportedModelError(f"engine: {CRASHES}; use engine='auto' or Looped() without channels_last")
     if not _gradients_are_the_same(job, other):
         raise UnsupportedModelError(

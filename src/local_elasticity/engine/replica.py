@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from local_elasticity.engine.copying import Shared, StructuralCopy
 from local_elasticity.engine.guard import DispatchMode, FunctionMode, interruption
 from local_elasticity.engine.half_stored import HalfStored, cast
+from local_elasticity.engine.layouts import GroupNormsInTwo, is_group_norm, is_usual
 from local_elasticity.engine.object_parts import storage_of
 
 Params = dict[str, Tensor]
@@ -41,7 +43,8 @@ class Effects:
     """What a forward pass writes: its inputs, parameters and buffers by name, attributes of modules. `coarsest` is the
     unit of the coarsest numbers that it computes with, where some are rounded to less than the model has. `reads` says
     whether Python reads values, so that a batch may take another branch than each of its examples. `normalized` says
-    whether its result is what a log_softmax gave."""
+    whether its result is what a log_softmax gave, and `group_norms` whether group norms on a CPU may read images that
+    are not laid out as usual."""
 
     inputs: bool = False
     tensors: frozenset[str] = frozenset()
@@ -49,6 +52,7 @@ class Effects:
     coarsest: float = 0.0
     reads: bool = False
     normalized: bool = field(default=True, compare=False)
+    group_norms: bool = field(default=False, compare=False)
 
     @property
     def writes(self) -> bool:
@@ -62,6 +66,7 @@ class Effects:
             max(self.coarsest, other.coarsest),
             self.reads or other.reads,
             self.normalized and other.normalized,
+            self.group_norms or other.group_norms,
         )
 
 
@@ -104,7 +109,8 @@ class Replica:
                 stay = shared.named.keys() - params.keys()
                 if stay and stay <= names:
                     self.written |= shared.joined({name: self.written[name] for name in stay}) or {}
-        return self._called(self._kept, {**params, **self.written} if names else params, inputs)
+        with GroupNormsInTwo() if effects is None or effects.group_norms else nullcontext():
+            return self._called(self._kept, {**params, **self.written} if names else params, inputs)
 
     @property
     def coarsest(self) -> float:
@@ -191,7 +197,8 @@ class Replica:
             written.update(self._written_as_well(shared, written, writes.seen, params))
         in_inputs = not writes.seen.isdisjoint(of_inputs)
         normalized = writes.normalized(result)
-        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads, normalized)
+        norms = writes.group_norms([*tree_leaves(inputs), *tensors.values()])
+        found = Effects(in_inputs, frozenset(written), attributes, writes.coarsest, writes.reads, normalized, norms)
         self.effects = found if self.effects is None else self.effects | found
         return result
 
@@ -288,8 +295,13 @@ class _Writes(DispatchMode):
         self.seen: set[int] = set()
         self.kinds: set[torch.dtype] = set()
         self.cast: set[torch.dtype] = set()
-        self.reads = False
+        self.reads = self.normalizes = self.unusual = False
         self._log_softmax: tuple[Tensor, int] | None = None
+
+    def group_norms(self, given: Iterable[Tensor]) -> bool:
+        """Whether group norms may read images that are not laid out as usual. Layouts that they do not read count too,
+        also of given tensors: the size of a batch decides whether kernels pass them on."""
+        return self.normalizes and (self.unusual or not all(map(is_usual, given)))
 
     def normalized(self, result: Any) -> bool:
         """Whether a result is what the last log_softmax gave, in another shape at most and not written since."""
@@ -315,6 +327,8 @@ class _Writes(DispatchMode):
                 "write it in plain operations, such as torch.where instead of torch.cond"
             )
         self.reads = self.reads or func.overloadpacket in READING
+        if is_group_norm(func, args):
+            self.normalizes, self.unusual = True, self.unusual or not is_usual(args[0])
         places = _written_arguments(func)
         if places:
             args = [self._instead(one) if i in places else one for i, one in enumerate(args)]
@@ -322,6 +336,7 @@ class _Writes(DispatchMode):
         found = func(*args, **kwargs)
         if isinstance(found, Tensor):
             self.kinds.add(found.dtype)
+            self.unusual = self.unusual or (found.ndim > 3 and not found.is_contiguous())
             if func is torch.ops.aten._log_softmax.default:
                 self._log_softmax = found, found._version
             source = args[_CASTS[func]] if func in _CASTS else found

@@ -274,6 +274,8 @@ def batch_norm(
     """γ⁺x̂⁺ + β⁺ − γx̂ − β = (γ + Δγ) δ/σ + Δγ x̂ + Δβ, with frozen statistics."""
     if training or running_mean is None or running_var is None:
         raise UnsupportedModelError("batch_norm of the batch's own statistics")
+    if delta_of(running_mean) is not None or delta_of(running_var) is not None:
+        raise UnsupportedModelError("batch_norm with statistics that move")
     h, d, mean, variance = base_of(input), delta_of(input), base_of(running_mean), base_of(running_var)
     base = F.batch_norm(h, mean, variance, base_of(weight), base_of(bias), False, momentum, eps)
     channels = (1, -1, *[1] * (h.ndim - 2))

@@ -312,7 +312,8 @@ def deviation_and_mean(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
 
 @rule(F.cosine_similarity)
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    sizes = [vector_norm(one, 2, dim).clamp_min(eps) for one in (x1, x2)]
+    kind = torch.result_type(base_of(x1), base_of(x2))
+    sizes = [vector_norm(one.to(kind), 2, dim).clamp_min(eps) for one in (x1, x2)]
     return (x1 * x2).sum(dim) / (sizes[0] * sizes[1])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from local_elasticity.engine.difference import (
     LINEAR,
@@ -102,7 +103,6 @@ def _select(d: Tensor, dim: int, index: int) -> Tensor:
 
 def _item(d: Tensor, index: Any) -> Tensor:
     index = index if isinstance(index, tuple) else (index,)
-    index = tuple(base_of(one) for one in index)
     if sum(isinstance(one, (Tensor, list)) for one in index) <= 1:
         return d[(slice(None), *index)]
     return torch.vmap(lambda one: one[index])(d)
@@ -120,7 +120,7 @@ def _same(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _cast(d: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     kwargs.pop("memory_format", None)
-    found = d.to(*(base_of(one) for one in args), **kwargs)
+    found = d.to(*args, **kwargs)
     if found.is_floating_point() and found.dtype.itemsize >= d.dtype.itemsize:
         return found
     if found.dtype.itemsize < 4 or not found.is_floating_point():
@@ -150,8 +150,8 @@ _DIRECT: dict[str, Any] = {
     "clone detach": _same,
     # vectorised
     "squeeze roll flip cumsum tile gather index_select take_along_dim repeat_interleave": None,
-    "tril triu diagonal diag_embed unbind swapdims t scatter_add index_add index_copy": None,
-    "tensor_split split_with_sizes ravel adjoint positive select_scatter slice_scatter": None,
+    "tril triu diagonal diag_embed unbind swapdims t": None,
+    "tensor_split split_with_sizes ravel adjoint positive": None,
 }
 LINEAR.update({function: direct for names, direct in _DIRECT.items() for function in _of_both(names)})
 LINEAR.update(
@@ -242,6 +242,7 @@ def set_item(x: Any, index: Any, value: Any) -> None:
     index = tuple(base_of(one) for one in index)
     if _puts_places_first(index):
         raise UnsupportedModelError("a write to places that tensors name on axes with another one between them")
+    value = value.to(x.dtype) if isinstance(value, Tensor) else value
     moved, dx = delta_of(value), delta_of(x)
     known = moved if moved is not None else dx
     assert known is not None
@@ -255,6 +256,21 @@ def _puts_places_first(index: tuple[Any, ...]) -> bool:
     named = [i for i, one in enumerate(index) if isinstance(one, (Tensor, list, int))]
     tensors = any(isinstance(index[i], (Tensor, list)) for i in named)
     return tensors and named != list(range(named[0], named[0] + len(named)))
+
+
+rule(torch.scatter_add, Tensor.scatter_add)(lambda *args, **named: _jointly(torch.scatter_add, *args, **named))
+rule(torch.index_add, Tensor.index_add)(lambda *args, **named: _jointly(torch.index_add, *args, **named))
+rule(torch.index_copy, Tensor.index_copy)(lambda *args, **named: _jointly(torch.index_copy, *args, **named))
+
+
+@rule(torch.select_scatter, Tensor.select_scatter)
+def select_scatter(x: Any, src: Any, dim: int, index: int) -> Any:
+    return _jointly(torch.select_scatter, x, src.to(x.dtype), dim, index)
+
+
+@rule(torch.slice_scatter, Tensor.slice_scatter)
+def slice_scatter(x: Any, src: Any, *where: Any, **named: Any) -> Any:
+    return _jointly(torch.slice_scatter, x, src.to(x.dtype), *where, **named)
 
 
 @rule(torch.scatter, Tensor.scatter)
@@ -294,9 +310,10 @@ def masked_select(x: Any, mask: Any) -> Any:
     return x.expand(shape)[base_of(mask).expand(shape)]
 
 
-def _jointly(function: Any, *args: Any) -> Pair:
+def _jointly(function: Any, *args: Any, **kwargs: Any) -> Pair:
     """A function that is linear in all of its tensors of numbers together."""
-    return function(*map(base_of, args)), vectorized_over_sources(function, args, {})
+    base = function(*tree_map(base_of, args), **tree_map(base_of, kwargs))
+    return base, vectorized_over_sources(function, args, kwargs)
 
 
 @rule(torch._VF._pack_padded_sequence)
