@@ -99,7 +99,7 @@ def permuted(x):
 
 
 def functional(norm, x):
-    return torch.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    return torch.group_norm(x, norm.num_groups, norm.weight, bias=norm.bias, eps=norm.eps)
 
 
 def native(norm, x):

@@ -65,7 +65,12 @@ _GROUP_NORMS = {F.group_norm, torch.group_norm}
 
 
 def _in_two(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     channels = (1, -1, *[1] * (input.ndim - 2))
     normal = F.group_norm(input, num_groups, eps=eps)
