@@ -867,7 +867,7 @@ class Conjugated(Complex):
         self.turn = torch.randn(3, dtype=torch.complex128).conj()
 
     def forward(self, x):
-        return self.head(torch.tanh(((x.to(torch.complex128) @ self.w) * self.turn).real))
+        return self.head(torch.tanh(((x.to(torch.complex128) @ self.w) * self.turn.to(x.device)).real))
 
 
 @kind("a view of a weight in a namespace", refused="model: its forward pass")

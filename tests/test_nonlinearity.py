@@ -316,16 +316,33 @@ def test_the_model_is_as_it_was():
     assert torch.equal(state, torch.get_rng_state())
 
 
+def stepped_adamw(net, sources):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1)
+    nn.functional.cross_entropy(net(sources[0]), sources[1]).backward()
+    optimizer.step()
+    return le.FromOptimizer(optimizer)
+
+
+STEPS = {
+    "small": lambda *_: le.SGD(1e-2),
+    "large": lambda *_: le.SGD(3.0),
+    "decay": lambda *_: le.SGD(1.0, weight_decay=0.1),
+    "adam": lambda *_: le.Adam(0.1),
+    "adamw": stepped_adamw,
+}
+
+
 @pytest.mark.parametrize("n", [6, 36])
-@pytest.mark.parametrize("step", [1e-2, 3.0])
+@pytest.mark.parametrize("step", STEPS)
 def test_differences_and_derivatives_agree_with_few_sources_and_many(n, step):
     """With many sources the limits are found beside the rows, in one pass."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     problem = le.Problem.of(net, "cross_entropy")
     sources = torch.randn(n, 4, dtype=torch.float64), torch.arange(n) % 3
+    update = STEPS[step](net, sources)
     found, expected = (
-        le.respond(problem, sources, update=le.SGD(step), engine=engine).nonlinearity
+        le.respond(problem, sources, update=update, engine=engine).nonlinearity
         for engine in (le.Structured(), le.Looped())
     )
     assert found == pytest.approx(expected, rel=1e-4)

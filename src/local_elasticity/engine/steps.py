@@ -41,22 +41,27 @@ class Steps:
     def on(
         cls, job: Job, coverage: Coverage, start: int, stop: int, share: float = 1.0, again: Sequence[int] = ()
     ) -> Steps:
-        """One backward pass over the sources start … stop − 1; the parameters change by this share of a step. With a
-        plain rule, the sources `again` follow with `LINEAR_SHARE` of theirs."""
+        """One backward pass over the sources start … stop − 1; the parameters change by this share of a step. The
+        sources `again`, which are among them, follow with `LINEAR_SHARE` of theirs: of the gradient with a plain rule,
+        and of the displacement with any other."""
         bound, c = job.bound, stop - start
-        rows = torch.tensor([*range(start, stop), *again], device=bound.device) if again else slice(start, stop)
+        twice = again if job.plain else ()
+        rows = torch.tensor([*range(start, stop), *twice], device=bound.device) if twice else slice(start, stop)
         inputs = job.examples(rows)
         tape = coverage.record(bound, inputs)
         loss_gradient = bound.loss_gradients(tape.outputs, job.source_labels[rows])
-        if again:
+        if twice:
             loss_gradient[c:] *= LINEAR_SHARE
         cotangents = loss_gradient.flatten(0, 1)
         uses = list(zip(tape.uses, tape.gradients_at_uses(cotangents[:, None]), strict=True))
         with torch.no_grad():
-            gradients = _Gradients(job, tape, uses, slice(start, stop + len(again)), share)
+            gradients = _Gradients(job, tape, uses, slice(start, stop + len(twice)), share)
             if coverage.unsupported:
                 gradients.add(left_over_gradients(bound, coverage.unsupported, inputs, cotangents))
-            made = gradients.stepped() if job.plain or isinstance(job.update, SGD) else gradients.moved()
+            if job.plain or isinstance(job.update, SGD):
+                made = gradients.stepped()
+            else:
+                made = gradients.moved([row - start for row in again])
         return cls(made, loss_gradient[:c], tape.predictions.detach()[: c * job.batch])
 
 
@@ -98,13 +103,16 @@ class _Gradients:
                 made[name] = Difference.of(p, moved - decay * p if decay else moved)
         return made
 
-    def moved(self) -> Params:
-        """The change that any other rule makes of the gradients. An optimizer skips what no source reaches."""
+    def moved(self, again: list[int]) -> Params:
+        """The change that any other rule makes of the gradients, followed by `LINEAR_SHARE` of those of some rows. An
+        optimizer skips what no source reaches."""
         job, params = self.job, self.job.bound.params
         skips = isinstance(job.update, FromOptimizer)
         reached = [name for name in params if name in self.vectors or name in self.written or not skips]
         changes = job.displacements({name: self._whole(name) for name in reached}, self.start)
         moved = {name: self.share * part for name, part in changes.items()}
+        if again:
+            moved = {name: torch.cat([part, LINEAR_SHARE * part[again]]) for name, part in moved.items()}
         return {name: Difference.of(p, moved.get(name)) for name, p in params.items()}
 
     def _whole(self, name: str) -> Tensor:

@@ -284,10 +284,11 @@ class StructuredRunner(Runner):
             return self._steps(start, stop, sampled)
 
     def _sampled(self, start: int, stop: int) -> list[int]:
-        """The sources among these whose limits are computed together with their rows, if that adds little work. They
-        are then twice in the batch, which a network that orders its batch by values may not take."""
+        """The sources among these whose limits are computed together with their rows, if that adds little work. With a
+        plain rule they are then twice in the batch, which a network that orders its batch by values may not take."""
         job = self.job
-        if job.sampled is None or not job.plain or self.share != 1 or self.coverage.may_order:
+        has_limits = job.plain or not (isinstance(job.update, SGD) or job.removes_drift)
+        if job.sampled is None or not has_limits or self.share != 1 or self.coverage.may_order:
             return []
         if job.n < LIMITS_SHARE * len(job.sampled.sources):
             return []
