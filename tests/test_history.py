@@ -533,7 +533,7 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.ones(3))
 
     def forward(self, outputs, labels):
-        return nn.functional.cross_entropy(outputs, labels, weight=self.weight.exp().to(outputs))
+        return nn.functional.cross_entropy(outputs, labels, weight=self.weight.detach().exp().to(outputs))
 
 
 class Around(nn.Module):
