@@ -82,7 +82,8 @@ def test_measure_gives_what_similarity_gives_whatever_the_data_lie_in(data, proj
     status, out, err = command(*measure(data, "--out", "run.zarr", "--report", "run.html", "--n", "9"))
     assert status == 0, err
     S = le.load("run.zarr")
-    held = np.load("points.npz")
+    with np.load("points.npz") as file:
+        held = dict(file)
     rows = [0, 1, 2, 4, 5, 6, 8, 9, 10]
     assert S.source.values.tolist() == rows
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))

@@ -191,7 +191,7 @@ def test_results_say_that_autocast_was_on(tmp_path):
             *(le.similarity(problem, sources, measure=one).attrs["notes"] for one in ("relative", "stiffness_cos")),
             le.similarity(problem, sources, store=tmp_path / name).attrs["notes"],
             le.similarity(problem, sources, approximate=True).attrs["notes"],
-            [note for at in monitor.history.notes.values() for note in at.split("; ")],
+            [one for at in monitor.history.notes.values() for one in at.split("; ")],
         ]
         return [list(one).count(note) for one in notes]
 

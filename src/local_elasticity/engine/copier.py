@@ -15,6 +15,7 @@ import logging
 import operator
 import threading
 import types
+import warnings
 import weakref
 from collections import defaultdict, deque
 from enum import Enum
@@ -385,4 +386,6 @@ def _is_reduced_by_itself(kind: Any) -> bool:
 def _reduced(value: Any, kind: type) -> Any:
     """What `pickle` and `copy` ask an object for: a function and its arguments, a state, elements."""
     reduce = copyreg.dispatch_table.get(kind)
-    return value.__reduce_ex__(4) if reduce is None else reduce(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from Python 3.12 on, itertools says that 3.14 will not copy it
+        return value.__reduce_ex__(4) if reduce is None else reduce(value)
