@@ -869,6 +869,54 @@ def test_an_object_of_python_s_own_that_is_made_of_itself_is_named():
         measured(Net(hold, lambda held: None))
 
 
+@functools.lru_cache
+def drawn(size):
+    return torch.randn(4, size)
+
+
+class Projected(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.drawn = drawn
+
+    def forward(self, x):
+        return super().forward(x @ self.drawn(4))
+
+
+def test_what_a_cached_function_gave_is_what_it_gives():
+    """Its entries are draws that are made once; a cache of its own would draw others."""
+    drawn.cache_clear()
+    net = Projected()
+    expected = net(X).detach()
+    found = le.respond(le.Problem.of(net, "cross_entropy"), (X, Y), update=le.SGD(0.1), engine="looped")
+    torch.testing.assert_close(found.target_before, expected)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A key that hashes by what it holds, of which an empty copy has the defaults."""
+
+    name: str = "easy"
+    level: int = 1
+
+
+class ByTask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.task, self.layer = Task("hard", 2), nn.Linear(4, 3)
+        self.scale = {Task(): 0.5, self.task: 4.0, (self.task, 1): 2.0}
+
+    def forward(self, x):
+        return self.layer(x) * self.scale.get(self.task, 1.0) * self.scale.get((self.task, 1), 1.0)
+
+
+def test_keys_that_hash_by_what_they_hold_are_complete_when_they_are_put():
+    net = ByTask()
+    found = le.respond(le.Problem.of(net, "cross_entropy"), (X, Y), update=le.SGD(0.1), engine="looped")
+    torch.testing.assert_close(found.target_before, net(X).detach())
+    assert list(net.scale) == [Task(), net.task, (net.task, 1)]
+
+
 def test_a_helper_with_a_logger_is_copied():
     loggers = [logging.getLogger(f"{__name__}.{i}") for i in range(300)]
     net = Net(lambda net: with_attribute(Count(), log=loggers[0]), lambda held: (held.up(), held.log.name))

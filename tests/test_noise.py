@@ -891,6 +891,10 @@ def test_what_rounding_does_is_found_again_where_the_model_or_data_change(monkey
     assert null_steps(problem.to(torch.float64), x) == 1
     assert null_steps(problem, 3 * x) == 1
     assert null_steps(problem, x + 100) == 1
+    assert null_steps(problem, torch.randn(6, 5)) == 1
+    with torch.no_grad():
+        net[2].bias += 30
+    assert null_steps(problem, x) == 1
     with torch.no_grad():
         net[0].weight *= 3
     assert [null_steps(problem, x) for _ in range(2)] == [1, 0]

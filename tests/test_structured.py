@@ -602,3 +602,41 @@ def test_a_write_to_places_that_are_not_side_by_side_is_refused():
     for n in (1, 8):
         with pytest.raises(ValueError, match="a write to places that tensors name"):
             le.respond(net, (x[:n], y[:n]), loss="cross_entropy", engine="structured")
+
+
+class Branching(nn.Module):
+    """Computes something else where gradients are on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x) + (0 if torch.is_grad_enabled() else 1)
+
+
+def test_predictions_before_the_step_are_those_without_gradients():
+    net, x, y = Branching(), torch.randn(6, 4), torch.arange(6) % 3
+    found = le.respond(le.Problem.of(net, "cross_entropy"), (x, y), engine="structured").target_before
+    with torch.no_grad():
+        torch.testing.assert_close(found, net(x))
+
+
+class FirstComeFirstServed(nn.Module):
+    """Leaves the later ones of many positive examples out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        served = (h[:, :1] > -2).cumsum(0) <= 10
+        return self.last(h * served)
+
+
+def test_a_dependence_on_the_batch_is_found_in_every_call():
+    problem, x, y = le.Problem.of(FirstComeFirstServed(), "cross_entropy"), torch.randn(12, 4), torch.arange(12) % 3
+    for _ in range(3):
+        with pytest.raises(ValueError, match="changes with the other examples in its batch"):
+            le.respond(problem, (x, y))

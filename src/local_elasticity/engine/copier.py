@@ -158,14 +158,13 @@ class Copier(Filling):
             self._fill(made, value)
 
     def _fill_mapping(self, made: Any, value: Any, base: Any) -> None:
-        """Put the items. Keys that are objects may be put again, when they are copied later."""
+        """Put the items. Keys that are objects are put again when they are copied and complete."""
         if base is defaultdict:
             made.default_factory = self._of(value.default_factory)
         items, put = list(base.items(value)), base.__setitem__
         objects = [key for key, _ in items if type(key) not in self._atoms]
         if objects:
             put = functools.partial(self._put_item, base)
-        if not all(id(key) in self._copies for key in objects):
             self._keyed.append((made, base))
         for key, part in items:
             self._put(part, put, made, key)
@@ -208,7 +207,10 @@ class Copier(Filling):
             made = functools.partial.__new__(kind, self._bound(value.func), *args, **named)
             self._fill_later(self._fill, made, value)
             return made
-        cached = functools.lru_cache(**value.cache_parameters())(self._of(value.__wrapped__))
+        function = self._of(value.__wrapped__)
+        if function is value.__wrapped__ and value.cache_info().currsize:  # entries may be draws that are made once
+            return value
+        cached = functools.lru_cache(**value.cache_parameters())(function)
         self._fill_later(self._fill, cached, value)
         return cached
 
@@ -355,10 +357,16 @@ class Copier(Filling):
                     self._put(one, object.__setattr__, made, key)
         for part in self._complete_of(items):
             made.append(part)
-        for key, part in pairs:
-            self._put(part, operator.setitem, made, self._key(key))
+        self._put_pairs(made, pairs)
         self._states.of_parts(made, self._most_parts)
         return made
+
+    def _put_pairs(self, made: Any, pairs: list[tuple[Any, Any]]) -> None:
+        keys = [self._key(key) for key, _ in pairs]
+        if any(type(key) not in self._atoms for key in keys):
+            self._complete()
+        for key, (_, part) in zip(keys, pairs, strict=True):
+            self._put(part, operator.setitem, made, key)
 
     def _deep_copy(self, value: Any) -> Any:
         """A copy by the object's own `__deepcopy__`, to which the copies of its tensors and modules are known."""

@@ -69,6 +69,7 @@ class Filling(ABC):
         self._waiting: list[Callable[[], object]] = []
         self._last: list[Callable[[], object]] = []
         self._keyed: list[tuple[Any, Any]] = []
+        self._keys_are_copied = False
         self._under_way: set[int] = set()
 
     def contents(self) -> list[list[Any]]:
@@ -90,10 +91,11 @@ class Filling(ABC):
 
     def of(self, value: Any) -> Any:
         """The copy of an object."""
+        self._keys_are_copied = False
         try:
             made = self._of(value)
             self._complete()
-            self._put_keys()
+            self._complete_keys()
         except RecursionError as error:
             raise_interruption(error)
             raise ValueError(
@@ -146,16 +148,29 @@ class Filling(ABC):
                 self._marks[name] |= {key: self._of(part) for key, part in vars(value).items()}
 
     def _put_item(self, base: Any, made: Any, key: Any, part: Any) -> None:
-        base.__setitem__(made, self._key(key), part)
+        """At first at the original key: a copy may be empty, and then has another hash."""
+        base.__setitem__(made, self._key(key) if self._keys_are_copied else key, part)
 
-    def _put_keys(self) -> None:
-        """Put the copies of keys into dicts that were filled before these copies were made."""
+    def _complete_keys(self) -> None:
+        """Put the copies of keys into dicts, in place of the originals. Dicts with other keys that are objects are
+        looked at again, when these are copied later."""
+        done = 0
+        while done < len(self._keyed):  # copies of modules that are keys alone may hold further dicts
+            made, base = self._keyed[done]
+            done += 1
+            for key in list(base.keys(made)):
+                self._key(key)
+            self._complete()
+        left = []
         for made, base in self._keyed:
-            items = list(base.items(made))
-            if any(self._key(key) is not key for key, _ in items):
-                for key, part in items:
+            items = [(key, self._key(key), part) for key, part in base.items(made)]
+            if any(copied is not key for key, copied, _ in items):
+                for key, copied, part in items:
                     base.__delitem__(made, key)
-                    self._put_item(base, made, key, part)
+                    base.__setitem__(made, copied, part)
+            if any(copied is key and type(key) not in self._atoms for key, copied, _ in items):
+                left.append((made, base))
+        self._keyed, self._keys_are_copied = left, True
 
     def _key(self, key: Any) -> Any:
         """A key of a dict: the copy of a module, and of what the model holds elsewhere as well. Other keys are shared,

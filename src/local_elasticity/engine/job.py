@@ -21,7 +21,6 @@ from local_elasticity.engine.inputs import cast_floats, count, given_twice, read
 from local_elasticity.engine.layouts import CRASHES, batches_of, group_norms_of
 from local_elasticity.engine.loss import IGNORED, Kind, check_log_probabilities, check_probabilities
 from local_elasticity.engine.memory import Footprint, budget_of, footprint, keep_freed_memory, may_be_passed_over
-from local_elasticity.engine.model_cache import ModelCache
 from local_elasticity.engine.problem import BoundProblem, Inputs, as_predictions, leaves_of, sizes_of
 from local_elasticity.engine.replica import Params
 from local_elasticity.engine.rows import Rows
@@ -43,9 +42,6 @@ AT_ONCE = 256
 
 COMPANY = 4
 """Examples among which a prediction is compared with the one alone."""
-
-ENDS = [0, -1]
-"""The examples that are compared."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,8 @@ class Job:
     output_shape: tuple[int, ...] = ()
     sampled: Sampled | None = None
     alone: Tensor | None = None
-    """The predictions of the first and, for new targets, the last target, each run by itself: [1 or 2, k]; None in
-    another precision, or where they were compared before."""
+    """The predictions of the first and the last target, each run by itself: [2, k]; None in another precision, or where
+    they were compared before."""
 
     @classmethod
     def read(
@@ -216,6 +212,12 @@ class Job:
         norms = self.bound.sizes, *map(_sizes, data), *map(_spreads, data)
         return tuple(_octave(math.hypot(*one)) for one in norms)
 
+    @cached_property
+    def magnitudes(self) -> tuple[Any, ...]:
+        """The powers of two nearest to the norm of each weight, and the norms of targets and of these about their mean.
+        Findings that are cheap are kept until one of them changes."""
+        return (*map(_octave, self.bound.sizes), *_sizes(self.target_inputs), *_spreads(self.target_inputs))
+
     def part(self, rows: int) -> Job:
         """The same job for its first sources."""
         first = slice(0, rows)
@@ -246,7 +248,7 @@ class Job:
         if self.m <= COMPANY or self.alone is None:
             return
         alone = self.alone.to(target_before.dtype)
-        same = same_predictions(alone, target_before[ENDS[: len(alone)]], self.bound.replica.coarsest)
+        same = same_predictions(alone, target_before[[0, -1]], self.bound.replica.coarsest)
         if not same and _differs_in_float64(self.bound, self.target_inputs, self.memory // self.footprint.forward()):
             raise ValueError(DEPENDS_ON_BATCH.format("sources" if self.targets_are_sources else "targets"))
 
@@ -388,10 +390,10 @@ def check_batches(n: int, batch: int) -> None:
 
 def check_network(
     bound: BoundProblem, sources: Inputs, targets: Inputs | None, names: tuple[str, ...] = ("sources", "targets")
-) -> tuple[Tensor, Footprint, Float[Tensor, "ends k"]]:
+) -> tuple[Tensor, Footprint, Float[Tensor, "2 k"]]:
     """Run a few sources and targets through the network; errors name the argument that does not fit. Returns the
-    outputs of the first source; what the pass of one target took, and the predictions by themselves of the first and,
-    for new ones, the last target, or of sources where those are the targets."""
+    outputs of the first source; what the pass of one target took, and the predictions of the first and the last target
+    by themselves, or of sources where those are the targets."""
     outputs, size, alone = _taken(bound, sources, names[0])
     _check_layout(bound, sources)
     if targets is not None:
@@ -418,9 +420,9 @@ def _check_layout(bound: BoundProblem, inputs: Inputs) -> None:
         )
 
 
-def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint, Float[Tensor, "ends k"]]:
+def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Footprint, Float[Tensor, "2 k"]]:
     """The outputs of the first example, which must be the same among others, what its forward pass took, and the
-    predictions of the first and, for new examples, the last one by themselves."""
+    predictions of the first and the last example by themselves."""
     n = count(inputs)
     bound.examples[name] = inputs
     some = torch.linspace(0, n - 1, min(n, COMPANY), device=bound.device).round().long()
@@ -436,17 +438,11 @@ def _taken(bound: BoundProblem, inputs: Inputs, name: str) -> tuple[Tensor, Foot
         raise ValueError(
             f"model: {len(some)} examples give {len(together)} outputs; the first axis of both must be the examples"
         )
-    alone, what = as_predictions(outputs).detach(), (name, bound.dtype, *sizes_of(tree_leaves(inputs)))
-    if not _seen_alone.get(bound, what):
-        with torch.no_grad():
-            alone = torch.cat([alone, bound.predict(bound.params, take(inputs, some[-1:]))])
-    _check_alone(bound, take(inputs, some), alone, together[ENDS[: len(alone)]], name)
-    _seen_alone.put(bound, what, True)
+    with torch.no_grad():
+        last = bound.predict(bound.params, take(inputs, some[-1:]))
+    alone = torch.cat([as_predictions(outputs).detach(), last])
+    _check_alone(bound, take(inputs, some), alone, together[[0, -1]], name)
     return outputs, size, alone
-
-
-_seen_alone: ModelCache[bool] = ModelCache()
-"""For examples with these norms, whether the last one was compared as well. Later only the first is."""
 
 
 def _alone(bound: BoundProblem, one: Inputs, name: str) -> tuple[Tensor, Footprint]:
@@ -556,8 +552,7 @@ def _why_not_taken(bound: BoundProblem, one: Inputs, name: str, error: Exception
 
 
 def _check_alone(bound: BoundProblem, few: Inputs, alone: Tensor, together: Tensor, name: str) -> None:
-    """The predictions of the first and the last example, or of the first, are the same alone as among others, and the
-    same twice."""
+    """The predictions of the first and the last example are the same alone as among others, and the same twice."""
     if same_predictions(alone, together, bound.replica.coarsest):
         return
     with torch.no_grad():
@@ -655,7 +650,7 @@ def _check_step_size(update: Update, dtype: torch.dtype) -> None:
         raise ValueError(f"step_size: {size:g} is larger than the largest number of the weights, {largest:.2g}")
 
 
-def _warn_of_probabilities(bound: BoundProblem, outputs: Float[Tensor, "ends k"]) -> None:
+def _warn_of_probabilities(bound: BoundProblem, outputs: Float[Tensor, "2 k"]) -> None:
     """Warn where what should be logits are probabilities, of which the loss takes the softmax a second time."""
     if bound.problem.kind != "logits" or outputs.shape[1] < 2:
         return

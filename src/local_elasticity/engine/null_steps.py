@@ -134,10 +134,10 @@ def _median(values: Float[Tensor, "b k"]) -> Float[Tensor, " k"]:
 
 
 def rounding_at_few(job: Job, before: Float[Tensor, "m k"]) -> OutputRounding:
-    """Of the predictions at a few targets, by one null step. It is found once for a model and data, and again where
-    weights, inputs, predictions or their spread grow or shrink by about two."""
+    """Of the predictions at a few targets, by one null step. It is found once for a model and data, and again for
+    other data, and where a weight, predictions or their spread grow or shrink by about two."""
     octaves = octaves_of([before, before - before.mean(0)])
-    what = job.kind_of_targets, job.bound.dtype, job.bound.replica.coarsest, job.scales, octaves
+    what = job.kind_of_targets, job.bound.dtype, job.bound.replica.coarsest, job.magnitudes, octaves
     found = _found.get(job.bound, what)
     if found is None:
         few = scattered(job.m, NULL_SAMPLES, job.bound.device)

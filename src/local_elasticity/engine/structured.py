@@ -34,7 +34,7 @@ from local_elasticity.engine.difference import (
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.guard import WITHOUT_EFFECT
 from local_elasticity.engine.inputs import count, spread, take
-from local_elasticity.engine.job import Job, Runner
+from local_elasticity.engine.job import Job, Runner, same_predictions
 from local_elasticity.engine.looped import LoopedRunner
 from local_elasticity.engine.memory import Live, may_be_passed_over
 from local_elasticity.engine.model_cache import ModelCache
@@ -191,6 +191,7 @@ class StructuredRunner(Runner):
         self.job = job
         self.splits = _splits(job, precision)
         self._before: Tensor | None = None
+        self._at_sources: Tensor | None = None
         self.coverage = Coverage.of(job.bound, job.target_inputs)
         tile, pair = _tile_bytes(job), TENSORS_A_PAIR * job.footprint.largest
         pairs = max(1, tile // pair)
@@ -207,9 +208,14 @@ class StructuredRunner(Runner):
 
     @property
     def target_before(self) -> Tensor:  # type: ignore[override]
-        """Those of the sources' pass, where all targets are in it; else of a pass of its own."""
+        """Those of the sources' pass, where all targets are in it and gradients make no difference to the forward pass;
+        else of a pass of its own."""
+        job = self.job
+        if self._before is None and self._at_sources is not None and job.alone is not None:
+            ends = self._at_sources[[0, -1]]
+            same = same_predictions(job.alone.to(ends.dtype), ends, job.bound.replica.coarsest)
+            self._before = self._at_sources if same else None
         if self._before is None:
-            job = self.job
             fitting = max(1, job.memory // job.footprint.forward())
             self._before = job.predict(job.bound.params, job.target_inputs, min(job.m, fitting, 1024))
         return self._before
@@ -258,8 +264,8 @@ class StructuredRunner(Runner):
     def rows(self, start: int, stop: int) -> Rows:
         job, sampled = self.job, self._sampled(start, stop)
         steps = self._steps(start, stop, sampled)
-        if job.targets_are_sources and self._before is None and stop - start == job.n:
-            self._before = steps.predictions
+        if job.targets_are_sources and stop - start == job.n:
+            self._at_sources = steps.predictions
         with torch.no_grad(), by_parts(self.splits):
             target_change = self._changes(steps, job.target_inputs)
             for place, row in enumerate(sampled, stop - start):
