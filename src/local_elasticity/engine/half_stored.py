@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-HALVES = (torch.bfloat16, torch.float16)
+from local_elasticity.engine.fast_paths.kernels import ALIGNED, has_tensor_cores
 
-ALIGNED = 8
-"""Rows and columns of weights are multiples of this where tensor cores are used."""
+HALVES = (torch.bfloat16, torch.float16)
 
 LAYER_AXES = 2
 """Axes from which on a weight is kept as it is stored. Smaller ones take no memory and are cast."""
@@ -81,10 +80,10 @@ def cast(value: Any) -> Any:
 
 def _takes_tensor_cores(rows: Tensor, weight: Tensor) -> bool:
     """Whether tensor cores multiply float32 rows with a weight that is stored in bfloat16."""
-    if not (isinstance(weight, HalfStored) and weight.stored.dtype is torch.bfloat16 and rows.is_cuda):
+    if not (isinstance(weight, HalfStored) and weight.stored.dtype is torch.bfloat16):
         return False
-    wide = all(size % ALIGNED == 0 for size in weight.shape) and torch.version.hip is None
-    return wide and rows.dtype == torch.float32 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    fits = rows.dtype == torch.float32 and all(size % ALIGNED == 0 for size in weight.shape)
+    return fits and has_tensor_cores(rows.device)
 
 
 def _product(rows: Tensor, stored: Tensor) -> Tensor:

@@ -20,16 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from local_elasticity.engine.fast_paths.kernels import kernels_for
+from local_elasticity.engine.fast_paths.kernels import ALIGNED, kernels_for
 from local_elasticity.engine.half_stored import HalfStored
 from local_elasticity.engine.object_parts import storage_of
 from local_elasticity.engine.uses import each_axis, patches
 
 SPLIT_ROUNDING = 2e-5
 """The relative error of split products; that of float32 is 1e-7."""
-
-ALIGNED = 8
-"""Rows and columns of right-hand sides are padded to multiples of this, which the fast kernels need."""
 
 NARROW = 64
 """Rows and columns below which tensor cores gain nothing."""

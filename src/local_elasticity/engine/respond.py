@@ -298,7 +298,7 @@ def _refined(
         response = as_response(job, rows, noise, runner, name_of(engine), tuple(notes))
         return _by_differences(job, noise, response, again, bar) if bool(rows.subtracted.any()) else response
     try:
-        better = _in_float64(job, engine, _maker(engine, runner), noise, again, bar)
+        better = _in_float64(job, engine, runner, noise, again, bar)
     except (RuntimeError, TypeError) as error:
         if interruption(error):
             raise
@@ -350,7 +350,7 @@ def _without_near_ties(
     if not len(again):
         return response
     try:
-        return _merged(response, _in_float64(job, engine, _maker(engine, runner), noise, again, bar), again)
+        return _merged(response, _in_float64(job, engine, runner, noise, again, bar), again)
     except (RuntimeError, TypeError) as error:
         if interruption(error):
             raise
@@ -366,15 +366,14 @@ def _maker(engine: Engine, runner: Runner) -> Callable[[Job], Runner]:
     return LimitRunner if isinstance(inner, LimitRunner) else engine.runner
 
 
-def _in_float64(
-    job: Job, engine: Engine, make: Callable[[Job], Runner], noise: Noise, rows: Tensor, bar: Progress
-) -> Response:
-    """Some rows in float64; a RuntimeError or TypeError if the network does not take that."""
+def _in_float64(job: Job, engine: Engine, coarse: Runner, noise: Noise, rows: Tensor, bar: Progress) -> Response:
+    """Some rows of the `coarse` runner again in float64; a RuntimeError or TypeError if the network does not take
+    that."""
     with job.bound.problem.to(torch.float64).bound() as bound:
         higher = job.again(bound, rows)
         inside = higher.rounding_inside()
         bar.total += len(rows) - (bar.total - bar.done)
-        runner, finer = _runner(higher, make), noise.again(rows, torch.float64, inside)
+        runner, finer = _runner(higher, _maker(engine, coarse)), noise.again(rows, torch.float64, inside)
         fitting = max(1, higher.memory // higher.footprint.forward())
         before = higher.predict(bound.params, higher.examples(), fitting).reshape(finer.source_before.shape)
         before = before + runner.at_sources if isinstance(runner, DriftlessRunner) else before

@@ -31,6 +31,7 @@ from local_elasticity.engine.difference import (
     Writable,
     name_of,
 )
+from local_elasticity.engine.fast_paths.kernels import has_tensor_cores
 from local_elasticity.engine.fast_paths.two_layer import NotTwoLayersError, TwoLayerRunner
 from local_elasticity.engine.guard import WITHOUT_EFFECT
 from local_elasticity.engine.inputs import count, spread, take
@@ -435,8 +436,7 @@ def _splits(job: Job, precision: str | None = None) -> Splits | None:
     bound = job.bound
     if precision == "float32" or (precision is None and job.k > MOST_OUTPUTS) or bound.dtype != torch.float32:
         return None
-    tensor_cores = bound.device.type == "cuda" and torch.version.hip is None
-    tensor_cores = tensor_cores and torch.cuda.get_device_capability(bound.device) >= (8, 0)
+    tensor_cores = has_tensor_cores(bound.device)
     if (precision is None and not tensor_cores) or (tensor_cores and torch.cuda.is_current_stream_capturing()):
         return None
     return Splits([*bound.params.values(), *bound.constants.values()], tensor_cores=tensor_cores)

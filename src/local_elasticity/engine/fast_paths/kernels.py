@@ -1,4 +1,4 @@
-"""Where the GPU kernels for differences can be had."""
+"""Where the GPU kernels for differences can be had, and tensor cores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+ALIGNED = 8
+"""Rows and columns of right-hand sides are multiples of this, which the fast kernels of tensor cores need."""
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether a device multiplies numbers in bfloat16 on tensor cores."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def masked_below(dtype: torch.dtype) -> float:
